@@ -67,7 +67,7 @@ for copy in out.nbdcopy out.qemu; do
 done
 printf '  sha256 of both copies is that of the data: %s…\n' "${wanted:0:16}"
 
-step "Random reads and writes for $seconds seconds: 4 KiB, $jobs connections, $depth requests under way on each"
+step "Random reads and writes for $seconds seconds: 4 KiB, $jobs connections, $depth requests in flight on each"
 before=$(cpu_ticks)
 run fio --name=demo --ioengine=nbd "--uri=$uri" --rw=randrw --bs=4k --numjobs=$jobs --iodepth=$depth --thread \
     --group_reporting --time_based --runtime=$seconds --output-format=json --output="$folder/fio.json"

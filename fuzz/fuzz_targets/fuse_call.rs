@@ -1,4 +1,4 @@
-//! See `blockyard_proto::fuse::fuzzing::call`.
+//! Fuzzes `blockyard_proto::fuse::fuzzing::call`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| blockyard_proto::fuse::fuzzing::call(data));

@@ -1,4 +1,4 @@
-//! See `blockyard_images::fuzzing::image`.
+//! Fuzzes `blockyard_images::fuzzing::image`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| blockyard_images::fuzzing::image(data));

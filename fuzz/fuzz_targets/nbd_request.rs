@@ -1,4 +1,4 @@
-//! See `blockyard_proto::nbd::fuzzing::request`.
+//! Fuzzes `blockyard_proto::nbd::fuzzing::request`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| blockyard_proto::nbd::fuzzing::request(data));

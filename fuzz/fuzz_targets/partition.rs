@@ -1,4 +1,4 @@
-//! See `blockyard_partition::fuzzing::partition`.
+//! Fuzzes `blockyard_partition::fuzzing::partition`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| blockyard_partition::fuzzing::partition(data));

@@ -1,22 +1,22 @@
-//! `error:`, a device on which every request fails, as dm-error does. For tests of what stands above it.
+//! `error:`, a device on which every request fails, as dm-error does: for tests of the layers above.
 
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, QueueLimits, Request, Status};
 use queue::{Cx, Node, Ring, Verdict};
 
-/// The shared part: a size, and nothing behind it.
+/// The shared part.
 #[derive(Clone, Copy, Debug)]
 pub struct Failing {
     size: Bytes,
 }
 
 impl Failing {
-    /// A device of that size, cut to whole sectors.
+    /// Creates a device of that size, rounded down to whole sectors.
     pub fn new(size: Bytes) -> Failing {
         Failing { size: size.sectors().bytes() }
     }
 
-    /// The node of one hardware queue.
+    /// Creates the node of one hardware queue.
     pub fn node(&self) -> FailingNode {
         FailingNode
     }
@@ -27,7 +27,7 @@ impl Backend for Failing {
         self.size
     }
 
-    /// It is asked for everything, so that everything can be seen to fail.
+    /// All operations are declared as supported, so that each can be seen to fail.
     fn features(&self) -> Features {
         Features::MEMORY
     }
@@ -41,7 +41,7 @@ impl Backend for Failing {
     }
 }
 
-/// Ends every request with [`Status::IoError`].
+/// Completes every request with [`Status::IoError`].
 #[derive(Clone, Copy, Debug)]
 pub struct FailingNode;
 

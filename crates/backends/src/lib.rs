@@ -1,41 +1,44 @@
 //! Backends: nodes that hold blocks.
 //!
-//! Each backend has two parts. The **shared** part is made once, on a control thread, and says what the
-//! device is: its size, its limits, what it can do. It is the only part that opens or maps anything. The
-//! **node** is made once for each hardware queue, belongs to that queue's thread, and reaches memory and
-//! files through the ring alone, so the same node runs on a simulated ring.
+//! Each backend has two parts. The **shared** part is created once, on a control thread, and describes the
+//! device: its size, limits and abilities. Only this part opens or maps anything. The **node** is created for
+//! each hardware queue, belongs to that queue's thread, and accesses memory and files through the ring only,
+//! so the same node runs on a simulated ring.
 //!
 //! | backend | holds | answers |
 //! |---|---|---|
 //! | [`File`] | a regular file or a block device | in place where that cannot wait, else through the ring |
-//! | [`Ram`] | memory, filled as it is written | in place, or lends its pages |
+//! | [`Ram`] | memory, filled as it is written | at the end of the turn, or zero-copy from its pages |
 //! | [`Null`] | nothing, or memory | at once, or after a set time |
 //! | [`Zero`] | nothing: reads as zeroes | at once |
 //! | [`Failing`] | nothing: every request fails | at once |
 //!
-//! *Invariant:* `unsafe` is in `ram/memory.rs` (memory that threads share) and `file/sys.rs` (system calls
-//! of opening a file) only.
+//! *Invariant:* only `ram/memory.rs` (memory that threads share) and `file/sys.rs` (system calls that open a
+//! file) contain `unsafe` code.
 
 #![deny(unsafe_code)]
 
+mod custom;
+pub mod exec;
 mod failing;
 mod file;
 pub mod nbd;
 mod null;
-mod pieces;
 mod ram;
+mod segments;
 #[cfg(test)]
 mod testing;
 mod zero;
 
+pub use custom::{Custom, CustomError, CustomNode, CustomSpec, Driver};
 pub use failing::{Failing, FailingNode};
 pub use file::{
     Alignment, Content, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, Shared, container,
     content, instead_of_image,
 };
 pub use null::{
-    BadRanges, Completion, CompletionError, FaultSpec, IrqMode, KnobError, Knobs, Null, NullError, NullNode,
-    NullSpec, ParseBadError, ParseFaultError, Sharing, ZonedError, ZonedSpec,
+    BadRanges, FaultSpec, IrqMode, KnobError, Knobs, Null, NullError, NullNode, NullSpec, ParseBadError,
+    ParseFaultError, Sharing, ZonedError, ZonedSpec,
 };
 pub use ram::{Ram, RamError, RamNode, RamSpec};
 pub use zero::{Zero, ZeroNode, ZeroPages, zero_file};
@@ -46,7 +49,7 @@ use block::{Bytes, QueueLimits, Sectors, UNLIMITED_BYTES};
 
 /// The shared part of a backend, as the control plane sees it.
 pub trait Backend: Send + Sync {
-    /// How much it holds: a whole number of its logical blocks.
+    /// Size in bytes: a whole number of logical blocks.
     fn size(&self) -> Bytes;
 
     /// Writes, discards and write zeroes fail.
@@ -54,35 +57,35 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// What it can do.
+    /// Supported operations.
     fn features(&self) -> Features;
 
-    /// What it can take, validated.
+    /// Queue limits, validated.
     fn limits(&self) -> QueueLimits;
 
-    /// What `show` says about it, in order.
+    /// Properties for `show`, in order.
     fn describe(&self) -> Vec<Fact>;
 
-    /// Those of its files that were deleted while it has them open: their data is gone when it ends.
+    /// Files that were deleted while the backend has them open: their data is lost when it is closed.
     fn deleted(&self) -> Vec<std::path::PathBuf> {
         Vec::new()
     }
 }
 
-/// The most in one request: what a ring gives for one buffer.
+/// Largest request: the size of a ring's largest buffer.
 const REQUEST_MAX: Bytes = Bytes::mib(32);
-/// The most in one discard or write zeroes: the kernel's for files, `UINT_MAX >> 9` sectors.
+/// Largest discard or write zeroes: the kernel's limit for files, `UINT_MAX >> 9` sectors.
 const CLEAR_MAX: Sectors = Sectors(u32::MAX as u64 >> 9);
 
-/// What all backends take: requests of any number of pieces of any length.
+/// Returns the limits of all backends: requests of any number of segments of any length.
 fn base_limits() -> QueueLimits {
     QueueLimits {
         max_hw_sectors: REQUEST_MAX.sectors(),
-        // The kernel would cap it at 4 MiB for a driver's sake; nothing here is slow to start at 32.
+        // The kernel would default to 4 MiB, for drivers that are slow to start a request; no backend is.
         max_user_sectors: REQUEST_MAX.sectors(),
         max_segments: u16::MAX,
         max_segment_size: UNLIMITED_BYTES,
-        // The kernel's own default for memory that any processor can reach.
+        // The kernel's default for memory that any processor can access.
         dma_alignment: 3,
         max_write_zeroes_sectors: CLEAR_MAX,
         max_hw_wzeroes_unmap_sectors: CLEAR_MAX,
@@ -90,10 +93,10 @@ fn base_limits() -> QueueLimits {
     }
 }
 
-/// What memory takes, and what does as if. Like brd: blocks of a sector on pages, nothing to flush.
+/// Returns the profile of memory: as brd, blocks of a sector on pages, and nothing to flush.
 fn memory_limits() -> QueueLimits {
     let mut limits = QueueLimits {
-        features: block::Features::SYNCHRONOUS.with(block::Features::NOWAIT),
+        features: block::Features::SYNCHRONOUS.union(block::Features::NOWAIT),
         physical_block_size: Bytes(4096),
         max_hw_discard_sectors: CLEAR_MAX,
         discard_granularity: Bytes(4096),
@@ -110,7 +113,7 @@ mod tests {
 
     #[test]
     fn zones_are_for_zoned_devices() {
-        let ram = Ram::new(&RamSpec { size: Bytes::mib(1), huge: false, integrity: None }).unwrap();
+        let ram = Ram::new(&RamSpec { size: Bytes::mib(1), hugepages: false, integrity: None }).unwrap();
         let null = Null::new(&NullSpec { size: Bytes::mib(1), ..NullSpec::default() }).unwrap();
         let nodes: [Box<dyn queue::Node<testing::TestRing>>; 3] = [
             Box::new(ram.node(None)),

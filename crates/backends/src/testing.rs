@@ -1,64 +1,61 @@
-//! A small ring over real files and plain memory, and a queue around one node, for the tests here.
+//! A queue of one node over a ring in memory with real files, for the tests of backends.
 //!
-//! Time is virtual: it moves to the next timer when nothing else is left to do. Operations are done when
-//! they are reaped, with `std`, unless `faults` says how they end instead.
+//! Time is virtual: it advances to the next timer when nothing else is left to do. File operations are
+//! performed when they are reaped, with `std`, unless `faults` has another result for them.
 
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
+use queue::testing::{TestFiles, TestMemory};
 use queue::{
     FileId, FileOp, IoId, Nanos, Node, Owner, Patience, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
 };
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 
-/// Whether a fault is meant for an operation.
+/// Whether a fault applies to an operation.
 pub(crate) type Applies = fn(&FileOp) -> bool;
 
-/// How an operation ends instead of being done, or before it is done in full.
+/// The result of an operation that fails or is cut short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// Fails with this errno.
     Errno(i32),
-    /// Moves only so many bytes.
+    /// Moves at most that many bytes.
     Short(usize),
 }
 
-/// What a node asked of the ring, as tests look at it.
+/// A file operation that a node requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked {
     pub(crate) op: FileOp,
-    /// It was done in place rather than started.
+    /// It was performed inline rather than started.
     pub(crate) now: bool,
 }
 
-pub(crate) struct TestRing {
-    pub(crate) time: u64,
-    regions: Vec<Vec<u8>>,
-    pub(crate) live: isize,
-    pub(crate) files: Vec<std::fs::File>,
+pub(crate) type TestRing = queue::testing::TestRing<Files>;
+
+/// Real files, with seeded faults.
+#[derive(Default)]
+pub(crate) struct Files {
+    /// Files 0, 1, … of the ring.
+    files: Vec<std::fs::File>,
     started: VecDeque<(IoId, FileId, FileOp, Vec<Segment>)>,
-    timers: Vec<(IoId, u64)>,
-    /// Consumed front first by operations for which the function says yes.
+    /// Consumed front first by operations for which the function returns true.
     pub(crate) faults: VecDeque<(Applies, Fault)>,
-    /// Nothing is done in place without patience.
+    /// Operations without patience cannot be done inline.
     pub(crate) cold: bool,
     pub(crate) asked: Vec<Asked>,
-    /// Refuse to start anything, once for each.
+    /// That many further operations cannot be started.
     pub(crate) full: usize,
-    /// What is done in place takes 5 ms.
+    /// Operations done inline take 5 ms.
     pub(crate) slow: bool,
-    /// Memory of the tests is out of the node's reach; what the node allocates is not.
+    /// Only the kernel can access the tests' memory; nodes can access what they allocate.
     pub(crate) opaque: bool,
-    /// Of the tests.
+    /// Regions of the tests' memory.
     foreign: Vec<Region>,
 }
 
-impl TestRing {
-    /// How many timers are set.
-    pub(crate) fn timers(&self) -> usize {
-        self.timers.len()
-    }
-
-    fn perform(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> i64 {
+impl Files {
+    fn perform(&mut self, memory: &mut TestMemory, file: FileId, op: FileOp, data: &[Segment]) -> i64 {
         let fault = match self.faults.front() {
             Some((applies, fault)) if applies(&op) => {
                 let fault = *fault;
@@ -72,7 +69,7 @@ impl TestRing {
             Some(Fault::Short(most)) => most,
             None => usize::MAX,
         };
-        match self.perform_up_to(file, op, data, most) {
+        match self.perform_up_to(memory, file, op, data, most) {
             Ok(count) => count,
             Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
         }
@@ -80,6 +77,7 @@ impl TestRing {
 
     fn perform_up_to(
         &mut self,
+        memory: &mut TestMemory,
         file: FileId,
         op: FileOp,
         data: &[Segment],
@@ -94,15 +92,14 @@ impl TestRing {
                 let mut done = 0;
                 for piece in data {
                     let len = (piece.len as usize).min(count - done);
-                    let at = piece.offset as usize;
-                    self.regions[usize::from(piece.region.0)][at..at + len]
-                        .copy_from_slice(&buffer.bytes()[done..done + len]);
+                    let into = memory.bytes_mut(piece.slice(0, len as u32));
+                    into.copy_from_slice(&buffer.bytes()[done..done + len]);
                     done += len;
                 }
                 Ok(count as i64)
             }
             FileOp::Write { offset, durable } => {
-                let all: Vec<u8> = data.iter().flat_map(|&piece| self.bytes(piece)).copied().collect();
+                let all: Vec<u8> = data.iter().flat_map(|&piece| memory.bytes(piece)).copied().collect();
                 let mut buffer = Aligned::new(total);
                 buffer.bytes().copy_from_slice(&all[..total]);
                 let count = file.write_at(buffer.bytes(), offset)?;
@@ -140,33 +137,15 @@ impl Aligned {
     }
 }
 
-impl Ring for TestRing {
-    fn now(&self) -> Nanos {
-        Nanos(self.time)
-    }
-
-    fn allocate(&mut self, len: u32) -> Option<Segment> {
-        self.live += 1;
-        self.regions.push(vec![0xEE; len as usize]);
-        Some(Segment { offset: 0, len, region: Region(self.regions.len() as u16 - 1) })
-    }
-
-    fn free(&mut self, segment: Segment) {
-        self.live -= 1;
-        self.regions[usize::from(segment.region.0)] = Vec::new();
-    }
-
-    fn bytes(&self, segment: Segment) -> &[u8] {
-        let at = segment.offset as usize;
-        &self.regions[usize::from(segment.region.0)][at..at + segment.len as usize]
-    }
-
-    fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
-        let at = segment.offset as usize;
-        &mut self.regions[usize::from(segment.region.0)][at..at + segment.len as usize]
-    }
-
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+impl TestFiles for Files {
+    fn try_now(
+        &mut self,
+        memory: &mut TestMemory,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        patience: Patience,
+    ) -> Option<i64> {
         if patience == Patience::None && self.cold && !matches!(op, FileOp::Seek { .. }) {
             return None;
         }
@@ -174,7 +153,7 @@ impl Ring for TestRing {
         if self.slow {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        Some(self.perform(file, op, data))
+        Some(self.perform(memory, file, op, data))
     }
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
@@ -186,12 +165,6 @@ impl Ring for TestRing {
         self.started.push_back((id, file, op, data.to_vec()));
         Ok(())
     }
-
-    fn timer(&mut self, id: IoId, at: Nanos) {
-        self.timers.push((id, at.0));
-    }
-
-    fn cancel(&mut self, _id: IoId) {}
 
     fn is_opaque(&self, segment: Segment) -> bool {
         self.opaque && self.foreign.contains(&segment.region)
@@ -209,30 +182,18 @@ impl Harness {
         Harness::with_files(node, Vec::new())
     }
 
-    /// `files`: what the node knows as file 0, 1, …
+    /// `files`: files 0, 1, … of the ring.
     pub(crate) fn with_files(node: Box<dyn Node<TestRing>>, files: Vec<std::fs::File>) -> Harness {
         let mut stack = Stack::default();
         stack.backend(node);
         let config = QueueConfig { id: QueueId(0), depth: 16, segments_per_tag: 128, timeout_ns: None };
-        let ring = TestRing {
-            time: 1_000_000,
-            regions: Vec::new(),
-            live: 0,
-            files,
-            started: VecDeque::new(),
-            timers: Vec::new(),
-            faults: VecDeque::new(),
-            cold: false,
-            asked: Vec::new(),
-            full: 0,
-            slow: false,
-            opaque: false,
-            foreign: Vec::new(),
-        };
+        let files = Files { files, ..Files::default() };
+        let mut ring = TestRing::at(Nanos(1_000_000));
+        ring.files = files;
         Harness { ring, queue: Queue::new(config, stack).unwrap() }
     }
 
-    /// Start a request and leave it under way.
+    /// Submits a request.
     pub(crate) fn submit(&mut self, mut req: Request, pieces: &[Segment]) {
         let tag = self.queue.tag().unwrap();
         if !pieces.is_empty() {
@@ -245,7 +206,8 @@ impl Harness {
         self.queue.complete(cookie, result, &mut self.ring);
     }
 
-    /// Turn until nothing is under way: statuses in the order of their ends, with the data each had then.
+    /// Takes turns until nothing is in flight. Returns statuses in the order of completion, with the data of
+    /// each request.
     pub(crate) fn drain(&mut self) -> Vec<(Status, Data)> {
         self.drain_requests().into_iter().map(|(status, req)| (status, req.data)).collect()
     }
@@ -261,13 +223,12 @@ impl Harness {
             if self.queue.in_flight() == 0 {
                 return ends;
             }
-            if let Some((id, file, op, data)) = self.ring.started.pop_front() {
-                let result = self.ring.perform(file, op, &data);
+            if let Some((id, file, op, data)) = self.ring.files.started.pop_front() {
+                let TestRing { files, memory, .. } = &mut self.ring;
+                let result = files.perform(memory, file, op, &data);
                 self.complete(id.cookie, result);
-            } else if let Some(next) = (0..self.ring.timers.len()).min_by_key(|&i| self.ring.timers[i].1) {
-                let (id, at) = self.ring.timers.swap_remove(next);
-                self.ring.time = self.ring.time.max(at);
-                self.complete(id.cookie, 0);
+            } else if let Some((id, result)) = self.ring.end_timer(Nanos(u64::MAX)) {
+                self.complete(id.cookie, result);
             }
             self.queue.turn(&mut self.ring);
         }
@@ -281,20 +242,19 @@ impl Harness {
         ends[0]
     }
 
-    /// A request without data.
+    /// Runs a request without data. Returns its status.
     pub(crate) fn bare(&mut self, op: Op, offset: u64, len: u64) -> Status {
-        self.with(op, offset, len, Flags::NONE)
+        self.with(op, offset, len, Flags::empty())
     }
 
     pub(crate) fn with(&mut self, op: Op, offset: u64, len: u64, flags: Flags) -> Status {
         self.one(Request { flags, ..Request::new(op, Bytes(offset), Bytes(len)) }, &[]).0
     }
 
-    /// Memory for data, whose first byte lies `skew` bytes into its region.
+    /// Allocates memory whose first byte is `skew` bytes into its region.
     pub(crate) fn memory(&mut self, len: u32, skew: u32) -> Segment {
-        self.ring.live -= 1; // What the test itself holds is not counted.
-        let memory = self.ring.allocate(len + skew).unwrap().slice(skew, len);
-        self.ring.foreign.push(memory.region);
+        let memory = self.ring.memory.own(len + skew).slice(skew, len);
+        self.ring.files.foreign.push(memory.region);
         memory
     }
 
@@ -319,14 +279,14 @@ impl Harness {
         (status, self.ring.bytes(memory).to_vec())
     }
 
-    /// A read that may be lent memory: its data as the node left it.
-    pub(crate) fn read_lent(&mut self, offset: u64, len: u32) -> (Status, Data) {
+    /// Runs a zero-copy read. Returns its data as the node left it.
+    pub(crate) fn read_zero_copy(&mut self, offset: u64, len: u32) -> (Status, Data) {
         let memory = self.memory(len, 0);
         let req = Request::new(Op::Read, Bytes(offset), Bytes(len.into()));
-        self.one(Request { flags: Flags::MAY_LEND, ..req }, &[memory])
+        self.one(Request { flags: Flags::ZERO_COPY, ..req }, &[memory])
     }
 
-    /// A zone append, and where its data went.
+    /// Runs a zone append. Returns its status and the offset of its data.
     pub(crate) fn append(&mut self, offset: u64, data: &[u8]) -> (Status, u64) {
         let memory = self.memory(data.len() as u32, 0);
         self.ring.bytes_mut(memory).copy_from_slice(data);
@@ -335,7 +295,7 @@ impl Harness {
         (status, req.offset.0)
     }
 
-    /// What a question is answered with, in `room` bytes.
+    /// Runs a request that returns records. Returns the first `room` bytes of them.
     pub(crate) fn answer(&mut self, op: Op, offset: u64, len: u64, room: usize) -> Vec<u8> {
         let memory = self.memory(room as u32, 0);
         let (status, _) = self.one(Request::new(op, Bytes(offset), Bytes(len)), &[memory]);
@@ -343,7 +303,7 @@ impl Harness {
         self.ring.bytes(memory).to_vec()
     }
 
-    pub(crate) fn write_pieces(&mut self, offset: u64, data: &[u8], lens: &[u32]) -> Status {
+    pub(crate) fn write_segments(&mut self, offset: u64, data: &[u8], lens: &[u32]) -> Status {
         let mut rest = data;
         let pieces: Vec<Segment> = lens
             .iter()
@@ -358,14 +318,14 @@ impl Harness {
         self.one(Request::new(Op::Write, Bytes(offset), Bytes(data.len() as u64)), &pieces).0
     }
 
-    pub(crate) fn read_pieces(&mut self, offset: u64, lens: &[u32]) -> (Status, Vec<u8>) {
+    pub(crate) fn read_segments(&mut self, offset: u64, lens: &[u32]) -> (Status, Vec<u8>) {
         let pieces: Vec<Segment> = lens.iter().map(|&len| self.memory(len, 0)).collect();
         let total = lens.iter().map(|&len| u64::from(len)).sum();
         let (status, _) = self.one(Request::new(Op::Read, Bytes(offset), Bytes(total)), &pieces);
         (status, pieces.iter().flat_map(|&piece| self.ring.bytes(piece)).copied().collect())
     }
 
-    /// How a range is backed, in a buffer with room for `most` records, split in two at an odd place.
+    /// Returns the extents of a range, from a buffer for `most` records in two segments of odd length.
     pub(crate) fn extents(&mut self, offset: u64, len: u64, most: usize) -> Vec<Extent> {
         let bytes = (most * Extent::RECORD_LEN) as u32;
         let pieces = [self.memory(9, 0), self.memory(bytes - 9, 0)];

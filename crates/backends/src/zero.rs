@@ -1,10 +1,11 @@
-//! `zero:`, a device that reads as zeroes and forgets what is written, as dm-zero does.
+//! `zero:`, a device that reads as zeroes and discards writes, as dm-zero does.
 //!
-//! Also [`ZeroPages`], the zeroes that it and `null` lend: address space that is never written, so the
-//! kernel backs all of it with its one page of zeroes, and reading it stays in the processor's cache.
+//! Also [`ZeroPages`], the memory of zero-copy reads from it and from `null`: address space that is never
+//! written, so the kernel backs all of it with its one page of zeroes, and reading it stays in the
+//! processor's cache.
 
-use crate::pieces::{fill_zeroes, one_extent};
 use crate::ram::Memory;
+use crate::segments::{fill_zeroes, one_extent};
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, QueueLimits, Region, Request, Segment, Status};
 use queue::{Cx, FileId, FileOp, Node, Ring, Verdict};
@@ -13,19 +14,20 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-/// The shared part: a size.
+/// The shared part.
 #[derive(Clone, Copy, Debug)]
 pub struct Zero {
     size: Bytes,
 }
 
 impl Zero {
-    /// A device of that size, cut to whole sectors.
+    /// Creates a device of that size, rounded down to whole sectors.
     pub fn new(size: Bytes) -> Zero {
         Zero { size: size.sectors().bytes() }
     }
 
-    /// The node of one hardware queue. `pages`: where the queue's ring knows [`ZeroPages`], if it does.
+    /// Creates the node of one hardware queue. `pages`: the region of [`ZeroPages`] on the queue's ring, if
+    /// it is registered there.
     pub fn node(&self, pages: Option<Region>) -> ZeroNode {
         ZeroNode { pages, file: None }
     }
@@ -49,34 +51,35 @@ impl Backend for Zero {
     }
 }
 
-/// Zeroes to lend. Register its memory with each ring whose nodes shall lend rather than fill.
+/// Zeroes for zero-copy reads. Their memory has to be registered with the ring of each node that uses them.
 #[derive(Debug)]
 pub struct ZeroPages {
     memory: Memory,
 }
 
 impl ZeroPages {
-    /// How much there is: as much as a ring gives for one buffer. A longer read is filled, not lent.
+    /// Size: that of a ring's largest buffer. Longer reads are filled.
     pub const LEN: Bytes = Bytes::mib(32);
 
-    /// Reserve the address space.
+    /// Reserves the address space.
     ///
     /// # Errors
-    /// What `mmap` said.
+    /// The error of `mmap`.
     pub fn new() -> io::Result<ZeroPages> {
         Ok(ZeroPages { memory: Memory::map(Self::LEN.0 as usize, false)? })
     }
 
-    /// Its memory, for a ring to register.
+    /// Returns the memory, for a ring to register.
     pub fn memory(self: &Arc<ZeroPages>) -> ForeignMemory {
         self.memory.lend(self.clone())
     }
 }
 
-/// `/dev/zero`, opened once for the whole process: what a read is filled from whose memory only the kernel can reach.
+/// Returns `/dev/zero`, opened once for the whole process: reads into memory that only the kernel can access
+/// are filled from it.
 ///
 /// # Errors
-/// The system's.
+/// The error of opening it.
 pub fn zero_file() -> io::Result<Arc<OwnedFd>> {
     static FILE: OnceLock<Arc<OwnedFd>> = OnceLock::new();
     if let Some(file) = FILE.get() {
@@ -86,36 +89,36 @@ pub fn zero_file() -> io::Result<Arc<OwnedFd>> {
     Ok(FILE.get_or_init(|| Arc::new(opened)).clone())
 }
 
-/// Reads are zeroes, and everything else is done at once.
+/// Completes reads with zeroes and everything else inline.
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroNode {
     pages: Option<Region>,
-    /// [`zero_file`], where the queue's ring knows it.
+    /// [`zero_file`] on the queue's ring.
     file: Option<FileId>,
 }
 
 impl ZeroNode {
-    /// With [`zero_file`], as the queue's ring knows it: then requests may bring memory that only the kernel can reach.
+    /// Sets [`zero_file`] on the queue's ring: then requests may use memory that only the kernel can access.
     #[must_use]
     pub fn with_file(self, file: FileId) -> ZeroNode {
         ZeroNode { file: Some(file), ..self }
     }
 
-    /// The ring has filled the memory of a read.
+    /// Processes the fill of a read.
     pub(crate) fn filled(req: &Request, result: i64) -> Verdict {
-        // A signal may cut it short: then it is begun again.
+        // A signal may have cut it short: then it is repeated.
         if (0..req.len.0 as i64).contains(&result) || result == -i64::from(libc::EINTR) {
             return Verdict::Busy;
         }
         Verdict::Up(Status::from_result(result, req.len.0))
     }
 
-    /// Do it. Waits for nothing but memory that has to be filled by the kernel; fails only what is for zoned devices.
+    /// Performs a request. Waits only for memory that the kernel has to fill; fails only zone operations.
     #[inline]
     fn answer<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match req.op {
             Op::Read => match self.pages {
-                Some(region) if req.flags.has(Flags::MAY_LEND) && req.len <= ZeroPages::LEN => {
+                Some(region) if req.flags.contains(Flags::ZERO_COPY) && req.len <= ZeroPages::LEN => {
                     req.data = Data::One(Segment { offset: 0, len: req.len.0 as u32, region });
                 }
                 _ => return self.touch(io, req, cx),
@@ -127,21 +130,21 @@ impl ZeroNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// What writes to the request's memory; kept apart so that what does not stays a few instructions.
+    /// Requests that write to memory, kept apart so that the others stay a few instructions.
     #[inline(never)]
     fn touch<R: Ring>(&self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         if req.op == Op::Extents {
             one_extent(cx, req.data, Extent { len: req.len, hole: true, zero: true });
             return Verdict::Up(Status::Ok);
         }
-        if let (Some(file), Data::One(segment)) = (self.file, req.data)
-            && cx.ring.is_opaque(segment)
-        {
-            let started = cx.start(io, file, FileOp::Read { offset: 0 }, req.data, req.len.0);
-            return if started.is_ok() { Verdict::Held } else { Verdict::Blocked };
+        match self.file {
+            _ if fill_zeroes(cx, req.data, 0, req.len.0) => Verdict::Up(Status::Ok),
+            Some(file) => match cx.start(io, file, FileOp::Read { offset: 0 }, req.data, req.len.0) {
+                Ok(()) => Verdict::Held,
+                Err(queue::RingFull) => Verdict::Blocked,
+            },
+            None => Verdict::Up(Status::NotSupported),
         }
-        fill_zeroes(cx, req.data, 0, req.len.0);
-        Verdict::Up(Status::Ok)
     }
 }
 
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn zero_reads_as_zeroes_whatever_was_written() {
         let mut disk = Harness::new(Box::new(Zero::new(Bytes::mib(1)).node(None)));
-        assert_eq!(disk.write(4096, &[7; 512], Flags::NONE), Status::Ok);
+        assert_eq!(disk.write(4096, &[7; 512], Flags::empty()), Status::Ok);
         assert_eq!(disk.read(4096, 512), (Status::Ok, vec![0; 512]));
         for op in [Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch] {
             assert_eq!(disk.bare(op, 0, 4096), Status::Ok, "{op:?}");
@@ -172,9 +175,9 @@ mod tests {
     }
 
     #[test]
-    fn zero_lends_its_pages_when_it_may() {
+    fn zero_answers_zero_copy_reads_with_its_pages() {
         let mut disk = Harness::new(Box::new(Zero::new(Bytes::mib(1)).node(Some(Region(9)))));
-        let (status, data) = disk.read_lent(8192, 4096);
+        let (status, data) = disk.read_zero_copy(8192, 4096);
         assert_eq!(status, Status::Ok);
         assert_eq!(data, Data::One(Segment { offset: 0, len: 4096, region: Region(9) }));
         assert_eq!(disk.read(0, 512), (Status::Ok, vec![0; 512]), "not without leave");

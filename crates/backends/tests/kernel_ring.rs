@@ -1,4 +1,4 @@
-//! The file backend on the kernel's ring and real files, against an array that holds what must be there.
+//! The file backend on the kernel's ring and real files, against an array with the expected content.
 
 use block::{Bytes, Data, Flags, Op, Request, Segment, Status};
 use blockyard_backends::{Backend, Direct, File, FileSpec};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 4 << 20;
-/// Requests under way together, each on its own part of the device.
+/// Requests in flight, each on its own part of the device.
 const LANES: u64 = 8;
 const LANE: u64 = SIZE / LANES;
 const DATA_MAX: u32 = 200_000;
@@ -20,26 +20,25 @@ struct Bed {
     ring: KernelRing,
     queue: Queue<KernelRing>,
     memory: Vec<Segment>,
-    /// What the device must hold.
+    /// Expected content of the device.
     model: Vec<u8>,
     random: fastrand::Rng,
 }
 
 impl Bed {
-    /// `None`, said on stderr, where there is no ring or no such file.
+    /// `None`, reported on stderr, if the ring or the file is not available.
     fn new(directory: &Path, direct: Direct) -> Option<Bed> {
         let skip = |why: &dyn std::fmt::Display| eprintln!("skipped: {}: {why}", directory.display());
         let path = directory.join("disk.img");
-        let spec =
-            FileSpec { direct, create: true, size: Some(Bytes(SIZE)), share: true, ..FileSpec::new(path) };
+        let spec = FileSpec { direct, create: Some(Bytes(SIZE)), share: true, ..FileSpec::new(path) };
         let file = File::open(&spec).map_err(|why| skip(&why)).ok()?;
         assert_eq!(file.size(), Bytes(SIZE));
         let mut ring = KernelRing::new(RingConfig::default()).map_err(|why| skip(&why)).ok()?;
         let id = ring.add_file(Arc::new(file.as_fd().try_clone_to_owned().unwrap())).unwrap();
         let mut stack = Stack::default();
         let mut node = file.node(id);
-        if let Some(again) = file.error_descriptor().unwrap() {
-            node = node.with_error_file(ring.add_unregistered_file(Arc::new(again)));
+        if let Some(again) = file.sync_descriptor().unwrap() {
+            node = node.with_sync_file(ring.add_unregistered_file(Arc::new(again)));
         }
         stack.backend(Box::new(node));
         let config = QueueConfig { id: QueueId(0), depth: 16, segments_per_tag: 8, timeout_ns: None };
@@ -52,7 +51,7 @@ impl Bed {
         self.random.u64(..bound)
     }
 
-    /// A request somewhere in a lane: what it is, and the memory that it names.
+    /// Returns a random request in one part of the device, and its memory.
     fn random(&mut self, lane: u64, unit: u64) -> (Request, Segment) {
         let op = [Op::Read, Op::Read, Op::Write, Op::Write, Op::Discard, Op::WriteZeroes, Op::Flush]
             [self.below(7) as usize];
@@ -66,7 +65,7 @@ impl Bed {
             return (Request::flush(), segment);
         }
         req.data = if op.moves_data() { Data::One(segment) } else { Data::NONE };
-        let flags = [Flags::NONE, Flags::NONE, Flags::FUA, Flags::NO_UNMAP];
+        let flags = [Flags::empty(), Flags::empty(), Flags::FUA, Flags::NO_UNMAP];
         req.flags = flags[self.below(if op == Op::Read { 1 } else { 4 }) as usize];
         (req, segment)
     }
@@ -90,7 +89,7 @@ impl Bed {
         self.queue.submit(tag, Owner(lane as u32), req, &mut self.ring);
     }
 
-    /// Turn until all that is under way is over, and look at what was read.
+    /// Takes turns until nothing is in flight, and checks the data that was read.
     fn finish(&mut self) {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
@@ -109,7 +108,7 @@ impl Bed {
             }
             let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
             self.ring.turn(wait).unwrap();
-            // Timers are due by the clock as it was looked at last.
+            // Timers are due by the time of the last clock read.
             self.ring.look_at_clock();
             while let Some(event) = self.ring.next_event() {
                 let Event::Io { cookie, result, .. } = event else { continue };
@@ -135,17 +134,17 @@ fn check(directory: &Path, direct: Direct) {
 }
 
 #[test]
-fn a_buffered_file_on_a_disk_holds_what_was_written() {
+fn a_buffered_file_on_a_disk_stores_data() {
     check(tempfile::tempdir().unwrap().path(), Direct::Off);
 }
 
 #[test]
-fn a_direct_file_on_a_disk_holds_what_was_written() {
+fn a_direct_file_on_a_disk_stores_data() {
     check(tempfile::tempdir().unwrap().path(), Direct::On);
 }
 
 #[test]
-fn a_file_in_memory_holds_what_was_written() {
+fn a_file_in_memory_stores_data() {
     match tempfile::tempdir_in("/dev/shm") {
         Ok(directory) => check(directory.path(), Direct::Auto),
         Err(why) => eprintln!("skipped: /dev/shm: {why}"),

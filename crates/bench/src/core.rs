@@ -1,14 +1,16 @@
-//! `core`: what a request costs in the block layer alone, in time; `instructions`: the same, counted.
+//! `core`: the cost of a request in the block layer alone, in time; `instructions`: the same cost in
+//! instructions.
 //!
-//! One thread drives a queue over a ring that carries nothing, so no system call, socket or other thread is
-//! in the figures. Times are the thread's own processor time, medians of interleaved rounds: what else runs
-//! on the machine hardly shows.
+//! One thread drives a queue over a ring without I/O, so no system call, socket or other thread is in the
+//! figures. Times are the thread's own processor time, medians of interleaved rounds: other load on the
+//! machine has little effect.
 
 mod export;
 mod instructions;
 mod rig;
 mod ring;
 mod time;
+mod virtqueue;
 
 use std::process::ExitCode;
 
@@ -17,16 +19,16 @@ pub(crate) use rig::{Mix, Rig};
 pub(crate) use ring::BenchRing;
 pub(crate) use time::main;
 
-/// Requests in flight: what is submitted in one turn.
+/// Requests in flight: those submitted in one turn.
 pub(crate) const DEPTH: u16 = 32;
 /// A request's length in bytes.
 pub(crate) const LEN: u64 = 4096;
-/// Pieces that a split request is cut into.
+/// Children of a split request.
 pub(crate) const PIECES: u64 = 8;
-/// Layers that the price of one is measured with.
+/// Layers of the stack that measures the cost of one.
 pub(crate) const LAYERS: u8 = 4;
 
-/// Say what is wrong with the command line, and how to use it.
+/// Prints a usage error, and the usage.
 fn usage_error(what: &str, usage: &str) -> ExitCode {
     eprintln!("blockyard-bench: {what}\n{usage}");
     ExitCode::from(2)
@@ -39,10 +41,11 @@ mod tests {
     use super::rig::{Mix, Rig, Stacking};
 
     #[test]
-    fn every_stacking_moves_what_is_asked() {
+    fn every_stack_completes_its_requests() {
         let whole = Stacking::Split { whole: true };
-        let (rest, deadline) = (Stacking::Rest { layers: 3 }, Stacking::Deadline { follow: false });
-        for stacking in [Stacking::Null { layers: 3 }, rest, whole, deadline, Stacking::Long, Stacking::Ram] {
+        let (rest, deadline) = (Stacking::Held { layers: 3 }, Stacking::Deadline { follow: false });
+        let (small, huge) = (Stacking::Ram { huge: false }, Stacking::Ram { huge: true });
+        for stacking in [Stacking::Null { layers: 3 }, rest, whole, deadline, Stacking::Long, small, huge] {
             let mut rig = Rig::new(stacking);
             let before = rig.counted();
             rig.run(Mix::Half, 320);

@@ -1,4 +1,4 @@
-//! What the rounds of a measurement come to.
+//! Statistics over the rounds of a measurement.
 
 /// The middle value; of an even number, the mean of the two in the middle; of none, NaN.
 pub(crate) fn median(values: &[f64]) -> f64 {
@@ -18,7 +18,7 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     (least, median(values), greatest)
 }
 
-/// The median of the rounds' own ratios, so that what drifts during a run drops out; NaN when no round has both.
+/// The median of the rounds' own ratios, which removes drift during a run; NaN when no round has both.
 pub(crate) fn ratio(own: &[f64], peer: &[f64]) -> f64 {
     median(&own.iter().zip(peer).map(|(own, peer)| own / peer).collect::<Vec<_>>())
 }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_is_the_middle_or_the_mean_of_the_middle() {
+    fn the_median_of_an_even_number_is_the_mean_of_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(&[]).is_nan());
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_the_middle_of_the_rounds_own() {
+    fn a_ratio_is_the_median_of_the_rounds_ratios() {
         assert_eq!(ratio(&[100.0, 300.0, 300.0], &[200.0, 300.0, 600.0]), 0.5);
         assert_eq!(ratio(&[100.0, 300.0], &[200.0]), 0.5);
         assert!(ratio(&[], &[200.0]).is_nan());

@@ -1,7 +1,8 @@
-//! What fio reports of a run, and what the run cost the machine meanwhile.
+//! fio's report of a run, and the cost of the run for the machine.
 //!
-//! The cost is that of the whole machine, fio and the kernel's own threads included, and that of the server's process
-//! where there is one. Both come from /proc, in ticks of 10 ms, so a run must not be shorter than a second.
+//! The cost is that of the whole machine, fio and the kernel's own threads included, and that of the server's
+//! process if there is one. Both come from /proc, in ticks of 10 ms, so a run must not be shorter than a
+//! second.
 
 use std::time::Duration;
 
@@ -10,43 +11,48 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::{proc, tools};
 
-/// What one run of one job did, reads and writes together.
+/// The result of one run of one job, reads and writes together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Run {
-    /// How many requests there were.
+    /// Number of requests.
     pub(crate) requests: f64,
     /// Requests a second.
     pub(crate) rate: f64,
     /// Bytes a second.
     pub(crate) bytes: f64,
-    /// Latency that half of the requests do not exceed: of the reads or the writes, whichever were more.
+    /// Median latency of the reads or the writes, whichever were more.
     pub(crate) p50_us: f64,
-    /// The same for 99 of 100.
+    /// 99th percentile of that latency.
     pub(crate) p99_us: f64,
     /// The machine's processor time for a request.
     pub(crate) machine_us: f64,
-    /// The server's.
+    /// The server's processor time for a request.
     pub(crate) server_us: Option<f64>,
+    /// The machine's context switches for a request.
+    pub(crate) switches: f64,
 }
 
-/// Runs fio with `words`, which ask for a report in JSON; `server`: the process that serves the device, where there is one.
+/// Runs fio with `words`, which request a report in JSON; `server`: the process that serves the device, if
+/// there is one.
 pub(crate) fn run(words: &[&str], server: Option<u32>) -> Result<Run> {
     let look = || -> std::io::Result<_> {
-        Ok((proc::machine()?.busy, server.map(proc::cpu_of_process).transpose()?))
+        let own = server.map(proc::cpu_of_process).transpose()?;
+        Ok((proc::machine()?.busy, own, proc::context_switches()?))
     };
     let look = || look().map_err(|error| Error(format!("/proc: {error}")));
-    let (machine, own) = look()?;
+    let (machine, own, switches) = look()?;
     let text = tools::output(words)?;
-    let (machine_after, own_after) = look()?;
+    let (machine_after, own_after, switches_after) = look()?;
     let run = parse(&text)?;
     let each =
         |before: Duration, after: Duration| (after - before).as_secs_f64() * 1e6 / run.requests.max(1.0);
     let server_us = own.zip(own_after).map(|(before, after)| each(before, after));
-    Ok(Run { machine_us: each(machine, machine_after), server_us, ..run })
+    let switches = switches_after.saturating_sub(switches) as f64 / run.requests.max(1.0);
+    Ok(Run { machine_us: each(machine, machine_after), server_us, switches, ..run })
 }
 
 fn parse(text: &str) -> Result<Run> {
-    // fio may say something before the report.
+    // fio may print other text before the report.
     let start = text.find('{').ok_or_else(|| Error("fio: no report".into()))?;
     let report: Value =
         serde_json::from_str(&text[start..]).map_err(|error| Error(format!("fio: {error}")))?;

@@ -1,9 +1,10 @@
-//! `./x bench limits`: the queue limits' experiment, one device with the old defaults and without limits, in turn.
+//! `./x bench limits`: the experiment on queue limits, one device with the old defaults and without limits,
+//! in turn.
 //!
-//! A RAM disk of 5 MiB is served by NBD once and stays. Two jobs of fio write 2 MiB of it over and over in requests of
-//! 1 MiB. Each round measures the device as it is and with 255 sectors and 128 segments of 64 KiB, which are set and taken back while
-//! it is served; which comes first changes. The figures are those of `blockyard stat -x`, in iostat's columns, over one
-//! interval within fio's run.
+//! A RAM disk of 5 MiB is served by NBD once and stays. Two jobs of fio write 2 MiB of it repeatedly in
+//! requests of 1 MiB. Each round measures the device without limits and with 255 sectors and 128 segments of
+//! 64 KiB, which are set and reset while it is served, in alternating order. The figures are those of
+//! `blockyard stat -x`, in iostat's columns, over one interval within fio's run.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -16,19 +17,20 @@ use crate::figures::{ratio, spread};
 use crate::options::{command, count, each};
 use crate::{fio, tools};
 
-/// What a driver that says nothing was given: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`, `BLK_MAX_SEGMENT_SIZE`.
+/// Limits of a driver that sets none: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`, `BLK_MAX_SEGMENT_SIZE`.
 const DEFAULTS: [&str; 4] =
     ["max_sectors=255", "max_segments=128", "max_segment_size=64K", "physical_block_size=512"];
-/// How long the server may take to start.
+/// Limit for the start of the server.
 const START: Duration = Duration::from_secs(20);
 
 const USAGE: &str = "\
 usage: ./x bench limits [OPTIONS]
   --rounds N   (9)    --seconds N  of each measurement (3): 2 * N * (SECONDS + 2) seconds in all
   --dir PATH          where the socket is for the time being
+  --csv FILE          a line for each measurement
 ";
 
-/// The columns that are told: their name in `stat`'s report, in ours, and what one is divided by.
+/// The reported columns: their name in `stat`'s report, in ours, and the divisor.
 const COLUMNS: [(&str, &str, f64); 6] = [
     ("w/s", "w/s", 1.0),
     ("wkB/s", "wMB/s", 1024.0),
@@ -42,9 +44,10 @@ struct Options {
     rounds: usize,
     seconds: u32,
     folder: PathBuf,
+    csv: Option<PathBuf>,
 }
 
-/// What was measured of one way of serving: rounds of each column, then fio's MiB/s and its median latency.
+/// The measurements of one configuration: rounds of each column, then fio's MiB/s and its median latency.
 #[derive(Default)]
 struct Series {
     columns: [Vec<f64>; COLUMNS.len()],
@@ -57,12 +60,13 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
 }
 
 fn parse(words: &[String]) -> Result<Options> {
-    let mut options = Options { rounds: 9, seconds: 3, folder: std::env::temp_dir() };
+    let mut options = Options { rounds: 9, seconds: 3, folder: std::env::temp_dir(), csv: None };
     each(words, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,
             "--dir" => options.folder = value.into(),
+            "--csv" => options.csv = Some(value.into()),
             _ => return Err(Error(format!("no such option: {name}"))),
         }
         Ok(())
@@ -70,13 +74,13 @@ fn parse(words: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// The program beside this one.
+/// Returns the program beside this one.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().map_err(|error| Error(format!("this program: {error}")))?;
     Ok(own.with_file_name("blockyard"))
 }
 
-/// The server; it ends with this.
+/// The server; it ends when this is dropped.
 struct Server {
     child: Child,
     program: PathBuf,
@@ -122,14 +126,14 @@ impl Server {
 
     fn set(&self, limits: &[&str]) -> Result<()> {
         let words = [&["limits", "limits", "--reset"], limits].concat();
-        let said = self.command(&words).output().map_err(Error::at(&self.program))?;
-        match said.status.success() {
+        let printed = self.command(&words).output().map_err(Error::at(&self.program))?;
+        match printed.status.success() {
             true => Ok(()),
-            false => Err(Error(String::from_utf8_lossy(&said.stderr).trim().to_owned())),
+            false => Err(Error(String::from_utf8_lossy(&printed.stderr).trim().to_owned())),
         }
     }
 
-    /// One measurement: fio runs a second longer at either end than what `stat` looks at.
+    /// Measures once: fio runs a second longer at either end than `stat`'s interval.
     fn measure(&self, seconds: u32, series: &mut Series) -> Result<()> {
         let uri = format!("--uri=nbd+unix:///limits?socket={}", self.socket.display());
         let runtime = format!("--runtime={}", seconds + 2);
@@ -186,7 +190,27 @@ fn run(options: &Options) -> Result<()> {
         eprintln!("round {} of {}", round + 1, options.rounds);
     }
     print!("{}", report(&split, &whole));
+    if let Some(path) = &options.csv {
+        std::fs::write(path, csv(&split, &whole)).map_err(Error::at(path))?;
+    }
     Ok(())
+}
+
+/// Returns every measurement on a line: requests a second, bytes a second, sectors of a request, its time in
+/// milliseconds, requests in flight, and the device's busy time in percent.
+fn csv(split: &Series, whole: &Series) -> String {
+    let mut text = "subject,job,round,iops,bytes,sectors,wait_ms,in_flight,util\n".to_owned();
+    for (subject, series) in [("limits", split), ("no-limits", whole)] {
+        let [requests, _, sectors, wait_ms, in_flight, util] = &series.columns;
+        for round in 0..requests.len() {
+            let bytes = series.fio_mib[round] * f64::from(1 << 20);
+            text += &format!(
+                "{subject},write,{round},{:.1},{bytes:.0},{:.1},{:.4},{:.3},{:.2}\n",
+                requests[round], sectors[round], wait_ms[round], in_flight[round], util[round]
+            );
+        }
+    }
+    text
 }
 
 fn cell(values: &[f64]) -> String {
@@ -223,6 +247,10 @@ mod tests {
         let text = report(&series[0], &series[1]);
         assert_eq!(text.lines().count(), 2 + COLUMNS.len() + 2);
         assert!(text.contains("| w_await, ms | 4.00 (4.00..4.00) | 8.00 (8.00..8.00) | 2.00 |"), "{text}");
+        assert_eq!(
+            csv(&series[0], &series[1]).lines().nth(2),
+            Some("no-limits,write,0,8.0,2097152,8.0,8.0000,8.000,8.00")
+        );
         assert!(parse(&["--rounds".into(), "0".into()]).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! `./x bench nbd`: our NBD server beside the others, in one run, round by round.
+//! `./x bench nbd`: our NBD server compared with others, in one run, round by round.
 //!
-//! For each storage all servers are started once and stay; each round goes through the jobs and, in each job, through the
-//! servers, beginning with another one every time, so that whatever drifts drifts for all. A figure is the median of the
-//! rounds with its least and greatest; a ratio is the median of the rounds' own ratios. The run warns when the machine
-//! was busy with something else. Nothing is left behind but the report.
+//! For each storage all servers are started once and stay; each round runs the jobs and, in each job, the
+//! servers, beginning with another one every time, so that drift affects all. A figure is the median of the
+//! rounds with its least and greatest; a ratio is the median of the rounds' own ratios. The run warns when
+//! other programs kept the machine busy. It leaves only the report.
 
 pub(crate) mod client;
 mod facts;
@@ -60,7 +60,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let site = options.site()?;
     let result = measure(options, &site);
-    // Servers are gone by now; so is what they left.
+    // Servers have ended by now; their files can go.
     let _ = std::fs::remove_dir_all(&site.tmpfs);
     let _ = std::fs::remove_dir_all(&site.disk);
     let (series, facts) = result?;
@@ -94,7 +94,8 @@ fn measure(options: &Options, site: &Site) -> Result<(Vec<Series>, Vec<facts::Fa
     Ok((series, facts))
 }
 
-/// Says how long this will take: rounds of the given length, half a second around each, and what the facts need.
+/// Prints the expected duration: rounds of the given length, half a second around each, and the time for the
+/// facts.
 fn announce(options: &Options) {
     const FACTS_SECONDS: f64 = 14.0;
     let pairs = |storage: &Storage| options.servers.iter().filter(|kind| kind.serves(*storage)).count();
@@ -104,7 +105,7 @@ fn announce(options: &Options) {
     eprintln!("about {:.0} min", (servers as f64 * (rounds + facts) / 60.0).ceil());
 }
 
-/// All rounds over one storage.
+/// Runs all rounds over one storage.
 fn rounds(
     options: &Options,
     site: &Site,
@@ -121,7 +122,7 @@ fn rounds(
             kinds.iter().map(move |kind| Series { storage, job, kind: *kind, samples: Vec::new() })
         })
         .collect();
-    // Unmeasured: the first copy pays for the pages, and what follows then reads data and not holes.
+    // Unmeasured: the first copy allocates the pages, and later reads get data and not holes.
     for server in &servers {
         progress(&format!("{} {}: filling", storage.name(), server.kind.name()));
         jobs::run(&jobs::FILL, server, &options.pressure(), data)?;
@@ -145,7 +146,7 @@ fn rounds(
     Ok(series)
 }
 
-/// Says on a terminal what is being done, over what it said before.
+/// Prints the progress on a terminal, over the previous line.
 fn progress(what: &str) {
     use std::io::IsTerminal;
     let mut stderr = std::io::stderr();
@@ -155,7 +156,7 @@ fn progress(what: &str) {
     }
 }
 
-/// Data that nobody can take for holes or compress.
+/// Fills a file with data that has no holes and cannot be compressed.
 fn fill(path: &Path, size: u64, seed: u64) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
     let block: Vec<u8> = (0..(1 << 20) / 8).flat_map(|_| random.u64(..).to_le_bytes()).collect();

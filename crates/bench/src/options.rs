@@ -1,11 +1,11 @@
-//! What the options of all measurements have in common.
+//! Options that all measurements share.
 
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// One measurement from its command line to its exit status: 2 for words that it does not know.
+/// Runs one measurement from its command line to its exit status: 2 for unknown options.
 pub(crate) fn command<O>(
     name: &str,
     usage: &str,
@@ -33,18 +33,18 @@ pub(crate) fn command<O>(
     }
 }
 
-/// The value of an option that is a number.
+/// Parses the value of a numeric option.
 pub(crate) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     value.parse().map_err(|_| Error(format!("{name} {value}: not a number")))
 }
 
-/// One that is at least 1.
+/// Parses a number that is at least 1.
 pub(crate) fn count(name: &str, value: &str) -> Result<u32> {
     let number = value.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| Error(format!("{name} {value}: a number from 1")))
 }
 
-/// Every entry of `all` whose name begins with one of the comma-separated `words`.
+/// Returns every entry of `all` whose name begins with one of the comma-separated `words`.
 pub(crate) fn chosen<T: Copy>(
     name: &str,
     words: &str,
@@ -78,7 +78,7 @@ mod tests {
     const ALL: [&str; 3] = ["null", "null-direct", "ram"];
 
     #[test]
-    fn what_is_chosen_begins_with_one_of_the_words() {
+    fn entries_are_selected_by_prefix() {
         let begin = |words| chosen("--jobs", words, &ALL, |name| name);
         assert_eq!(begin("null").expect("known"), ["null", "null-direct"]);
         assert_eq!(begin("r,null-").expect("known"), ["null-direct", "ram"]);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_a_number_from_1() {
+    fn a_count_is_at_least_1() {
         assert_eq!(count("--rounds", "3").expect("a number"), 3);
         for value in ["0", "-1", "many"] {
             assert!(count("--rounds", value).is_err(), "{value}");

@@ -1,8 +1,8 @@
-//! What the kernel knows about a process: processor time, memory, wake-ups, and what the whole machine did meanwhile.
+//! The kernel's accounts of a process: processor time, memory, wake-ups; and of the whole machine.
 //!
 //! Processor time comes from `/proc/PID/task/*/schedstat` in nanoseconds while the threads live, and from
-//! `/proc/PID/stat` in ticks where threads may have ended in between. Kernel workers of io_uring are threads of the
-//! process that owns the ring, so both count them.
+//! `/proc/PID/stat` in ticks where threads may have ended in between. Kernel workers of io_uring are threads
+//! of the process that owns the ring, so both count them.
 
 use std::fs;
 use std::io;
@@ -15,11 +15,11 @@ fn bad(path: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{path}: not as proc(5) has it"))
 }
 
-/// Processor time of all threads that live now.
+/// Returns the processor time of all threads that live now.
 pub(crate) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
     let mut total = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread that ends while we look leaves an entry that cannot be read.
+        // A thread that ends meanwhile leaves an entry that cannot be read.
         if let Ok(text) = fs::read_to_string(entry?.path().join("schedstat")) {
             total += text.split(' ').next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -27,19 +27,33 @@ pub(crate) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_nanos(total))
 }
 
-/// Processor time of the process, with threads that have ended; exact to a tick of 10 ms.
+/// Returns the processor time of those threads that live now and whose names contain a word.
+pub(crate) fn cpu_of_threads_named(pid: u32, word: &str) -> io::Result<Duration> {
+    let mut total = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let path = entry?.path();
+        if fs::read_to_string(path.join("comm")).is_ok_and(|name| name.contains(word)) {
+            let text = fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+            total += text.split(' ').next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+/// Returns the processor time of the process, with threads that have ended; exact to a tick of 10 ms.
 pub(crate) fn cpu_of_process(pid: u32) -> io::Result<Duration> {
     // utime and stime
     ticks_of(&pid.to_string(), 14)
 }
 
-/// Processor time of those children of this process that have ended and were waited for, and of theirs.
+/// Returns the processor time of those children of this process that have ended and were waited for, and of
+/// theirs.
 pub(crate) fn cpu_of_children() -> io::Result<Duration> {
     // cutime and cstime
     ticks_of("self", 16)
 }
 
-/// The sum of a field of `/proc/PID/stat` and the next; fields count from 1.
+/// Returns the sum of a field of `/proc/PID/stat` and the next; fields count from 1.
 fn ticks_of(pid: &str, field: usize) -> io::Result<Duration> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path)?;
@@ -50,7 +64,14 @@ fn ticks_of(pid: &str, field: usize) -> io::Result<Duration> {
     Ok(Duration::from_millis((user + system) * 1000 / TICKS_PER_SECOND))
 }
 
-/// How often the threads that live now gave up the processor by waiting.
+/// Returns the context switches of the whole machine since it was started.
+pub(crate) fn context_switches() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("ctxt "));
+    line.and_then(|number| number.trim().parse().ok()).ok_or_else(|| bad("/proc/stat"))
+}
+
+/// Returns how often the threads that live now gave up the processor by waiting.
 pub(crate) fn waits(pid: u32) -> io::Result<u64> {
     let mut total = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -63,13 +84,13 @@ pub(crate) fn waits(pid: u32) -> io::Result<u64> {
 /// Memory of a process in KiB.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
-    /// Resident.
+    /// Resident memory.
     pub(crate) rss_kib: u64,
-    /// Resident, with each shared page divided by its users.
+    /// Resident memory, with each shared page divided by its users.
     pub(crate) pss_kib: u64,
 }
 
-/// What of the process is in memory now.
+/// Returns the process's present memory.
 pub(crate) fn memory(pid: u32) -> io::Result<Memory> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = fs::read_to_string(&path)?;
@@ -82,10 +103,10 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What all processors did since the machine started.
+/// Processor time of the whole machine since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Machine {
-    /// Work of any process.
+    /// Time used by processes.
     pub(crate) busy: Duration,
     /// Time that the host gave to others.
     pub(crate) stolen: Duration,
@@ -107,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_process_is_seen() {
+    fn the_own_process_has_counters() {
         let pid = std::process::id();
         assert!(memory(pid).unwrap().rss_kib > 100);
         assert!(cpu_of_process(pid).unwrap() < Duration::from_secs(3600));
@@ -119,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn machine_has_worked_at_least_as_much_as_we_have() {
+    fn the_machines_time_includes_our_own() {
         let own = cpu_of_process(std::process::id()).unwrap();
         assert!(machine().unwrap().busy + Duration::from_millis(20) >= own);
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn a_missing_process_is_an_error() {
         assert!(cpu_of_process(u32::MAX).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Running ahead of everything else on a machine that is not quiet.
+//! The real-time class, for measurements on a machine that is not quiet.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 /// Set for the process that runs in the real-time class, so that it does not ask for it again.
 const REALTIME: &str = "BLOCKYARD_BENCH_REALTIME";
 
-/// Start this program anew with the same words in the real-time class, where that is allowed: round robin among
-/// ourselves and ahead of all others; inherited by all that we start. Goes on as it is where it is not, or if it is so
-/// already. `word`: what of this program is run.
+/// Starts this program again with the same arguments in the real-time class, if that is permitted: round
+/// robin among our processes and ahead of all others; children inherit it. Otherwise, or if it is in that
+/// class already, it continues. `word`: the command of this program.
 pub(crate) fn enter(word: &str, arguments: &[String]) {
     if is_on() || !may_be() {
         return;
@@ -19,7 +19,7 @@ pub(crate) fn enter(word: &str, arguments: &[String]) {
     eprintln!("bench {word}: chrt: {error}; going on without");
 }
 
-/// Whether this process is in that class by [`enter`].
+/// Returns whether this process is in that class by [`enter`].
 pub(crate) fn is_on() -> bool {
     std::env::var_os(REALTIME).is_some()
 }

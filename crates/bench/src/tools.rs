@@ -1,21 +1,21 @@
-//! Programs that a measurement calls and waits for.
+//! Programs that a measurement runs to their end.
 
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 
-/// Runs a tool; fails if it does, with what it said.
+/// Runs a tool; fails with its output if it does.
 pub(crate) fn run(words: &[&str]) -> Result<()> {
     output(words).map(drop)
 }
 
-/// Runs a tool and returns what it printed.
+/// Runs a tool and returns its output.
 pub(crate) fn output(words: &[&str]) -> Result<String> {
     let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| Error(format!("{}: {error}", words[0])))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Error(format!("{}: {}: {}", words.join(" "), output.status, said.trim())));
+        let printed = String::from_utf8_lossy(&output.stderr);
+        return Err(Error(format!("{}: {}: {}", words.join(" "), output.status, printed.trim())));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -1,51 +1,52 @@
-//! Integrity data: a few bytes that a device keeps beside every stretch of data, and brings along with it.
+//! Integrity data (T10 DIF/DIX, NVMe protection information): a few bytes that a device stores beside each
+//! interval of data.
 //!
-//! The kernel calls one piece of it a tuple, whatever it is made of. What a tuple says is a matter between those who
-//! write and those who read: nothing here makes or checks one.
+//! The kernel calls the integrity data of one interval a tuple, whatever its format. Tuples are generated and
+//! verified by the users of the device; nothing in this crate does either.
 
 use crate::Bytes;
 use std::fmt;
 use std::str::FromStr;
 
-/// What tuples are made of.
+/// Format of a tuple: which checksum guards the data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Guard {
-    /// Whatever their users like.
+    /// No checksum: the format is defined by the device's users.
     None,
-    /// T10's: the IP checksum, an application tag, and the place.
+    /// T10 PI with the IP checksum: guard tag, application tag and reference tag.
     Ip,
-    /// T10's: CRC-16, an application tag, and the place.
+    /// T10 PI with CRC-16: guard tag, application tag and reference tag.
     Crc16,
-    /// NVMe's: CRC-64, an application tag, and the place.
+    /// NVMe protection information with CRC-64: guard tag, application tag and reference tag.
     Crc64,
 }
 
-/// The shape of a device's integrity data.
+/// The integrity format of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Integrity {
-    /// What a tuple is made of.
+    /// Format of a tuple.
     pub guard: Guard,
-    /// How long it is, in bytes; not 0.
+    /// Bytes of a tuple; not 0.
     pub tuple: u8,
-    /// How much data it stands beside: a power of two, at most a logical block.
+    /// Bytes of data that one tuple protects: a power of two, at most a logical block.
     pub interval: Bytes,
 }
 
-/// There is no such integrity data.
+/// The text names no known integrity format.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("\"{0}\" is no integrity data (t10, ip, nvme, or a number of bytes from 1 to 255)")]
+#[error("\"{0}\" is not an integrity format (t10, ip, nvme, or a number of bytes from 1 to 255)")]
 pub struct UnknownIntegrity(String);
 
 impl Integrity {
-    /// What tuples stand beside, unless something else is said.
+    /// Data per tuple: the only interval that can be configured so far.
     const INTERVAL: Bytes = Bytes(512);
 
-    /// Bytes of integrity data for so much data: a whole number of intervals.
+    /// Bytes of integrity data for `data` bytes of data, which must be a whole number of intervals.
     pub const fn len_for(&self, data: Bytes) -> u64 {
         data.0 / self.interval.0 * self.tuple as u64
     }
 
-    /// Whether a tuple of ones says that there is nothing to be checked.
+    /// Whether a tuple of all ones is the escape value, which disables checking (T10 PI and NVMe).
     pub const fn has_escape(&self) -> bool {
         !matches!(self.guard, Guard::None)
     }
@@ -68,7 +69,7 @@ impl FromStr for Integrity {
     }
 }
 
-/// The word that it is made from.
+/// The text that [`FromStr`] parses to this format.
 impl fmt::Display for Integrity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.guard {
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_for_integrity_read_back() {
+    fn integrity_formats_parse_and_display() {
         for word in ["t10", "ip", "nvme", "1", "64", "255"] {
             assert_eq!(word.parse::<Integrity>().unwrap().to_string(), word);
         }
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn every_interval_has_a_tuple() {
+    fn length_counts_one_tuple_per_interval() {
         let nvme: Integrity = "nvme".parse().unwrap();
         assert_eq!((nvme.len_for(Bytes(4096)), nvme.has_escape()), (128, true));
         assert!(!"9".parse::<Integrity>().unwrap().has_escape());

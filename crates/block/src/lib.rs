@@ -1,8 +1,8 @@
-//! The words of the block layer.
+//! The vocabulary of the block layer.
 //!
-//! Everything above and below speaks in these: units that cannot be mixed up, the closed set of
-//! operations and statuses, the request that moves through a stack, and the queue limits a device
-//! lives within. This crate knows no clock, no system call, no layer and no thread.
+//! All other crates use these types: units that cannot be mixed up, the closed sets of operations and
+//! statuses, the request that moves through a stack, and queue limits. This crate knows no clock, no system
+//! call, no layer and no thread.
 //!
 //! *Invariant:* nothing here allocates except [`QueueLimits`] errors, and nothing here panics on a
 //! value that came from outside.

@@ -1,14 +1,16 @@
-//! What a device can take: the kernel's `struct queue_limits`, for user space.
+//! Queue limits: the kernel's `struct queue_limits` for user space.
 //!
-//! The fields have the kernel's names and meanings; 0 means "not set" wherever it does there, and
-//! [`UNLIMITED_SECTORS`] is its `UINT_MAX`. A driver fills in what it knows over [`QueueLimits::default`]
-//! and calls [`validate`](QueueLimits::validate), which completes the rest; a stacking device starts from
-//! [`QueueLimits::stacking`] and takes in one child after the other with [`stack`](QueueLimits::stack).
+//! Fields have the kernel's names and meanings: 0 means "not set" wherever it does in the kernel, and
+//! [`UNLIMITED_SECTORS`] is the kernel's `UINT_MAX`. A driver sets the fields that it knows over
+//! [`QueueLimits::default`] and calls [`validate`](QueueLimits::validate), which fills in the rest. A
+//! stacking device starts from [`QueueLimits::stacking`] and calls [`stack`](QueueLimits::stack) for each of
+//! its children.
 //!
 //! Source of every rule: `blk_validate_limits`, `blk_set_stacking_limits` and `blk_stack_limits` in the
-//! kernel's block/blk-settings.c. Nothing in user space has `dma_pad_mask`, write streams, or an integrity profile with
-//! its segments: they are listed, as 0, and cannot be set. What a device keeps of the last is its
-//! [`Integrity`](crate::Integrity), which nothing that is stacked on it passes on. The cached `max_fast_segment_size` is left out.
+//! kernel's block/blk-settings.c. `dma_pad_mask`, write streams and the integrity profile with its segments
+//! have no counterpart in user space: they are listed as 0 and cannot be set. A device describes its
+//! integrity format with [`Integrity`](crate::Integrity), which stacked devices do not inherit. The cached
+//! `max_fast_segment_size` is left out.
 
 mod fields;
 mod parse;
@@ -26,170 +28,142 @@ pub use sysfs::{Attribute, Scale};
 pub use validate::LimitsError;
 
 use crate::{Bytes, Sectors};
+use bitflags::bitflags;
 
-/// No limit on a number of sectors: the kernel's `UINT_MAX`.
+/// No limit, for a field in sectors: the kernel's `UINT_MAX`.
 pub const UNLIMITED_SECTORS: Sectors = Sectors(u32::MAX as u64);
-/// No limit on a number of bytes: the kernel's `UINT_MAX`.
+/// No limit, for a field in bytes: the kernel's `UINT_MAX`.
 pub const UNLIMITED_BYTES: Bytes = Bytes(u32::MAX as u64);
-/// `BLK_SEG_BOUNDARY_MASK`: segments may lie anywhere in 4 GiB.
+/// `BLK_SEG_BOUNDARY_MASK`: a segment must not cross a 4 GiB boundary.
 pub const SEG_BOUNDARY_MASK: u64 = 0xffff_ffff;
 
-/// What a device can do: a set of the constants below, numbered as the kernel's `BLK_FEAT_*`.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
-pub struct Features(u32);
-
-impl Features {
-    /// None of them.
-    pub const NONE: Features = Features(0);
-    /// It has a volatile write cache: a flush means something.
-    pub const WRITE_CACHE: Features = Features(1 << 0);
-    /// It takes writes past the cache. Means nothing without [`WRITE_CACHE`](Features::WRITE_CACHE).
-    pub const FUA: Features = Features(1 << 1);
-    /// It seeks.
-    pub const ROTATIONAL: Features = Features(1 << 2);
-    /// The memory of a write must not change until it is over.
-    pub const STABLE_WRITES: Features = Features(1 << 5);
-    /// It completes within the submission.
-    pub const SYNCHRONOUS: Features = Features(1 << 6);
-    /// It honours [`Flags::NOWAIT`](crate::Flags::NOWAIT).
-    pub const NOWAIT: Features = Features(1 << 7);
-    /// It can be polled for completions.
-    pub const POLL: Features = Features(1 << 9);
-    /// It is a zoned device.
-    pub const ZONED: Features = Features(1 << 10);
-    /// It takes atomic writes, within the `atomic_write_*` limits.
-    pub const ATOMIC_WRITES: Features = Features(1 << 14);
-    /// It is a RAID for which less than a stripe is dear.
-    pub const RAID_PARTIAL_STRIPES_EXPENSIVE: Features = Features(1 << 15);
-
-    /// As the kernel numbers them.
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
-
-    /// Both sets together.
-    #[must_use]
-    pub const fn with(self, other: Features) -> Features {
-        Features(self.0 | other.0)
-    }
-
-    /// This set less the other.
-    #[must_use]
-    pub const fn without(self, other: Features) -> Features {
-        Features(self.0 & !other.0)
-    }
-
-    /// Those that are in both.
-    #[must_use]
-    pub const fn and(self, other: Features) -> Features {
-        Features(self.0 & other.0)
-    }
-
-    /// Whether all of `other` are in this set.
-    pub const fn has(self, other: Features) -> bool {
-        self.0 & other.0 == other.0
+bitflags! {
+    /// Features of a device, numbered as the kernel's `BLK_FEAT_*`.
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+    pub struct Features: u32 {
+        /// Has a volatile write cache, so flushes are needed for durability.
+        const WRITE_CACHE = 1 << 0;
+        /// Honours FUA writes. Has no meaning without [`WRITE_CACHE`](Features::WRITE_CACHE).
+        const FUA = 1 << 1;
+        /// A rotational disk: seeks are slow.
+        const ROTATIONAL = 1 << 2;
+        /// The memory of a write must not change until the write completes.
+        const STABLE_WRITES = 1 << 5;
+        /// Completes requests within submission.
+        const SYNCHRONOUS = 1 << 6;
+        /// Honours [`Flags::NOWAIT`](crate::Flags::NOWAIT).
+        const NOWAIT = 1 << 7;
+        /// Completions can be polled for.
+        const POLL = 1 << 9;
+        /// A zoned device.
+        const ZONED = 1 << 10;
+        /// Supports atomic writes, within the `atomic_write_*` limits.
+        const ATOMIC_WRITES = 1 << 14;
+        /// A RAID on which writes of less than a stripe are expensive.
+        const RAID_PARTIAL_STRIPES_EXPENSIVE = 1 << 15;
     }
 }
 
-/// The limits of a device. After [`validate`](QueueLimits::validate) no field that a request is held
-/// against is 0 except where 0 is a meaning of its own: "no such limit" (`chunk_sectors`,
-/// `virt_boundary_mask`, `io_opt`) or "cannot do that" (discard, write zeroes, zones, atomic writes).
+/// The queue limits of a device. After [`validate`](QueueLimits::validate) a field that requests are checked
+/// against is 0 only where 0 has a meaning of its own: "no limit" (`chunk_sectors`, `virt_boundary_mask`,
+/// `io_opt`) or "not supported" (discard, write zeroes, zones, atomic writes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueLimits {
-    /// What it can do.
+    /// Features of the device.
     pub features: Features,
-    /// Children do not line up: `alignment_offset` means nothing (`BLK_FLAG_MISALIGNED`).
+    /// The children are misaligned to each other, so `alignment_offset` has no meaning
+    /// (`BLK_FLAG_MISALIGNED`).
     pub misaligned: bool,
-    /// The unit of addressing: a power of two from 512 to 65536.
+    /// Unit of addressing: a power of two from 512 to 65536.
     pub logical_block_size: Bytes,
-    /// The unit that the medium writes without reading first.
+    /// Unit that the device writes without read-modify-write.
     pub physical_block_size: Bytes,
-    /// The smallest request that is not slow.
+    /// Smallest request that performs well.
     pub io_min: Bytes,
-    /// The best size of a large request; 0: none is better than another.
+    /// Optimal size of large requests; 0: no preference.
     pub io_opt: Bytes,
-    /// Where the first physical block begins, counted from the device's first byte.
+    /// Offset of the first physical block from the device's first byte.
     pub alignment_offset: Bytes,
 
-    /// What the driver can take in one request.
+    /// Largest request that the driver supports.
     pub max_hw_sectors: Sectors,
-    /// What the device behind the driver can take; 0: no limit of its own.
+    /// Largest request that the device behind the driver supports; 0: no limit of its own.
     pub max_dev_sectors: Sectors,
-    /// What the user asked for in place of the default cap; 0: nothing.
+    /// Limit set by the user in place of the default cap; 0: none.
     pub max_user_sectors: Sectors,
-    /// The most that one request carries. Computed by `validate` from the three above, never read by it.
+    /// Largest request. Computed by `validate` from the three fields above, never read by it.
     pub max_sectors: Sectors,
     /// No request crosses a multiple of this; 0: no such limit. Need not be a power of two.
     pub chunk_sectors: Sectors,
 
-    /// Pieces of memory that one request names.
+    /// Most memory segments of a request.
     pub max_segments: u16,
-    /// The longest such piece.
+    /// Longest memory segment.
     pub max_segment_size: Bytes,
-    /// No piece crosses a multiple of this plus one.
+    /// No segment crosses a multiple of this plus one.
     pub seg_boundary_mask: u64,
-    /// All but the first piece start, and all but the last end, on a multiple of this plus one; 0: no such
-    /// limit.
+    /// Gaps between segments must lie on a multiple of this plus one: all segments but the first start there,
+    /// and all but the last end there. 0: no such limit.
     pub virt_boundary_mask: u64,
-    /// Pieces start on, and are as long as, a multiple of this plus one.
+    /// Address and length of each segment are multiples of this plus one.
     pub dma_alignment: u64,
 
-    /// The largest discard that the driver can take; 0: it cannot.
+    /// Largest discard that the driver supports; 0: discard is not supported.
     pub max_hw_discard_sectors: Sectors,
-    /// The largest discard that the user wants.
+    /// Limit on discards set by the user.
     pub max_user_discard_sectors: Sectors,
-    /// The largest discard: computed, the smaller of the two.
+    /// Largest discard: computed, the smaller of the two fields above.
     pub max_discard_sectors: Sectors,
-    /// The unit of discarding; 0 when it cannot discard.
+    /// Unit of discards; 0 when discard is not supported.
     pub discard_granularity: Bytes,
-    /// Where the first such unit begins, counted from the device's first byte.
+    /// Offset of the first discard unit from the device's first byte.
     pub discard_alignment: Bytes,
-    /// Ranges that one discard names.
+    /// Most ranges of a discard.
     pub max_discard_segments: u16,
-    /// The largest secure erase; 0: it cannot.
+    /// Largest secure erase; 0: not supported.
     pub max_secure_erase_sectors: Sectors,
 
-    /// The largest write of zeroes; 0: it cannot.
+    /// Largest write-zeroes request; 0: not supported.
     pub max_write_zeroes_sectors: Sectors,
-    /// The largest write of zeroes that deallocates, by the driver: 0, or `max_write_zeroes_sectors`.
+    /// Largest write-zeroes request that may deallocate, by the driver: 0, or `max_write_zeroes_sectors`.
     pub max_hw_wzeroes_unmap_sectors: Sectors,
-    /// The largest write of zeroes that deallocates, by the user's wish.
+    /// Limit on deallocating write-zeroes requests set by the user.
     pub max_user_wzeroes_unmap_sectors: Sectors,
-    /// The largest write of zeroes that deallocates: computed, the smaller of the two.
+    /// Largest deallocating write-zeroes request: computed, the smaller of the two fields above.
     pub max_wzeroes_unmap_sectors: Sectors,
 
-    /// The largest zone append that the driver can take; 0: appends are emulated.
+    /// Largest zone append that the driver supports; 0: zone appends are emulated.
     pub max_hw_zone_append_sectors: Sectors,
-    /// The largest zone append: computed.
+    /// Largest zone append: computed.
     pub max_zone_append_sectors: Sectors,
-    /// The unit of writing in a sequential zone.
+    /// Unit of writes to a sequential zone.
     pub zone_write_granularity: Bytes,
-    /// Zones that may be open at once; 0: all.
+    /// Most zones open at once; 0: no limit.
     pub max_open_zones: u32,
-    /// Zones that may be open or partly written at once; 0: all.
+    /// Most zones active (open or closed) at once; 0: no limit.
     pub max_active_zones: u32,
 
-    /// The largest atomic write that the driver can take.
+    /// Largest atomic write that the driver supports.
     pub atomic_write_hw_max: Bytes,
     /// No atomic write crosses a multiple of this; 0: no such limit.
     pub atomic_write_hw_boundary: Bytes,
-    /// The smallest atomic write by the driver: a power of two.
+    /// Smallest atomic write that the driver supports: a power of two.
     pub atomic_write_hw_unit_min: Bytes,
-    /// The largest naturally aligned atomic write by the driver: a power of two.
+    /// Largest naturally aligned atomic write that the driver supports: a power of two.
     pub atomic_write_hw_unit_max: Bytes,
-    /// The largest atomic write: computed.
+    /// Largest atomic write: computed.
     pub atomic_write_max_sectors: Sectors,
     /// No atomic write crosses a multiple of this: computed.
     pub atomic_write_boundary_sectors: Sectors,
-    /// The smallest atomic write: computed.
+    /// Smallest atomic write: computed.
     pub atomic_write_unit_min: Bytes,
-    /// The largest naturally aligned atomic write: computed.
+    /// Largest naturally aligned atomic write: computed.
     pub atomic_write_unit_max: Bytes,
 }
 
-/// All unset.
+/// Limits with every field unset.
 const UNSET: QueueLimits = QueueLimits {
-    features: Features::NONE,
+    features: Features::empty(),
     misaligned: false,
     logical_block_size: Bytes(0),
     physical_block_size: Bytes(0),
@@ -233,9 +207,9 @@ const UNSET: QueueLimits = QueueLimits {
 };
 
 impl Default for QueueLimits {
-    /// What a driver starts from: all unset, and no wish of the user that limits discards. Not yet usable:
-    /// [`validate`](QueueLimits::validate) puts the kernel's defaults in (255 sectors, 128 segments of
-    /// 64 KiB, no discard).
+    /// The limits that a driver starts from: every field is unset and the user limits neither discards nor
+    /// deallocating write-zeroes requests. Not usable before [`validate`](QueueLimits::validate) has filled
+    /// in the kernel's defaults (255 sectors, 128 segments of 64 KiB, no discard).
     fn default() -> Self {
         QueueLimits {
             max_user_discard_sectors: UNLIMITED_SECTORS,
@@ -246,7 +220,7 @@ impl Default for QueueLimits {
 }
 
 impl QueueLimits {
-    /// What a stacking device starts from, before it takes in its children: no limits.
+    /// The limits that a stacking device starts from, before it stacks its children: no limits.
     pub fn stacking() -> QueueLimits {
         QueueLimits {
             logical_block_size: Bytes(512),
@@ -271,20 +245,20 @@ impl QueueLimits {
         }
     }
 
-    /// `alignment_offset` as sysfs shows it: −1 when the children do not line up.
+    /// `alignment_offset` as sysfs shows it: −1 when the children are misaligned.
     pub fn alignment_offset_shown(&self) -> i64 {
         if self.misaligned { -1 } else { self.alignment_offset.0 as i64 }
     }
 
-    /// Bytes from `start` to the next place where the device's physical blocks begin: what a part of the
-    /// device that starts there has as its own `alignment_offset`.
+    /// Bytes from `start` to the next physical block of the device: the `alignment_offset` of a partition
+    /// that starts at `start`.
     pub fn alignment_offset_at(&self, start: Sectors) -> Bytes {
         let granularity = self.physical_block_size.0.max(self.io_min.0).max(512);
         let into = (start.0 % (granularity >> Sectors::SHIFT)) << Sectors::SHIFT;
         Bytes((granularity + self.alignment_offset.0 - into) % granularity)
     }
 
-    /// Bytes from `start` to the next place where a discard may begin; 0 when it cannot discard.
+    /// Bytes from `start` to the next discard unit; 0 when discard is not supported.
     pub fn discard_alignment_at(&self, start: Sectors) -> Bytes {
         let granularity = self.discard_granularity.sectors().0;
         if self.max_discard_sectors.0 == 0 || granularity == 0 {

@@ -1,53 +1,57 @@
-//! What can be asked of a device.
+//! Operations of a block device.
 
-/// An operation. The numbers index statistics; they are stable.
+use bitflags::bitflags;
+
+/// An operation. The numbers index statistics and are stable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Op {
     /// Fill the request's data from the device.
     Read = 0,
-    /// Store the request's data. With [`Flags::FUA`] it is on stable storage when it ends.
+    /// Store the request's data. With [`Flags::FUA`] it is on stable storage when the request completes.
     Write = 1,
-    /// Every write that ended before this was submitted is on stable storage when this ends.
+    /// Every write that completed before this request was submitted is on stable storage when it completes.
     Flush = 2,
-    /// The range's content is no longer needed; what it reads as afterwards is the backend's matter.
+    /// The content of the range is no longer needed; the backend decides what it reads as afterwards.
     Discard = 3,
     /// The range reads as zeroes afterwards. It may be deallocated unless [`Flags::NO_UNMAP`].
     WriteZeroes = 4,
-    /// Bring the range nearer (NBD's CACHE, `posix_fadvise(WILLNEED)`); a hint, never an error.
+    /// Read the range ahead (NBD's CACHE, `posix_fadvise(WILLNEED)`); a hint, never an error.
     Prefetch = 5,
-    /// Describe the range: fills the data with [`Extent`](crate::Extent) records from its start on, as
-    /// many as fit, and what is left of it with zeroes, which no record begins with. The records may
-    /// end before the range does. Layers that move addresses pass it on like a read.
+    /// Report the allocation status of the range: fills the data with as many [`Extent`](crate::Extent)
+    /// records as fit, from the start of the range on, and the rest of the data with zeroes, which are no
+    /// valid record. The records may end before the range does. Layers that remap offsets pass it on like a
+    /// read.
     Extents = 6,
-    /// Store the request's data at the write pointer of the sequential zone that starts at its offset. It
-    /// is never cut. When it ends well, the request's offset says where the data went.
+    /// Store the request's data at the write pointer of the sequential zone that starts at its offset. It is
+    /// never split. When it succeeds, the request's offset is where the data was written.
     ZoneAppend = 7,
-    /// Describe zones: fills the data with [`Zone`](crate::Zone) records, from the zone that holds the
-    /// offset on, for the zones that begin before the range's end, as many as fit, and what is left of it
-    /// with zeroes, which are no record. Addresses are those of the device that answers.
+    /// Report zones: fills the data with as many [`Zone`](crate::Zone) records as fit, for the zones from the
+    /// one that contains the offset up to the end of the range, and the rest of the data with zeroes, which
+    /// are no valid record. Offsets in records are those of the device that answers.
     ReportZones = 8,
-    /// Make the zone that starts at the offset empty. This and the rest have a length of 0.
+    /// Reset the write pointer of the zone that starts at the offset. This and the following zone operations
+    /// have a length of 0.
     ZoneReset = 9,
-    /// Make all sequential zones empty; the offset is 0.
+    /// Reset the write pointers of all sequential zones; the offset is 0.
     ZoneResetAll = 10,
     /// Open the zone explicitly: it stays open until it is closed, full or reset.
     ZoneOpen = 11,
     /// Close the zone.
     ZoneClose = 12,
-    /// Make the zone full: nothing more can be written to it before it is reset.
+    /// Finish the zone: it becomes full and accepts no write before it is reset.
     ZoneFinish = 13,
-    /// Fill the data with the integrity data of the range, which is whole intervals. What was written
-    /// without has tuples of ones, or of zeroes where tuples are nobody's to check.
+    /// Read the integrity tuples of the range, a whole number of intervals. Data written without tuples has
+    /// tuples of all ones, or of zeroes where the format has no escape value.
     ReadTuples = 14,
-    /// Store the data as the integrity data of the range, after the write of what it stands beside.
+    /// Store the data as the integrity tuples of the range, after the write of the data that they protect.
     WriteTuples = 15,
 }
 
 impl Op {
-    /// How many operations there are.
+    /// Number of operations.
     pub const COUNT: usize = 16;
-    /// All of them, by number.
+    /// All operations, by number.
     pub const ALL: [Op; Op::COUNT] = [
         Op::Read,
         Op::Write,
@@ -66,27 +70,27 @@ impl Op {
         Op::ReadTuples,
         Op::WriteTuples,
     ];
-    /// Those that every device may be asked for; the rest are special.
+    /// Operations that every device may be sent; all others are special.
     pub const ORDINARY: [Op; 7] =
         [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch, Op::Extents];
 
-    /// Whether it changes what the device holds, or the state of its zones.
+    /// Whether it changes the content of the device or the state of its zones.
     pub const fn is_write(self) -> bool {
         !matches!(self, Op::Read | Op::Flush | Op::Prefetch | Op::Extents | Op::ReportZones | Op::ReadTuples)
     }
 
-    /// Whether its length is that of the data which it carries.
+    /// Whether the length of the request is that of its data.
     pub const fn moves_data(self) -> bool {
         matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
     }
 
-    /// Whether it means something on special devices only: on zoned ones, or on those that keep integrity
-    /// data. Anything else ends it with [`Status::NotSupported`](crate::Status::NotSupported).
+    /// Whether only zoned devices or devices with integrity data support it. All others complete it with
+    /// [`Status::NotSupported`](crate::Status::NotSupported).
     pub const fn is_special(self) -> bool {
         self as u8 >= Op::ZoneAppend as u8
     }
 
-    /// The name in listings: `read`, `write-zeroes`, `zone-reset-all`.
+    /// Name in listings: `read`, `write-zeroes`, `zone-reset-all`.
     pub const fn name(self) -> &'static str {
         match self {
             Op::Read => "read",
@@ -109,49 +113,27 @@ impl Op {
     }
 }
 
-/// How an operation is to be done: a set of the constants below.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
-pub struct Flags(u8);
-
-impl Flags {
-    /// None of them.
-    pub const NONE: Flags = Flags(0);
-    /// Forced unit access: on stable storage before the request ends (write, write zeroes, discard).
-    pub const FUA: Flags = Flags(1);
-    /// End with [`Status::Again`](crate::Status::Again) rather than wait or be split (BLK-3).
-    pub const NOWAIT: Flags = Flags(2);
-    /// Write zeroes: keep the range allocated (NBD's NO_HOLE, the kernel's `REQ_NOUNMAP`).
-    pub const NO_UNMAP: Flags = Flags(4);
-    /// Write zeroes: end with `NotSupported` at once unless it is faster than writing (NBD's FAST_ZERO).
-    pub const FAST_ZERO: Flags = Flags(8);
-    /// Read: the submitter takes any memory in place of its own. A backend may answer by pointing
-    /// the request's data at memory that outlives the reply, which then must not be written through.
-    pub const MAY_LEND: Flags = Flags(16);
-    /// Write, flush: does not depend on anything written before. A backend that takes nothing more because a sync failed
-    /// carries the request out all the same: what it lost stays lost, and this request's own data is durable when a
-    /// flush with this flag ends well.
-    pub const AFTER_LOSS: Flags = Flags(32);
-
-    /// Both sets together.
-    #[must_use]
-    pub const fn with(self, other: Flags) -> Flags {
-        Flags(self.0 | other.0)
-    }
-
-    /// This set less the other.
-    #[must_use]
-    pub const fn without(self, other: Flags) -> Flags {
-        Flags(self.0 & !other.0)
-    }
-
-    /// As a number, for whoever writes requests down.
-    pub const fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// Whether all of `other` are in this set.
-    pub const fn has(self, other: Flags) -> bool {
-        self.0 & other.0 == other.0
+bitflags! {
+    /// Modifiers of an operation.
+    #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+    pub struct Flags: u8 {
+        /// Forced unit access: on stable storage before the request completes (write, write zeroes, discard).
+        const FUA = 1;
+        /// Complete with [`Status::Again`](crate::Status::Again) instead of waiting or being split (BLK-3).
+        const NOWAIT = 1 << 1;
+        /// Write zeroes: keep the range allocated (NBD's NO_HOLE, the kernel's `REQ_NOUNMAP`).
+        const NO_UNMAP = 1 << 2;
+        /// Write zeroes: complete with `NotSupported` at once unless it is faster than writing zeroes (NBD's
+        /// FAST_ZERO).
+        const FAST_ZERO = 1 << 3;
+        /// Read, zero-copy: the submitter accepts any memory in place of its own. A backend may complete the
+        /// read by pointing the request's data at its own memory, which must outlive the reply and must not be
+        /// written through.
+        const ZERO_COPY = 1 << 4;
+        /// Write, flush: independent of earlier writes. A backend that refuses requests after a failed sync
+        /// still processes this one: lost data stays lost, but the data of this request is durable when a flush
+        /// with this flag succeeds.
+        const AFTER_LOSS = 1 << 5;
     }
 }
 
@@ -160,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_are_numbered_as_they_are_listed() {
+    fn operation_numbers_match_the_list() {
         for (number, op) in Op::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, number);
             assert_eq!(op.is_special(), !Op::ORDINARY.contains(&op));
@@ -168,9 +150,16 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_a_set() {
-        let both = Flags::FUA.with(Flags::NOWAIT);
-        assert!(both.has(Flags::FUA) && both.has(Flags::NOWAIT) && !both.has(Flags::NO_UNMAP));
-        assert_eq!(both.without(Flags::FUA), Flags::NOWAIT);
+    fn flags_keep_the_bits_that_traces_record() {
+        let all = [
+            Flags::FUA,
+            Flags::NOWAIT,
+            Flags::NO_UNMAP,
+            Flags::FAST_ZERO,
+            Flags::ZERO_COPY,
+            Flags::AFTER_LOSS,
+        ];
+        assert_eq!(all.map(|flag| flag.bits()), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(Flags::all().bits(), 63);
     }
 }

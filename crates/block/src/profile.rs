@@ -1,29 +1,31 @@
-//! What a node of a stack is to those above it: computed bottom up, on the control plane.
+//! Profile of a node: what the nodes above may rely on. Computed bottom up by the control plane.
 
 use crate::{Bytes, QueueLimits};
 
-/// One line of what `show` says about a device: a name and its value.
+/// One line of `blockyard show`: a name and its value.
 pub type Fact = (&'static str, String);
 
-/// What a node answers with something better than [`Status::NotSupported`](crate::Status::NotSupported).
+/// Operations that a node supports, that is, completes with something other than
+/// [`Status::NotSupported`](crate::Status::NotSupported).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
     /// [`Op::Flush`](crate::Op::Flush).
     pub flush: bool,
     /// [`Flags::FUA`](crate::Flags::FUA) on writes, discards and write zeroes.
     pub fua: bool,
-    /// [`Op::Discard`](crate::Op::Discard). It can still turn out at the first one that it cannot.
+    /// [`Op::Discard`](crate::Op::Discard). The first discard may still reveal that the backing store does
+    /// not support it.
     pub discard: bool,
     /// [`Op::WriteZeroes`](crate::Op::WriteZeroes).
     pub write_zeroes: bool,
-    /// [`Flags::FAST_ZERO`](crate::Flags::FAST_ZERO) is worth asking for.
+    /// [`Flags::FAST_ZERO`](crate::Flags::FAST_ZERO) is supported.
     pub fast_zero: bool,
-    /// Seeks cost: a spinning disk.
+    /// Seeks are slow: a spinning disk.
     pub rotational: bool,
 }
 
 impl Abilities {
-    /// Memory, and what does as if: everything, at once.
+    /// Memory and similar backends: everything is supported and fast.
     pub const MEMORY: Abilities = Abilities {
         flush: true,
         fua: true,
@@ -34,25 +36,27 @@ impl Abilities {
     };
 }
 
-/// A backend, or a layer with all that stands below it, as whoever stands above sees it.
+/// Profile of a backend, or of a layer with the nodes below it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// How much it holds: a whole number of its logical blocks.
+    /// Size in bytes: a whole number of logical blocks.
     pub size: Bytes,
-    /// Writes, discards and write zeroes fail.
+    /// Writes, discards and write-zeroes requests fail.
     pub read_only: bool,
-    /// What it can do.
+    /// Supported operations.
     pub abilities: Abilities,
-    /// What it can take, validated.
+    /// Queue limits, validated.
     pub limits: QueueLimits,
-    /// Requests may begin and end at any byte, not only at logical blocks.
+    /// Requests may start and end at any byte, not only at logical blocks.
     pub bytewise: bool,
-    /// Every read that may be lent to answers with memory of its own, so none need be brought.
-    pub lends: bool,
-    /// A read is mostly done while it is submitted.
-    pub in_place: bool,
-    /// It knows holes: asking for extents before a large read can spare the read.
+    /// Every read with [`Flags::ZERO_COPY`](crate::Flags::ZERO_COPY) is answered from the backend's own memory,
+    /// so the submitter needs no buffer.
+    pub zero_copy_reads: bool,
+    /// Most reads complete inline, within submission.
+    pub inline: bool,
+    /// The backend knows holes: asking for extents before a large read can save the read.
     pub sparse: bool,
-    /// Nobody looks at the data of requests that keep to the limits: it may be memory that only the kernel can reach.
+    /// No node accesses the data of requests within the limits, so it may be memory that only the kernel can
+    /// access.
     pub opaque: bool,
 }

@@ -1,8 +1,8 @@
-//! A request, and the memory that it names.
+//! A request, and the memory that it refers to.
 //!
-//! A request never owns memory. It names **segments** of **regions** that its thread's ring has
-//! registered: what a segment means in bytes only the ring knows. So a request is plain data, a
-//! layer splits it by arithmetic, and the same region can be handed to the kernel by number.
+//! A request never owns memory. It refers to **segments** of **regions** that its thread's ring has
+//! registered; only the ring can turn a segment into bytes. So a request is plain data, a layer splits it by
+//! arithmetic, and a region can be passed to the kernel by number.
 
 use crate::{Bytes, Flags, Op};
 
@@ -11,64 +11,73 @@ use crate::{Bytes, Flags, Op};
 pub struct Tag(pub u16);
 
 impl Tag {
-    /// As an array index.
+    /// The tag as an array index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What the kernel, a socket or a timer carries for us while a request is held. The generation is
-/// stepped at each hand-over, so an answer that comes late or twice shows.
+/// Identifies a held request to the kernel, a socket or a timer. The generation increases each time the slot
+/// is handed over, so a completion that comes late or twice is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cookie {
     /// The request's slot.
     pub tag: Tag,
-    /// Which hand-over of that slot this is.
+    /// Generation of the slot at the hand-over.
     pub generation: u32,
 }
 
-/// A stretch of memory that a ring has registered. Numbers are the ring's own.
+/// A memory area registered with a ring, by the ring's own number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Region(pub u16);
 
-/// A piece of a region.
+/// Part of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Where it starts in its region, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub len: u32,
     /// The region.
     pub region: Region,
 }
 
 impl Segment {
-    /// No memory: what a request without data names.
+    /// No memory: the segment of a request without data.
     pub const EMPTY: Segment = Segment { offset: 0, len: 0, region: Region(0) };
 
-    /// The part that starts `skip` bytes in and is `len` long. Both must lie within it.
+    /// The part of `len` bytes that starts `skip` bytes into the segment. It must lie within the segment.
     #[must_use]
     pub fn slice(self, skip: u32, len: u32) -> Segment {
         debug_assert!(u64::from(skip) + u64::from(len) <= u64::from(self.len));
         Segment { offset: self.offset + u64::from(skip), len, region: self.region }
     }
+
+    /// The first `len` bytes and the rest. The segment must have as many.
+    #[must_use]
+    #[inline]
+    pub fn split_at(self, len: u32) -> (Segment, Segment) {
+        debug_assert!(len <= self.len);
+        let back = Segment { offset: self.offset + u64::from(len), len: self.len - len, region: self.region };
+        (Segment { len, ..self }, back)
+    }
 }
 
-/// The memory of a request: one segment in place, or a run of the queue's segment table.
+/// The memory of a request: a single segment, or a run of entries in the queue's segment table.
 ///
-/// A run is viewed through `skip`: its first `skip` bytes are left out, and it is as long as the
-/// request says. So halves of one request share one run.
+/// The first `skip` bytes of a run are left out, and it is as long as the request. So requests split from one
+/// request share its run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Data {
-    /// All of it lies in one piece. Its length is the request's for data-moving operations.
+    /// A single segment. Its length is the request's for operations that move data.
     One(Segment),
     /// `count` entries from `start` of the queue's segment table, less the first `skip` bytes.
     Run {
         /// Index of the first entry.
         start: u32,
-        /// How many entries may be looked at.
+        /// Number of entries that may be read.
         count: u16,
-        /// Bytes to pass over at the beginning of the first entry; less than that entry's length.
+        /// Bytes to skip at the start of the first entry; less than that entry's length.
         skip: u32,
     },
 }
@@ -78,34 +87,34 @@ impl Data {
     pub const NONE: Data = Data::One(Segment::EMPTY);
 }
 
-/// What is asked of a node. Plain data: a node that changes it on the way down restores it before
-/// it answers `Up`.
+/// A request to a node. Plain data: a node that changes it on the way down restores it before it answers
+/// `Up`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Where it starts on the device below.
+    /// Offset on the device below, in bytes.
     pub offset: Bytes,
-    /// How much of the device it covers. 0 only for flush and for changes of a zone's condition.
+    /// Length in bytes. 0 only for flushes and operations that change a zone's condition.
     pub len: Bytes,
-    /// The memory.
+    /// Memory of the data.
     pub data: Data,
-    /// What to do.
+    /// Operation.
     pub op: Op,
-    /// How to do it.
+    /// Modifiers of the operation.
     pub flags: Flags,
 }
 
 impl Request {
-    /// A request without data, for operations that need none.
+    /// Creates a request without data.
     pub const fn new(op: Op, offset: Bytes, len: Bytes) -> Request {
-        Request { offset, len, data: Data::NONE, op, flags: Flags::NONE }
+        Request { offset, len, data: Data::NONE, op, flags: Flags::empty() }
     }
 
-    /// A flush.
+    /// Creates a flush.
     pub const fn flush() -> Request {
         Request::new(Op::Flush, Bytes::ZERO, Bytes::ZERO)
     }
 
-    /// The first byte past it. The front-end has checked that this does not overflow.
+    /// First byte past the range. The front-end has checked that this does not overflow.
     pub const fn end(&self) -> Bytes {
         Bytes(self.offset.0 + self.len.0)
     }

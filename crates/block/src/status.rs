@@ -1,52 +1,52 @@
-//! How a request ended: a closed set, with the kernel's meanings (`blk_status_t`) and its errnos.
+//! Completion status of a request: a closed set with the meanings (`blk_status_t`) and errnos of the kernel.
 
-/// How a request ended.
+/// Completion status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Status {
-    /// Done, whole.
+    /// Success: the whole request is done.
     Ok,
-    /// The device does not know the operation.
+    /// The operation is not supported.
     NotSupported,
-    /// No answer in time.
+    /// The request timed out.
     Timeout,
-    /// No room left: the backing store is full, or the range ends past the device.
+    /// Out of space: the backing store is full, or the range ends past the device.
     NoSpace,
-    /// The way to the device failed; another path may work.
+    /// The path to the device failed; another path may work.
     Transport,
-    /// The far side failed for good; another path would not help.
+    /// Permanent failure of the target; another path would not help.
     Target,
-    /// Someone else holds a reservation.
+    /// Another initiator holds a reservation.
     ReservationConflict,
-    /// The medium lost the data.
+    /// Medium error: the data is lost.
     Medium,
-    /// The data's protection information does not match.
+    /// The protection information (integrity tuple) does not match the data.
     Protection,
-    /// Memory or another resource of the system ran out for now.
+    /// Memory or another system resource is exhausted for now.
     Resource,
-    /// A resource of the device ran out for now.
+    /// A resource of the device is exhausted for now.
     DeviceResource,
-    /// It would have had to wait, and [`Flags::NOWAIT`](crate::Flags::NOWAIT) was given.
+    /// The request would have had to wait, and [`Flags::NOWAIT`](crate::Flags::NOWAIT) was given.
     Again,
-    /// The device is gone.
+    /// The device is offline.
     Offline,
-    /// A stacking device asks for the request again, whole.
+    /// A stacking device asks for the whole request to be requeued.
     Requeue,
     /// Too many open zones.
     ZoneOpenResource,
     /// Too many active zones.
     ZoneActiveResource,
-    /// The command's duration limit ran out.
+    /// The command's duration limit was exceeded.
     DurationLimit,
-    /// The request makes no sense to the device: misaligned, or beyond its limits.
+    /// The request is invalid: misaligned, or beyond the device's limits.
     Invalid,
-    /// Anything else.
+    /// Any other error.
     IoError,
-    /// The device does not let its clients do that: another path would not help.
+    /// The device does not permit the operation to its clients; another path would not help.
     NotPermitted,
 }
 
-/// One row a status: its errno, and whether another path is worth trying (`blk_path_error`).
+/// One row per status, in the order of the enum: the status and its errno.
 const TABLE: [(Status, i32); 20] = [
     (Status::Ok, 0),
     (Status::NotSupported, libc::EOPNOTSUPP),
@@ -76,14 +76,15 @@ impl Status {
         TABLE[self as usize].1
     }
 
-    /// From a positive errno. What the kernel does not name is [`Status::IoError`], as it is there; `EPERM` is such.
+    /// Converts a positive errno. One that the kernel's table lacks becomes [`Status::IoError`], as in the
+    /// kernel; `EPERM` is one of these.
     pub fn from_errno(errno: i32) -> Status {
         let named = &TABLE[..Status::NotPermitted as usize];
         named.iter().find(|row| row.1 == errno).map_or(Status::IoError, |row| row.0)
     }
 
-    /// From what the kernel or a child answered: bytes moved, or a negative errno. Fewer bytes than
-    /// `len` is an I/O error: whoever can finish a short transfer has done so before asking.
+    /// Converts a result of the kernel or a child: bytes moved, or a negative errno. Fewer bytes than `len`
+    /// is an I/O error: the layers that can continue a short transfer have done so already.
     pub fn from_result(result: i64, len: u64) -> Status {
         if result < 0 {
             Status::from_errno(i32::try_from(-result).unwrap_or(libc::EIO))
@@ -94,7 +95,8 @@ impl Status {
         }
     }
 
-    /// Whether the failure may lie with the path rather than with the device (MP-5).
+    /// Whether the path may have failed rather than the device (MP-5), so that another path is worth trying
+    /// (`blk_path_error`).
     pub const fn is_path_error(self) -> bool {
         !matches!(
             self,
@@ -109,7 +111,7 @@ impl Status {
         )
     }
 
-    /// Whether all went well.
+    /// Whether the request succeeded.
     pub const fn is_ok(self) -> bool {
         matches!(self, Status::Ok)
     }
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn path_errors_are_all_but_those_another_path_cannot_mend() {
+    fn errors_that_another_path_cannot_fix_are_no_path_errors() {
         let not: Vec<_> = TABLE.iter().map(|r| r.0).filter(|s| !s.is_path_error()).collect();
         use Status::*;
         let here = [Ok, NotSupported, NoSpace, Target, ReservationConflict, Medium, Protection, NotPermitted];

@@ -1,4 +1,4 @@
-//! Units are types. A sector is 512 bytes always; a device's own unit is its logical block.
+//! Units as types. A sector always has 512 bytes; the unit of a device is its logical block.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Bytes(pub u64);
 
-/// A length or an offset in sectors of 512 bytes, whatever the device's logical block is.
+/// A length or an offset in sectors of 512 bytes, whatever the device's logical block size is.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Sectors(pub u64);
 
@@ -15,12 +15,12 @@ impl Sectors {
     /// `log2` of the bytes in a sector.
     pub const SHIFT: u32 = 9;
 
-    /// The same length in bytes; `None` past 2^64.
+    /// Converts to bytes; `None` past 2^64.
     pub fn checked_bytes(self) -> Option<Bytes> {
         self.0.checked_mul(1 << Self::SHIFT).map(Bytes)
     }
 
-    /// The same length in bytes, held at the largest whole number of sectors that fits.
+    /// Converts to bytes, saturating at the largest whole number of sectors that fits.
     pub fn bytes(self) -> Bytes {
         self.checked_bytes().unwrap_or(Bytes(!511))
     }
@@ -45,7 +45,7 @@ impl Bytes {
         Bytes(n << 30)
     }
 
-    /// Whole sectors in this length; what is left over is dropped.
+    /// Converts to whole sectors, rounded down.
     pub const fn sectors(self) -> Sectors {
         Sectors(self.0 >> Sectors::SHIFT)
     }
@@ -91,9 +91,9 @@ pub struct ParseSizeError {
 impl FromStr for Bytes {
     type Err = ParseSizeError;
 
-    /// Plain bytes, or a number (a decimal fraction is allowed) with a binary suffix `K M G T P E`,
-    /// optionally followed by `iB` or `B`, all in either case: `10G`, `10GB`, `10Gb` and `10GiB` are the same size. `s`
-    /// counts sectors. `b` alone is refused, as dd and find count blocks of 512 bytes with it.
+    /// Parses plain bytes, or a number (a decimal fraction is allowed) with a binary suffix `K M G T P E`,
+    /// optionally followed by `i`, `iB` or `B`, all in either case: `10G`, `10Gi`, `10GB`, `10Gb` and `10GiB` are
+    /// the same size. `s` counts sectors. `b` alone is refused, because dd and find count blocks of 512 bytes with it.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = |why| ParseSizeError { text: text.to_owned(), why };
         let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -102,7 +102,8 @@ impl FromStr for Bytes {
             return Err(error("it does not start with a digit"));
         }
         let with_unit = |tail| suffix.strip_suffix(tail).filter(|rest: &&str| !rest.is_empty());
-        let bare = ["iB", "ib", "IB", "Ib", "B", "b"].into_iter().find_map(with_unit).unwrap_or(suffix);
+        let bare =
+            ["iB", "ib", "IB", "Ib", "B", "b", "i", "I"].into_iter().find_map(with_unit).unwrap_or(suffix);
         let shift = match bare {
             "" | "B" => 0,
             "s" if suffix == "s" => Sectors::SHIFT,
@@ -112,7 +113,11 @@ impl FromStr for Bytes {
             "t" | "T" => 40,
             "p" | "P" => 50,
             "e" | "E" => 60,
-            _ => return Err(error("the suffix is not one of K M G T P E (binary) or s (sectors)")),
+            _ => {
+                return Err(error(
+                    "the suffix is not one of K M G T P E (binary; Ki, KB and KiB mean the same) or s (sectors)",
+                ));
+            }
         };
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let whole: u64 = whole.parse().map_err(|_| error("the number does not fit"))?;
@@ -164,6 +169,8 @@ mod tests {
             ("10Gb", 10 << 30),
             ("10gb", 10 << 30),
             ("10GiB", 10 << 30),
+            ("10Mi", 10 << 20),
+            ("10gi", 10 << 30),
             ("10gib", 10 << 30),
             ("512B", 512),
             ("1.5G", 1536 << 20),
@@ -186,6 +193,7 @@ mod tests {
             "-1",
             "1X",
             "1b",
+            "1i",
             "1iB",
             "1ib",
             "1bG",

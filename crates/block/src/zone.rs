@@ -1,45 +1,45 @@
-//! What [`Op::ReportZones`](crate::Op::ReportZones) answers with: a zoned device's zones.
+//! Zones of a zoned device, as [`Op::ReportZones`](crate::Op::ReportZones) reports them.
 //!
 //! Source: `struct blk_zone` and the two enums beside it in the kernel's uapi/linux/blkzoned.h.
 
 use crate::Sectors;
 
-/// How a zone is written to.
+/// Type of a zone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum ZoneKind {
-    /// Anywhere: it has no write pointer.
+    /// No write pointer: accepts writes anywhere.
     Conventional = 1,
-    /// At its write pointer only.
+    /// Must be written at its write pointer.
     SequentialRequired = 2,
-    /// Best at its write pointer.
+    /// Should be written at its write pointer.
     SequentialPreferred = 3,
 }
 
-/// What state a zone is in.
+/// Condition of a zone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum ZoneCondition {
-    /// It is conventional.
+    /// Conventional: has no write pointer.
     NotWritePointer = 0,
-    /// Nothing was written since it was reset.
+    /// Nothing was written since the last reset.
     Empty = 1,
-    /// Open because it was written to.
+    /// Opened implicitly, by a write.
     ImplicitOpen = 2,
-    /// Open because it was told to be.
+    /// Opened explicitly, by a zone-open request.
     ExplicitOpen = 3,
-    /// Partly written, and not open.
+    /// Partly written and not open.
     Closed = 4,
-    /// It can be read only, for good.
+    /// Read-only for good.
     ReadOnly = 13,
-    /// Nothing more can be written before it is reset.
+    /// Full: accepts no write before it is reset.
     Full = 14,
-    /// It is gone.
+    /// Unusable.
     Offline = 15,
 }
 
 impl ZoneKind {
-    /// By the kernel's number.
+    /// Converts the kernel's number; `None` if unknown.
     pub const fn from_number(number: u8) -> Option<ZoneKind> {
         Some(match number {
             1 => ZoneKind::Conventional,
@@ -51,7 +51,7 @@ impl ZoneKind {
 }
 
 impl ZoneCondition {
-    /// By the kernel's number.
+    /// Converts the kernel's number; `None` if unknown.
     pub const fn from_number(number: u8) -> Option<ZoneCondition> {
         Some(match number {
             0 => ZoneCondition::NotWritePointer,
@@ -67,30 +67,30 @@ impl ZoneCondition {
     }
 }
 
-/// One zone. All addresses are on the device that answers.
+/// A zone. All positions are on the device that answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Zone {
-    /// Where it starts.
+    /// First sector.
     pub start: Sectors,
-    /// How much address space it takes. Never 0.
+    /// Size of the zone in address space. Never 0.
     pub len: Sectors,
-    /// How much of that can be written, from its start on.
+    /// Writable sectors, from the start of the zone.
     pub capacity: Sectors,
-    /// Where it is written to next. `u64::MAX` where there is no such place: a zone that is read-only or
-    /// offline.
+    /// Next sector to be written; `u64::MAX` for read-only and offline zones, which have no valid write
+    /// pointer.
     pub write_pointer: Sectors,
-    /// How it is written to.
+    /// Type of the zone.
     pub kind: ZoneKind,
-    /// What state it is in.
+    /// Condition of the zone.
     pub condition: ZoneCondition,
 }
 
 impl Zone {
-    /// Bytes of one record in a request's data. A record is laid out as the kernel's `struct blk_zone`, so a
-    /// front-end whose host is a kernel passes it on as it is.
+    /// Bytes of one record in a request's data. A record has the layout of the kernel's `struct blk_zone`, so
+    /// a front-end can pass it to a kernel unchanged.
     pub const RECORD_LEN: usize = 64;
 
-    /// Written out as a record.
+    /// Encodes the zone as a record.
     pub fn to_record(&self) -> [u8; Self::RECORD_LEN] {
         let mut record = [0; Self::RECORD_LEN];
         record[..8].copy_from_slice(&self.start.0.to_ne_bytes());
@@ -102,7 +102,7 @@ impl Zone {
         record
     }
 
-    /// Read back from a record; `None` when there are too few bytes, or what they say is no zone.
+    /// Decodes a record; `None` when there are too few bytes or the values are no valid zone.
     pub fn from_record(record: &[u8]) -> Option<Zone> {
         let record = record.get(..Self::RECORD_LEN)?;
         let number = |at: usize| Some(Sectors(u64::from_ne_bytes(record[at..at + 8].try_into().ok()?)));
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_zones_record_reads_back() {
+    fn an_encoded_zone_decodes_to_the_same_zone() {
         for number in 0..=255 {
             let Some(condition) = ZoneCondition::from_number(number) else { continue };
             let zone = Zone {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_zone_reads_as_none() {
+    fn invalid_records_decode_to_none() {
         assert_eq!(Zone::from_record(&[0; 64]), None, "the end of a list");
         assert_eq!(Zone::from_record(&[1; 63]), None, "too short");
         assert_eq!(Zone::from_record(&[9; 64]), None, "no such kind");

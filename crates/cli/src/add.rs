@@ -1,9 +1,8 @@
-//! `add`: a process of its own that serves, and the wait until it is ready.
+//! `add`: starts a server process in the background and waits until it is ready.
 //!
-//! The child is this program as `serve --detached`. It prints its ready lines, all at once, when
-//! everything is attached, and then lets go of stdout and stderr: lines and then the end mean that it is
-//! ready, the end alone that it is not. A child that cannot tell us (because we were interrupted)
-//! takes everything back.
+//! The child is this program as `serve --detached`. When everything is attached it prints all ready lines at once and
+//! then closes stdout and stderr: ready lines before end of file mean success, end of file alone means failure. A child
+//! that cannot print its ready lines, because the parent was interrupted, removes its devices and exits.
 
 use crate::args::ServeArgs;
 use crate::failure::{Failure, print};
@@ -14,35 +13,35 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a process that has said its last word may take to end.
+/// How long a child may take to exit after it closed its outputs.
 const ENDING: Duration = Duration::from_secs(5);
-/// How long to sleep before looking again.
+/// Interval between polls for the child's exit.
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(crate) fn add(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    // What makes no sense is said without starting anything.
+    // Invalid arguments are reported without starting a process.
     let topology = plan::topology("add", args)?;
     let name = topology.devices[0].name.to_string();
     let fail = |why: std::io::Error| Failure::new("add", &name, why);
-    // Behind the program's name and `add`.
-    let words = std::env::args_os().skip(2);
+    // Skips the program's name and `add`.
+    let given = std::env::args_os().skip(2);
     let started = match plan::given_table(&topology) {
-        // Stdin is read once, and a file may be another by the time that the device is recovered.
-        Some(text) => start(with_table(words, &text)),
-        None => start(words),
+        // Stdin can be read only once, and the file may have changed by the time the device is recovered.
+        Some(text) => start(with_table(given, &text)),
+        None => start(given),
     };
-    tell("add", &name, started.map_err(fail)?)
+    report("add", &name, started.map_err(fail)?)
 }
 
-/// The same words with the table's text in place of the file that it is in.
-fn with_table(words: impl Iterator<Item = OsString>, text: &str) -> Vec<OsString> {
+/// Replaces `--table FILE` in the arguments with the table's text.
+fn with_table(given: impl Iterator<Item = OsString>, text: &str) -> Vec<OsString> {
     let mut out = Vec::new();
-    let mut words = words.peekable();
-    while let Some(word) = words.next() {
-        if word == "--table" {
-            drop(words.next());
-        } else if !word.as_encoded_bytes().starts_with(b"--table=") {
-            out.push(word);
+    let mut given = given.peekable();
+    while let Some(argument) = given.next() {
+        if argument == "--table" {
+            drop(given.next());
+        } else if !argument.as_encoded_bytes().starts_with(b"--table=") {
+            out.push(argument);
             continue;
         }
         out.push(format!("--table-text={text}").into());
@@ -50,17 +49,17 @@ fn with_table(words: impl Iterator<Item = OsString>, text: &str) -> Vec<OsString
     out
 }
 
-/// Say what became of a process that was started.
-pub(crate) fn tell(what: &str, name: &str, started: Started) -> Result<ExitCode, Failure> {
-    let Started { ready, said, ended } = started;
-    eprint!("{said}");
+/// Prints the ready lines of a started process, or reports why it ended. `what`: the command, for messages.
+pub(crate) fn report(what: &str, name: &str, started: Started) -> Result<ExitCode, Failure> {
+    let Started { ready, stderr, ended } = started;
+    eprint!("{stderr}");
     let Some(status) = ended else {
         print(&ready);
         return Ok(ExitCode::SUCCESS);
     };
     match status.code() {
-        Some(code) if !said.is_empty() => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))),
-        Some(code) => Err(Failure::new(what, name, format!("its process ended with status {code}"))),
+        Some(code) if !stderr.is_empty() => Ok(ExitCode::from(u8::try_from(code).unwrap_or(1).max(1))),
+        Some(code) => Err(Failure::new(what, name, format!("its process exited with status {code}"))),
         None => {
             let signal = status.signal().unwrap_or_default();
             Err(Failure::new(what, name, format!("its process was killed by signal {signal}")))
@@ -68,45 +67,48 @@ pub(crate) fn tell(what: &str, name: &str, started: Started) -> Result<ExitCode,
     }
 }
 
-/// A process that serves, or that could not.
+/// The outcome of starting a server process.
 pub(crate) struct Started {
-    /// Its ready lines; empty when it is not.
+    /// Ready lines; empty if the process failed.
     pub(crate) ready: String,
-    /// What it said on stderr.
-    pub(crate) said: String,
-    /// How it ended, if it did.
+    /// The process's output on stderr until it was ready or exited.
+    pub(crate) stderr: String,
+    /// Exit status; `None` while the process serves.
     pub(crate) ended: Option<ExitStatus>,
 }
 
-/// Start a process that serves what `words` say, as `add` takes them, and wait until it is ready.
+/// Starts `blockyard serve` with `arguments` (those of `add`) and waits until it is ready.
 ///
 /// # Errors
-/// No process can be started.
-pub(crate) fn start(words: impl IntoIterator<Item = OsString>) -> std::io::Result<Started> {
-    start_command("serve", words)
+/// The process cannot be started.
+pub(crate) fn start(arguments: impl IntoIterator<Item = OsString>) -> std::io::Result<Started> {
+    start_command("serve", arguments)
 }
 
-/// The same with another command that serves.
+/// Starts `blockyard COMMAND`, a command that serves, and waits until it is ready.
+///
+/// # Errors
+/// The process cannot be started.
 pub(crate) fn start_command(
     command: &str,
-    words: impl IntoIterator<Item = OsString>,
+    arguments: impl IntoIterator<Item = OsString>,
 ) -> std::io::Result<Started> {
-    // What whoever called us has open is not for a process that outlives the call: a pipe would never end.
+    // The server outlives this call and must not inherit the caller's descriptors: a pipe among them would never end.
     close_fds::set_fds_cloexec(3, &[]);
     let mut child = Command::new(std::env::current_exe()?)
         .arg(command)
         .arg("--detached")
-        .args(words)
+        .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()?;
-    let (ready, said) = outputs(&mut child)?;
+    let (ready, stderr) = outputs(&mut child)?;
     let ended = if ready.is_empty() { Some(end_of(&mut child)?) } else { None };
-    Ok(Started { ready, said, ended })
+    Ok(Started { ready, stderr, ended })
 }
 
-/// How a child ended that has let go of its outputs. One that the kernel does not let end counts as failed.
+/// Waits for the exit status of a child that closed its outputs. A child stuck in the kernel counts as failed.
 fn end_of(child: &mut Child) -> std::io::Result<ExitStatus> {
     let started = Instant::now();
     loop {
@@ -118,18 +120,18 @@ fn end_of(child: &mut Child) -> std::io::Result<ExitStatus> {
     }
 }
 
-/// All that the child says before it lets go.
+/// Reads the child's stdout and stderr until it closes them.
 fn outputs(child: &mut Child) -> std::io::Result<(String, String)> {
     let stderr = child.stderr.take();
-    let said = std::thread::spawn(move || {
-        let mut said = Vec::new();
-        // What can be read is said; a broken pipe says no more.
-        let _ = stderr.map(|mut pipe| pipe.read_to_end(&mut said));
-        String::from_utf8_lossy(&said).into_owned()
+    let stderr = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        // After a read error, the text read so far is kept.
+        let _ = stderr.map(|mut pipe| pipe.read_to_end(&mut text));
+        String::from_utf8_lossy(&text).into_owned()
     });
     let mut ready = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         pipe.read_to_string(&mut ready)?;
     }
-    Ok((ready, said.join().unwrap_or_default()))
+    Ok((ready, stderr.join().unwrap_or_default()))
 }

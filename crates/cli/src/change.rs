@@ -1,7 +1,8 @@
-//! `resize`, `set`, `suspend`, `resume`: changing a device while it is served.
+//! `resize`, `set`, `commit`, `suspend`, `resume`: online reconfiguration of a served device.
 
 use crate::args::{CommitArgs, ResizeArgs, ResumeArgs, SetArgs, SuspendArgs};
 use crate::failure::Failure;
+use crate::holder;
 use crate::listing::{block_on, client_of, run_dir};
 use crate::plan;
 use crate::progress::shown;
@@ -50,17 +51,28 @@ pub(crate) fn set(args: &SetArgs) -> Result<ExitCode, Failure> {
             let (layer, key) = option.split_once('.').unwrap_or_default();
             Change::Layer { layer: layer.to_owned(), key: key.to_owned(), value: value.to_owned() }
         }
-        _ => {
-            let why = format!(
-                "\"{}\" cannot be changed (there are direct=on|off|auto, file=PATH, badblocks=+FIRST-LAST, slow=TIME|off, \
-                 io_timeout=TIME|off, \
-                 scheduler=NAME and the parameters of schedulers, LAYER.OPTION=VALUE)",
-                args.change
-            );
-            return Err(usage(why));
-        }
+        _ => return Err(usage(unknown_setting(&args.change))),
     };
     change("set", &args.name, &wanted)
+}
+
+/// Settings of `set` that do not belong to a layer, and their values.
+const SETTINGS: [(&str, &str); 6] = [
+    ("direct", "on|off|auto"),
+    ("file", "PATH"),
+    ("badblocks", "+FIRST-LAST"),
+    ("slow", "TIME|off"),
+    ("io_timeout", "TIME|off"),
+    ("scheduler", "NAME"),
+];
+
+fn unknown_setting(text: &str) -> String {
+    let key = text.split('=').next().unwrap_or_default();
+    let near = options::did_you_mean(key, SETTINGS.map(|(key, _)| key));
+    let all = SETTINGS.map(|(key, value)| format!("{key}={value}")).join(", ");
+    format!(
+        "unknown setting \"{text}\" ({near}settings: {all}, a scheduler's PARAMETER=VALUE, LAYER.OPTION=VALUE)"
+    )
 }
 
 pub(crate) fn commit(args: &CommitArgs) -> Result<ExitCode, Failure> {
@@ -69,12 +81,13 @@ pub(crate) fn commit(args: &CommitArgs) -> Result<ExitCode, Failure> {
         return change("commit", &args.what, &Change::Commit);
     }
     if !is_stack {
-        let why = "a device that is served has its layers (leave out --layer, or give a stack: file:PATH)";
+        let why = "a served device has its own layers (leave out --layer, or give a stack: file:PATH)";
         return Err(Failure::usage("commit", &args.what, why));
     }
     let spec = plan::device("commit", &args.what, &args.layers)?;
     let name = spec.name.clone();
-    engine::commit::commit(&spec.config()).map_err(|why| Failure::new("commit", &name, why))?;
+    engine::change::commit::commit(&engine::topology::device_config(&spec))
+        .map_err(|why| Failure::new("commit", &name, why))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -89,7 +102,12 @@ pub(crate) fn resume(args: &ResumeArgs) -> Result<ExitCode, Failure> {
 fn change(what: &str, name: &str, change: &Change) -> Result<ExitCode, Failure> {
     let run = run_dir(what)?;
     let client = client_of(&run, what, name)?;
-    let done = block_on(what, shown(&format!("draining {name}"), client.change(name, change)))?;
+    let done = block_on(what, async {
+        match shown(&format!("draining {name}"), client.change(name, change)).await {
+            Ok(()) => Ok(()),
+            Err(why) => Err(holder::with_holder(&run, why.to_string()).await),
+        }
+    })?;
     done.map_err(|why| Failure::new(what, name, why))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,15 +1,15 @@
-//! `check`: what is wrong with a topology, all of it at once.
+//! `check`: reports all errors of a topology file at once.
 
 use crate::args::CheckArgs;
 use crate::failure::{FAILED, Failure, print};
-use engine::topology::{Problem, Topology, TopologyError};
+use engine::topology::{Problem, TopologyError, check_files};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
 pub(crate) fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
-    let loaded = Topology::load(&args.file);
+    let loaded = engine::topology::load(&args.file);
     let (counts, problems) = match &loaded {
-        Ok(topology) => ((topology.devices.len(), topology.exports.len()), topology.check_files()),
+        Ok(topology) => ((topology.devices.len(), topology.exports.len()), check_files(topology)),
         Err(error) => ((0, 0), error.problems.clone()),
     };
     if args.output.json {

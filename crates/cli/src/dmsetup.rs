@@ -1,10 +1,10 @@
-//! `blockyard dmsetup`: dmsetup's own commands, output and exit statuses, on our devices that are made from tables.
+//! `blockyard dmsetup`: the commands, output and exit statuses of dmsetup(8) for devices created from tables.
 //!
-//! A device is served by a process of its own, made by `create` and gone with `remove`; it is shown as `add` shows what
-//! is not told how, or as options of `add` say. What fails is said as dmsetup says it, with the errno that the
-//! kernel's driver has for it, and once more with what the kernel would have written into its log.
+//! `create` starts a process that serves the device, with the exports that `add` uses by default or that
+//! options of `add` specify; `remove` ends it. Errors have dmsetup's text with the errno of the kernel's
+//! driver, followed by the reason that the kernel would write to its log.
 //!
-//! Not here: the kernel's own mapped devices.
+//! Not here: the mapped devices of the kernel.
 
 mod concise;
 mod grid;
@@ -29,14 +29,14 @@ use std::time::Duration;
 
 pub(crate) use options::USAGE;
 
-/// How often, and after which pause, `remove --retry` tries again.
+/// How often `remove --retry` tries again, and the pause between attempts.
 const RETRIES: u32 = 25;
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const ENXIO: i32 = 6;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
-/// What dmsetup says when a command fails: lines for stderr, and whether `Command failed.` follows.
+/// The error output of a command: lines for stderr, and whether `Command failed.` follows.
 #[derive(Debug)]
 pub(super) struct Refusal(pub(super) Vec<String>, pub(super) bool);
 
@@ -45,20 +45,20 @@ impl Refusal {
         Refusal(vec![line.into()], true)
     }
 
-    /// All that there is to say.
-    fn told(lines: Vec<String>) -> Refusal {
+    /// An error without the line `Command failed.`.
+    fn without_footer(lines: Vec<String>) -> Refusal {
         Refusal(lines, false)
     }
 
-    /// An ioctl that failed: how libdevmapper says it, and why. Between the blanks it has the uuid where that was given.
+    /// A failed ioctl in libdevmapper's format, followed by the reason.
     fn ioctl(verb: &str, name: &str, errno: i32, why: &str) -> Refusal {
         Refusal::ioctl_on(verb, &format!("{name} "), errno, &format!("{name}: {why}"), why.is_empty())
     }
 
     fn ioctl_on(verb: &str, device: &str, errno: i32, why: &str, is_plain: bool) -> Refusal {
-        let said = std::io::Error::from_raw_os_error(errno).to_string();
-        let said = said.split(" (os error").next().unwrap_or_default();
-        let mut lines = vec![format!("device-mapper: {verb} ioctl on {device} failed: {said}")];
+        let text = std::io::Error::from_raw_os_error(errno).to_string();
+        let text = text.split(" (os error").next().unwrap_or_default();
+        let mut lines = vec![format!("device-mapper: {verb} ioctl on {device} failed: {text}")];
         if !is_plain {
             lines.push(format!("blockyard: {why}"));
         }
@@ -87,8 +87,8 @@ impl From<crate::failure::Failure> for Refusal {
     }
 }
 
-pub(crate) fn dmsetup(words: &[String]) -> ExitCode {
-    match options::parse(words).and_then(|mut options| {
+pub(crate) fn dmsetup(args: &[String]) -> ExitCode {
+    match options::parse(args).and_then(|mut options| {
         by_uuid(&mut options)?;
         by_field(&mut options)?;
         run(&options)
@@ -113,17 +113,17 @@ fn run(options: &Options) -> Result<(), Refusal> {
             each(options, |name| {
                 change("suspend", name, &Change::Suspend { flush: !options.has("noflush") })
             })?;
-            told(options)
+            show_verbose(options)
         }
         "resume" => {
             each(options, |name| resume(options, name))?;
-            told(options)
+            show_verbose(options)
         }
         "rename" => rename(options),
         "wipe_table" => each(options, fail_all),
         "remove" => each(options, |name| remove(options, name)),
         "remove_all" => named(options)?.iter().try_for_each(|(_, info)| remove(options, &info.name)),
-        "clear" => each(options, |name| ask("clear", name, &TableCall::Clear).map(drop)),
+        "clear" => each(options, |name| table_call("clear", name, &TableCall::Clear).map(drop)),
         "table" if options.has("concise") => show_concise(options),
         "table" => show(options, |inactive| TableCall::Table { inactive }),
         "status" => show(options, |_| TableCall::Status),
@@ -132,7 +132,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
         "ls" => report::ls(options, named(options)?),
         "deps" => report::deps(options, named(options)?),
         "wait" => wait(options),
-        // Nodes of devices come and go with their exports.
+        // Device nodes are created and removed by exports.
         "mknodes" => Ok(()),
         "targets" => {
             report::targets();
@@ -141,7 +141,7 @@ fn run(options: &Options) -> Result<(), Refusal> {
         "target-version" => report::target_versions(&options.names),
         "version" => {
             print(&format!("Library version:   blockyard {}\n", env!("CARGO_PKG_VERSION")));
-            // The version of device-mapper's interface whose commands these are.
+            // The version of the device-mapper interface that these commands belong to.
             print("Driver version:    4.50.0\n");
             Ok(())
         }
@@ -149,17 +149,17 @@ fn run(options: &Options) -> Result<(), Refusal> {
             print(&format!("{USAGE}\n"));
             Ok(())
         }
-        // `options::parse` knows these and no others.
+        // `options::parse` rejects all other commands.
         other => Err(Refusal::of(format!("Unknown command: {other}"))),
     }
 }
 
-/// A device's name, of which paths are made.
+/// Returns a device's name without the folder of device nodes.
 fn plain(name: &str) -> &str {
     name.strip_prefix("/dev/mapper/").unwrap_or(name)
 }
 
-/// The device that a uuid stands for takes the place of the first name.
+/// Replaces `--uuid` by the name of the device, as the first name.
 fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
     let Some(uuid) = options.value("uuid").filter(|_| options.command != "create") else { return Ok(()) };
     let found = all()?.into_iter().find(|(answer, _)| answer.info.uuid == uuid);
@@ -176,7 +176,8 @@ fn by_uuid(options: &mut Options) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Devices that `-S` tells by their fields take the place of names; of those that were named they are the ones it takes.
+/// Replaces the names by those of devices that match `-S`; if names were given, only by matching ones among
+/// them.
 fn by_field(options: &mut Options) -> Result<(), Refusal> {
     if !options.selects() {
         return Ok(());
@@ -186,25 +187,26 @@ fn by_field(options: &mut Options) -> Result<(), Refusal> {
     let found: Vec<String> = report::selected(options, all)?.into_iter().map(|(_, info)| info.name).collect();
     let named = options.names.len();
     options.names = chosen(std::mem::take(&mut options.names), &known, found);
-    // One that was named and is meant is shown as without a selection.
+    // A single named device is shown as without a selection.
     options.is_list = named != 1 || options.names.is_empty();
     Ok(())
 }
 
-/// What was found, of what was named if anything was. What does not exist stays, for the command to say so.
+/// Returns the named devices that were found, or all found ones if none were named. Unknown names stay, so
+/// that the command reports them.
 fn chosen(named: Vec<String>, known: &[String], found: Vec<String>) -> Vec<String> {
     if named.is_empty() {
         return found;
     }
-    let is_meant = |name: &String| {
+    let is_selected = |name: &String| {
         let is = |other: &String| other == plain(name);
         found.iter().any(is) || !known.iter().any(is)
     };
-    named.into_iter().filter(is_meant).collect()
+    named.into_iter().filter(is_selected).collect()
 }
 
-/// `--verbose`: how they are now.
-fn told(options: &Options) -> Result<(), Refusal> {
+/// Shows the state of the devices after the command, if `--verbose` is set.
+fn show_verbose(options: &Options) -> Result<(), Refusal> {
     if options.has("verbose") { report::info(options, named(options)?) } else { Ok(()) }
 }
 
@@ -217,7 +219,7 @@ fn client(verb: &str, name: &str) -> Result<ControlClient, Refusal> {
     client_of(&run, "dmsetup", name).map_err(|_| Refusal::ioctl(verb, name, ENXIO, ""))
 }
 
-fn ask(verb: &str, name: &str, call: &TableCall) -> Result<TableAnswer, Refusal> {
+fn table_call(verb: &str, name: &str, call: &TableCall) -> Result<TableAnswer, Refusal> {
     let client = client(verb, name)?;
     block_on("dmsetup", client.table(name, call))?.map_err(|error| Refusal::client(verb, name, &error))
 }
@@ -227,17 +229,17 @@ fn change(verb: &str, name: &str, change: &Change) -> Result<(), Refusal> {
     block_on("dmsetup", client.change(name, change))?.map_err(|error| Refusal::client(verb, name, &error))
 }
 
-/// A device with what its table's side says of it.
-pub(super) type Named = (TableAnswer, DeviceInfo);
+/// A device with the state of its table.
+pub(super) type TableDevice = (TableAnswer, DeviceInfo);
 
-/// All devices that are made from tables.
-fn all() -> Result<Vec<Named>, Refusal> {
+/// Returns all devices created from tables.
+fn all() -> Result<Vec<TableDevice>, Refusal> {
     let run = run_dir("dmsetup")?;
     let all = block_on("dmsetup", devices(&run))?.map_err(|why| Refusal::of(why.to_string()))?;
     let mut found = Vec::new();
     for (client, info) in all.into_iter().filter(|(_, info)| info.stack.starts_with("table:")) {
         let call = TableCall::Table { inactive: false };
-        // One that goes meanwhile is not there.
+        // A device that was removed meanwhile is skipped.
         if let Ok(answer) = block_on("dmsetup", client.table(&info.name, &call))? {
             found.push((answer, info));
         }
@@ -245,8 +247,8 @@ fn all() -> Result<Vec<Named>, Refusal> {
     Ok(found)
 }
 
-/// The devices that were named, or else all that are made from tables.
-fn named(options: &Options) -> Result<Vec<Named>, Refusal> {
+/// Returns the named devices, or all devices created from tables.
+fn named(options: &Options) -> Result<Vec<TableDevice>, Refusal> {
     let mut found = all()?;
     if options.names.is_empty() && options.is_list {
         return Ok(Vec::new());
@@ -287,7 +289,7 @@ fn create_concise(options: &Options) -> Result<(), Refusal> {
         .try_for_each(|one| create_one(options, &one.name, &one.uuid, Some(&one.table), one.read_only))
 }
 
-/// A process that serves it. `table`: none, for now.
+/// Starts a process that serves a device. `table`: `None` creates the device without a table.
 fn create_one(
     options: &Options,
     name: &str,
@@ -299,32 +301,32 @@ fn create_one(
     let busy = |why| Refusal::ioctl_on("create", &format!("{name} {uuid}"), EBUSY, why, false);
     let run = run_dir("dmsetup")?;
     if client_of(&run, "dmsetup", name).is_ok() {
-        return Err(busy(&format!("{name}: there is a device of that name")));
+        return Err(busy(&format!("{name}: a device with this name exists")));
     }
     if !uuid.is_empty() && all()?.iter().any(|(answer, _)| answer.info.uuid == uuid) {
-        return Err(busy(&format!("{name}: there is a device of that uuid")));
+        return Err(busy(&format!("{name}: a device with this uuid exists")));
     }
-    let mut words: Vec<OsString> = vec!["--name".into(), name.into()];
+    let mut args: Vec<OsString> = vec!["--name".into(), name.into()];
     match table {
-        None => words.push("--no-table".into()),
-        Some(table) => words.push(format!("--table-text={table}").into()),
+        None => args.push("--no-table".into()),
+        Some(table) => args.push(format!("--table-text={table}").into()),
     }
     if read_only {
-        words.push("--table-read-only".into());
+        args.push("--table-read-only".into());
     }
     if !uuid.is_empty() {
-        words.push(format!("--table-uuid={uuid}").into());
+        args.push(format!("--table-uuid={uuid}").into());
     }
-    words.extend(options.for_add.iter().map(OsString::from));
-    let started = add::start(words).map_err(|why| Refusal::of(format!("device-mapper: {why}")))?;
+    args.extend(options.for_add.iter().map(OsString::from));
+    let started = add::start(args).map_err(|why| Refusal::of(format!("device-mapper: {why}")))?;
     if started.ended.is_none() {
         if options.has("verbose") {
             print(&started.ready);
         }
         return Ok(());
     }
-    let said = format!("device-mapper: reload ioctl on {name} (0:0) failed: Invalid argument");
-    Err(Refusal(std::iter::once(said).chain(started.said.lines().map(str::to_owned)).collect(), true))
+    let text = format!("device-mapper: reload ioctl on {name} (0:0) failed: Invalid argument");
+    Err(Refusal(std::iter::once(text).chain(started.stderr.lines().map(str::to_owned)).collect(), true))
 }
 
 fn check_name(name: &str) -> Result<(), Refusal> {
@@ -335,28 +337,28 @@ fn check_name(name: &str) -> Result<(), Refusal> {
     named.map(drop).map_err(|why| Refusal::of(format!("Name \"{name}\" invalid. {why}")))
 }
 
-/// A name for another, or a uuid for none.
+/// Changes the name of a device, or sets its UUID.
 fn rename(options: &Options) -> Result<(), Refusal> {
     let [name, to] = options.names.as_slice() else { return Err(Refusal::of("No device specified.")) };
     let name = plain(name);
     if options.has("setuuid") {
-        // The kernel looks for another one first, too, be it the device's own.
+        // As in the kernel, the UUID must not exist, even if it is the device's own.
         let has_it = |info: &engine::tables::TableInfo| !to.is_empty() && info.uuid == *to;
         if let Some((_, other)) = all()?.iter().find(|(answer, _)| has_it(&answer.info)) {
-            let why = format!("{} has that uuid", other.name);
+            let why = format!("{} has this uuid", other.name);
             return Err(Refusal::ioctl("rename", name, EBUSY, &why));
         }
-        return ask("rename", name, &TableCall::SetUuid { uuid: to.clone() }).map(drop);
+        return table_call("rename", name, &TableCall::SetUuid { uuid: to.clone() }).map(drop);
     }
     let to = plain(to);
     check_name(to)?;
-    ask("rename", name, &TableCall::Rename { to: to.to_owned() }).map(drop)
+    table_call("rename", name, &TableCall::Rename { to: to.to_owned() }).map(drop)
 }
 
-/// `--table`, the file that was named, or stdin.
+/// Returns the table of `--table`, the named file, or stdin.
 fn table_text(options: &Options) -> Result<String, Refusal> {
     if let Some(text) = options.value("table") {
-        // A shell's $'…' is not everyone's: a backslash and n end a line, too.
+        // Not every shell has $'…', so \n separates lines, too.
         return checked(text.replace("\\n", "\n"), "");
     }
     let read = match options.names.get(1).map(String::as_str) {
@@ -368,14 +370,14 @@ fn table_text(options: &Options) -> Result<String, Refusal> {
     checked(text, if matches!(file, "stdin" | "-") { "on stdin" } else { file })
 }
 
-/// What is no line is seen before anybody is asked.
+/// Rejects text that does not consist of table lines before it reaches the device.
 fn checked(text: String, file: &str) -> Result<String, Refusal> {
     let wrong = text.parse::<TableSpec>().err().map(|error| error.why);
     match wrong.as_deref().and_then(|why| why.strip_suffix(" of the table")) {
         Some(why) if why.starts_with("Invalid format on line ") => {
             Err(Refusal::of(format!("{why} of table {file}.")))
         }
-        // What else is wrong is the device's to say.
+        // The device reports all other errors.
         _ => Ok(text),
     }
 }
@@ -384,12 +386,12 @@ fn load(options: &Options) -> Result<(), Refusal> {
     let name = plain(options.names.first().ok_or(Refusal::of("Please specify device."))?);
     let text = table_text(options)?;
     let base = std::env::current_dir().map_err(|why| Refusal::of(why.to_string()))?;
-    ask("reload", name, &TableCall::Load { text, base }).map(drop)
+    table_call("reload", name, &TableCall::Load { text, base }).map(drop)
 }
 
-/// The kernel suspends a device whose table is to be replaced as it was told to here: with a flush, or not.
+/// As in the kernel, loading a table into a running device suspends it first, with or without a flush.
 fn resume(options: &Options, name: &str) -> Result<(), Refusal> {
-    let info = ask("resume", name, &TableCall::Info)?.info;
+    let info = table_call("resume", name, &TableCall::Info)?.info;
     if info.inactive && !info.suspended && !options.has("noflush") && info.active {
         change("resume", name, &Change::Suspend { flush: true })?;
     }
@@ -400,7 +402,7 @@ fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
     if options.has("force")
         && let Err(Refusal(lines, _)) = fail_all(name)
     {
-        // As dmsetup does: it is removed all the same, if it can be.
+        // As in dmsetup, the device is removed anyway, if possible.
         lines.iter().for_each(|line| eprintln!("{line}"));
     }
     let client = client("remove", name)?;
@@ -409,8 +411,8 @@ fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
         let removed = block_on("dmsetup", client.delete(name))?;
         match removed {
             Ok(()) => return Ok(()),
-            // What could not be flushed is lost either way, and the device is gone. The kernel does not even say so.
-            Err(ClientError::Refused(ControlError::Failed(why))) if is_gone(&client, name)? => {
+            // The device was removed, but its last flush failed. The kernel does not report that.
+            Err(ClientError::Refused(ControlError::Failed(why))) if is_removed(&client, name)? => {
                 eprintln!("blockyard: {name}: {why}");
                 return Ok(());
             }
@@ -419,22 +421,22 @@ fn remove(options: &Options, name: &str) -> Result<(), Refusal> {
                 std::thread::sleep(RETRY_PAUSE);
             }
             Err(_) if options.has("deferred") => {
-                return ask("remove", name, &TableCall::RemoveLater).map(drop);
+                return table_call("remove", name, &TableCall::RemoveLater).map(drop);
             }
             Err(error) => return Err(Refusal::client("remove", name, &error)),
         }
     }
 }
 
-/// Whether the process that served a device does so no longer, or is no longer there itself.
-fn is_gone(client: &ControlClient, name: &str) -> Result<bool, Refusal> {
-    let asked = block_on("dmsetup", client.table(name, &TableCall::Info))?;
-    Ok(matches!(asked, Err(ClientError::Refused(ControlError::NotFound) | ClientError::Connect { .. })))
+/// Returns whether the process no longer serves the device, or has ended.
+fn is_removed(client: &ControlClient, name: &str) -> Result<bool, Refusal> {
+    let answer = block_on("dmsetup", client.table(name, &TableCall::Info))?;
+    Ok(matches!(answer, Err(ClientError::Refused(ControlError::NotFound) | ClientError::Connect { .. })))
 }
 
-/// What `--force` does first: an error table in the place of the one there is, and nothing waited for.
+/// Replaces the table by an error table without waiting for requests (`--force`, `wipe_table`).
 fn fail_all(name: &str) -> Result<(), Refusal> {
-    let info = ask("table", name, &TableCall::Info).map_err(|mut refusal| {
+    let info = table_call("table", name, &TableCall::Info).map_err(|mut refusal| {
         refusal.0.extend(refusal.0.first().map(|line| line.replacen("table ioctl", "reload ioctl", 1)));
         refusal
     })?;
@@ -443,13 +445,13 @@ fn fail_all(name: &str) -> Result<(), Refusal> {
         return Ok(());
     }
     let text = format!("0 {} error", info.size / 512);
-    ask("reload", name, &TableCall::Load { text, base: "/".into() })?;
+    table_call("reload", name, &TableCall::Load { text, base: "/".into() })?;
     change("suspend", name, &Change::Suspend { flush: false })?;
     change("resume", name, &Change::Resume)
 }
 
-/// The lines of targets of one kind, or of all.
-pub(super) fn of_kind(targets: Vec<TargetAnswer>, kind: Option<&str>) -> Vec<TargetAnswer> {
+/// Returns the targets of one kind, or all targets.
+pub(super) fn targets_of_kind(targets: Vec<TargetAnswer>, kind: Option<&str>) -> Vec<TargetAnswer> {
     targets.into_iter().filter(|target| kind.is_none_or(|kind| target.kind == kind)).collect()
 }
 
@@ -460,7 +462,7 @@ fn show(options: &Options, call: impl Fn(bool) -> TableCall) -> Result<(), Refus
     }
     let kind = options.value("target");
     for (known, info) in found {
-        let answer = ask("table", &info.name, &call(options.has("inactive")))?;
+        let answer = table_call("table", &info.name, &call(options.has("inactive")))?;
         let prefix = match options.names.as_slice() {
             [_] if !options.is_list => String::new(),
             _ => format!("{}: ", info.name),
@@ -468,7 +470,7 @@ fn show(options: &Options, call: impl Fn(bool) -> TableCall) -> Result<(), Refus
         if options.has("verbose") {
             print(&report::facts(&known, &info));
         }
-        let targets = of_kind(answer.targets, kind);
+        let targets = targets_of_kind(answer.targets, kind);
         if targets.is_empty() && kind.is_none() {
             print(&format!("{prefix}\n"));
         }
@@ -492,20 +494,20 @@ fn show_concise(options: &Options) -> Result<(), Refusal> {
 }
 
 fn message(options: &Options) -> Result<(), Refusal> {
-    let [name, sector, words @ ..] = options.names.as_slice() else {
+    let [name, sector, args @ ..] = options.names.as_slice() else {
         return Err(Refusal::of("Incorrect number of arguments."));
     };
     let sector = sector.parse().map_err(|_| Refusal::of("Invalid sector."))?;
-    if words.is_empty() {
-        let known = ask("message", plain(name), &TableCall::Info);
+    if args.is_empty() {
+        let known = table_call("message", plain(name), &TableCall::Info);
         let Refusal(lines, failed) =
             known.err().unwrap_or_else(|| Refusal::ioctl("message", plain(name), EINVAL, ""));
         let first = std::iter::once("No message supplied.".to_owned());
         return Err(Refusal(first.chain(lines).collect(), failed));
     }
-    // The kernel cuts one text into words, however it was given.
-    let words: Vec<String> = words.join(" ").split_whitespace().map(str::to_owned).collect();
-    let answer = ask("message", plain(name), &TableCall::Message { sector, words })?;
+    // The kernel splits the message at spaces, however it was passed.
+    let args: Vec<String> = args.join(" ").split_whitespace().map(str::to_owned).collect();
+    let answer = table_call("message", plain(name), &TableCall::Message { sector, arguments: args })?;
     if let Some(text) = answer.text {
         print(&format!("{}\n", text.trim_end_matches('\n')));
     }
@@ -516,9 +518,9 @@ fn wait(options: &Options) -> Result<(), Refusal> {
     let name = plain(&options.names[0]);
     let event = match options.names.get(1) {
         Some(number) => number.parse().map_err(|_| Refusal::of("invalid event number"))?,
-        None => ask("waitevent", name, &TableCall::Info)?.info.events,
+        None => table_call("waitevent", name, &TableCall::Info)?.info.events,
     };
-    ask("waitevent", name, &TableCall::Wait { event })?;
+    table_call("waitevent", name, &TableCall::Wait { event })?;
     if options.has("verbose") {
         let (answer, info) = all()?
             .into_iter()
@@ -534,8 +536,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_selection_takes_from_what_was_named() {
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    fn a_selection_filters_named_devices() {
+        let args = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         for (named, found, wanted) in [
             ("", "one two", "one two"),
             ("", "", ""),
@@ -545,7 +547,7 @@ mod tests {
             ("/dev/mapper/one two", "one", "/dev/mapper/one"),
             ("nosuch one", "two", "nosuch"),
         ] {
-            assert_eq!(chosen(words(named), &words("one two"), words(found)), words(wanted), "{named}");
+            assert_eq!(chosen(args(named), &args("one two"), args(found)), args(wanted), "{named}");
         }
     }
 }

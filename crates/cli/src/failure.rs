@@ -1,16 +1,17 @@
-//! How a command fails: `blockyard: WHAT failed: NAME: why (what to do)`, and with which status.
+//! Errors of commands: the form `blockyard: WHAT failed: NAME: why (what to do)`, and exit statuses.
 
+use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The status of a request that failed.
+/// Exit status of a command that failed.
 pub(crate) const FAILED: u8 = 1;
-/// The status of a request that made no sense.
+/// Exit status of a command with invalid arguments.
 pub(crate) const USAGE: u8 = 2;
 
-/// Why a command did not do what it was asked to.
+/// The errors of a failed command, and its exit status.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: u8,
@@ -18,8 +19,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// `what` (a command) failed for `name`, which may be empty when it is about no thing in particular.
-    /// `why` also says what to do; when it has several lines, each is an error of its own.
+    /// Describes a failure of the command `what` on the object `name`, which is empty if no object is concerned.
+    /// `why` includes what to do about it; each of its lines becomes an error of its own.
     pub(crate) fn new(what: &str, name: impl Display, why: impl Display) -> Failure {
         let name = name.to_string();
         let name = if name.is_empty() { name } else { format!("{name}: ") };
@@ -28,25 +29,25 @@ impl Failure {
         Failure { status: FAILED, lines }
     }
 
-    /// The same, for a request that made no sense.
+    /// Describes invalid arguments: like [`Failure::new`], with the status [`USAGE`].
     pub(crate) fn usage(what: &str, name: impl Display, why: impl Display) -> Failure {
         Failure { status: USAGE, ..Failure::new(what, name, why) }
     }
 
-    /// Another failure of the same command after this one.
+    /// Appends another failure of this command; the higher status wins.
     pub(crate) fn and(mut self, other: Failure) -> Failure {
         self.lines.extend(other.lines);
         self.status = self.status.max(other.status);
         self
     }
 
-    /// Why, without what failed.
+    /// Returns the reasons without the command and the object that failed.
     pub(crate) fn reason(&self) -> String {
         let whys = self.lines.iter().map(|line| line.splitn(4, ": ").last().unwrap_or_default());
         whys.collect::<Vec<_>>().join("; ")
     }
 
-    /// Tells the user, and is the status to end with.
+    /// Prints the errors on stderr and returns the exit status.
     pub(crate) fn report(&self) -> ExitCode {
         for line in &self.lines {
             eprintln!("{line}");
@@ -61,16 +62,16 @@ impl Display for Failure {
     }
 }
 
-/// What the parser has to say: help and version are answers, the rest is an error.
+/// Prints the parser's output, and returns the exit status: help and version are answers, the rest are errors.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        print(&error.to_string());
+        print_styled(&error.render());
         return once_written(ExitCode::SUCCESS);
     }
     if error.kind() == ErrorKind::InvalidUtf8 {
         return not_utf8();
     }
-    let text = error.to_string();
+    let text = error.render().to_string();
     match text.strip_prefix("error: ") {
         Some(text) => eprint!("blockyard: {text}"),
         None => eprint!("{text}"),
@@ -78,12 +79,12 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Paths go through texts (records, JSON, tables) that have no room for other bytes.
+/// Reports an argument that is not UTF-8: paths are stored in records, JSON and tables, which hold UTF-8 only.
 fn not_utf8() -> ExitCode {
-    let mut words = std::env::args_os().skip(1);
-    let command = words.next().unwrap_or_default();
-    let word = words.find(|word| word.to_str().is_none()).unwrap_or_else(|| command.clone());
-    let why = format!("{}: it is not UTF-8 (give the file another name, or a link to it)", word.display());
+    let mut arguments = std::env::args_os().skip(1);
+    let command = arguments.next().unwrap_or_default();
+    let bad = arguments.find(|argument| argument.to_str().is_none()).unwrap_or_else(|| command.clone());
+    let why = format!("{}: it is not UTF-8 (give the file another name, or a link to it)", bad.display());
     if command == "losetup" {
         eprintln!("losetup: {why}");
         return ExitCode::from(FAILED);
@@ -91,13 +92,22 @@ fn not_utf8() -> ExitCode {
     Failure::usage(&command.to_string_lossy(), "", why).report()
 }
 
-/// Writes an answer to stdout, and tells whether anyone still reads. Whoever closed it does not want the
-/// answer: that is no failure.
+/// Writes an answer to stdout; returns whether it was written. A reader that closed the pipe is no failure.
 pub(crate) fn print(text: &str) -> bool {
     print_bytes(text.as_bytes())
 }
 
-/// The same, of names that may be any bytes.
+/// Returns whether stdout shows colours.
+pub(crate) fn coloured() -> bool {
+    anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never
+}
+
+/// Writes an answer with headings to stdout, in colours if stdout is a terminal that has them and `NO_COLOR` is unset.
+pub(crate) fn print_styled(text: &StyledStr) -> bool {
+    if coloured() { print(&text.ansi().to_string()) } else { print(&text.to_string()) }
+}
+
+/// Writes an answer whose names may contain any bytes to stdout, like [`print`].
 pub(crate) fn print_bytes(text: &[u8]) -> bool {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();
@@ -106,17 +116,15 @@ pub(crate) fn print_bytes(text: &[u8]) -> bool {
         && why.kind() != std::io::ErrorKind::BrokenPipe
         && !UNWRITTEN.swap(true, Ordering::Relaxed)
     {
-        eprintln!(
-            "blockyard: writing the answer failed: {why} (stdout goes where nothing more can be written)"
-        );
+        eprintln!("blockyard: writing the answer failed: {why} (check where stdout is redirected)");
     }
     written.is_ok()
 }
 
-/// Whether an answer, or a part of one, did not get where stdout goes.
+/// Whether writing an answer, or a part of one, to stdout failed.
 static UNWRITTEN: AtomicBool = AtomicBool::new(false);
 
-/// The status to end with: an answer that was not written is no success, whatever was done.
+/// Turns success into failure if an answer could not be written.
 pub(crate) fn once_written(code: ExitCode) -> ExitCode {
     match UNWRITTEN.load(Ordering::Relaxed) && code == ExitCode::SUCCESS {
         true => ExitCode::from(FAILED),

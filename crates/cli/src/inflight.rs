@@ -1,11 +1,11 @@
-//! `inflight`: the requests of a device that are under way; and the same of all devices in the log, on SIGUSR1.
+//! `inflight`: lists a device's requests in flight. SIGUSR1 writes the list of all devices to the log.
 
 use crate::args::InflightArgs;
 use crate::failure::{Failure, print};
 use crate::listing::{block_on, client_of, run_dir};
 use crate::log::{self, Level, Line, Value};
+use engine::control::inflight::{InFlight, InFlightList};
 use engine::host::Host;
-use engine::slow::{InFlight, InFlightList};
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn node(request: &InFlight) -> &str {
     request.node.as_deref().unwrap_or("-")
 }
 
-/// Columns as wide as their widest entry, two blanks between them. Nothing where nothing is under way.
+/// Formats requests as columns as wide as their widest entry, with two spaces between; empty without requests.
 fn table(list: &InFlightList) -> String {
     let mut rows =
         vec![["QUEUE", "TAG", "OF", "OP", "SECTOR", "BYTES", "MS", "STATE", "AT"].map(str::to_owned)];
@@ -56,7 +56,7 @@ fn table(list: &InFlightList) -> String {
     for row in rows.iter().filter(|_| !list.requests.is_empty()) {
         let mut line = String::new();
         for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
-            // Numbers stand right.
+            // Numbers are aligned to the right.
             let _ = match i {
                 0 | 1 | 2 | 4 | 5 | 6 => write!(line, "{cell:>width$}  "),
                 _ => write!(line, "{cell:<width$}  "),
@@ -74,12 +74,12 @@ fn table(list: &InFlightList) -> String {
     text
 }
 
-/// Say in the log what is under way whenever the signal comes, until the future is dropped.
+/// Logs the requests in flight of all devices at each signal, until the future is dropped.
 pub(crate) async fn on_signal(host: Arc<Host>, mut signal: Signal) {
     while signal.recv().await.is_some() {
         for device in host.devices() {
             let list = host.in_flight(&device).await;
-            log::say_all(lines(device.name().as_str(), &list)).await;
+            log::write_all(lines(device.name().as_str(), &list)).await;
         }
     }
 }

@@ -5,16 +5,19 @@ use crate::failure::{Failure, print};
 use crate::listing::{block_on, client_of, run_dir};
 use crate::progress::shown;
 use engine::change::Change;
+use engine::change::limits::{Attribute, Field, LimitOverrides, ParseLimitsError, QueueLimits, Unit};
 use engine::control::DeviceInfo;
-use engine::limits::{Attribute, Field, LimitOverrides, QueueLimits, Unit};
-use engine::spec::LayerSpec;
+use engine::spec::{LayerSpec, unknown_limit};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::process::ExitCode;
 
 pub(crate) fn limits(args: &LimitsArgs) -> Result<ExitCode, Failure> {
     let set = args.set.join(",");
-    let wanted: LimitOverrides = set.parse().map_err(|why| Failure::usage("limits", &args.name, why))?;
+    let wanted: LimitOverrides = set.parse().map_err(|why| match why {
+        ParseLimitsError::UnknownName { name } => Failure::usage("limits", &args.name, unknown_limit(&name)),
+        why => Failure::usage("limits", &args.name, why),
+    })?;
     let run = run_dir("limits")?;
     let client = client_of(&run, "limits", &args.name)?;
     let fail = |why: engine::control::ClientError| Failure::new("limits", &args.name, why);
@@ -30,15 +33,15 @@ pub(crate) fn limits(args: &LimitsArgs) -> Result<ExitCode, Failure> {
     } else if changes {
         let names: Vec<&str> = wanted.names().collect();
         print(&table(&info, |name| names.is_empty() || names.contains(&name)));
-        print(&told(&info));
+        print(&notified(&info));
     } else {
         print(&table(&info, |_| true));
-        print(&told(&info));
+        print(&notified(&info));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was set over what stands below.
+/// Returns the limits that were set for the device itself.
 fn set(info: &DeviceInfo) -> LimitOverrides {
     match info.layers.last().map(|layer| layer.parse()) {
         Some(Ok(LayerSpec::Split(text))) => text.parse().unwrap_or_default(),
@@ -59,7 +62,7 @@ fn value(field: &Field, value: u64) -> String {
     if field.unit == Unit::Mask { format!("{value:#x}") } else { value.to_string() }
 }
 
-/// The name and value in sysfs, where they differ.
+/// Returns the limit's name and value in sysfs, if sysfs shows it.
 fn attribute(field: &Field, value: u64) -> Option<(&'static str, u64)> {
     // Two files may show one field: the second of logical_block_size is an older name.
     let is_of =
@@ -68,7 +71,7 @@ fn attribute(field: &Field, value: u64) -> Option<(&'static str, u64)> {
     Some((attribute.name, attribute.shown(value)))
 }
 
-/// Columns as wide as their widest entry, two blanks between them.
+/// Formats limits as columns as wide as their widest entry, with two spaces between.
 fn table(info: &DeviceInfo, is_wanted: impl Fn(&str) -> bool) -> String {
     let set = set(info);
     let set: Vec<&str> = set.names().collect();
@@ -100,12 +103,12 @@ fn table(info: &DeviceInfo, is_wanted: impl Fn(&str) -> bool) -> String {
     text
 }
 
-/// What its hosts were told of limits that changed.
-fn told(info: &DeviceInfo) -> String {
+/// Formats the notifications of changed limits that the exports' hosts received.
+fn notified(info: &DeviceInfo) -> String {
     let mut text = String::new();
     for export in &info.exports {
-        if let Some(said) = export.details.get("limits") {
-            let _ = writeln!(text, "{}: {said}", export.address);
+        if let Some(state) = export.details.get("limits") {
+            let _ = writeln!(text, "{}: {state}", export.address);
         }
     }
     text
@@ -123,7 +126,7 @@ fn json(info: &DeviceInfo) -> String {
             read_only.insert(field.name, why);
         }
     }
-    let told: BTreeMap<&str, &String> = info
+    let notified: BTreeMap<&str, &String> = info
         .exports
         .iter()
         .filter_map(|export| Some((export.address.as_str(), export.details.get("limits")?)))
@@ -134,7 +137,7 @@ fn json(info: &DeviceInfo) -> String {
         "sysfs": in_sysfs,
         "set": set(info).to_string(),
         "read_only": read_only,
-        "told": told,
+        "notified": notified,
     });
     // Plain structures with text for keys always have a JSON form.
     format!("{}\n", serde_json::to_string_pretty(&all).unwrap_or_default())
@@ -162,19 +165,19 @@ mod tests {
     }
 
     #[test]
-    fn every_limit_has_a_line_with_its_name_in_sysfs_and_why_it_stays() {
+    fn every_limit_has_a_line_with_its_sysfs_name_and_the_reason_if_it_is_fixed() {
         let mut limits = QueueLimits::default();
         "max_sectors=255".parse::<LimitOverrides>().unwrap().apply(&mut limits).unwrap();
         let text = table(&info(&["split,max_sectors=255"], &limits), |_| true);
         assert_eq!(text.lines().count(), 1 + QueueLimits::FIELDS.len());
-        let words = |name: &str| {
+        let row = |name: &str| {
             let line = text.lines().find(|line| line.split_whitespace().next() == Some(name)).expect(name);
             line.split_whitespace().collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(words("max_sectors"), "max_sectors 255 sectors max_sectors_kb 127 set");
-        assert_eq!(words("max_segments"), "max_segments 128");
-        assert_eq!(words("seg_boundary_mask"), "seg_boundary_mask 0xffffffff mask");
-        assert!(words("max_write_streams").contains("read-only: nothing here has write streams"));
+        assert_eq!(row("max_sectors"), "max_sectors 255 sectors max_sectors_kb 127 set");
+        assert_eq!(row("max_segments"), "max_segments 128");
+        assert_eq!(row("seg_boundary_mask"), "seg_boundary_mask 0xffffffff mask");
+        assert!(row("max_write_streams").contains("read-only: nothing here has write streams"));
         let json: serde_json::Value = serde_json::from_str(&json(&info(&[], &limits))).unwrap();
         assert_eq!(
             (&json["limits"]["max_sectors"], &json["sysfs"]["max_sectors_kb"]),

@@ -1,19 +1,20 @@
-//! `list` and `show`, and how commands find devices: every process in the run directory is asked.
+//! `list` and `show`; also finds devices for other commands by asking every server in the run directory.
 
 use crate::args::{ListArgs, ShowArgs};
 use crate::failure::{Failure, print};
 use crate::recover;
+use attach::loop_device::orphaned_files;
+use attach::ublk::{self, Record};
+use engine::change::limits::QueueLimits;
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo};
-use engine::loop_device::dead_files;
 use engine::rundir::{RunDir, RunDirError};
 use engine::spec::Bytes;
-use engine::ublk::{self, Record};
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// How often a process is asked again that broke off its answer, and after how long.
+/// Repeated requests to a process that closed the connection within its answer, and the pause between them.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -31,10 +32,10 @@ pub(crate) fn run_dir(what: &str) -> Result<RunDir, Failure> {
     Ok(run)
 }
 
-/// Where root's devices are.
+/// Root's run directory.
 const ROOTS: &str = "/run/blockyard";
 
-/// Says that root may have devices, to a user who has none and cannot see those of root.
+/// Returns a hint that root may have devices, for a user without devices who cannot read root's run directory.
 fn roots_hint(run: &RunDir, is_root: bool, was_given: bool, roots: &Path) -> Option<String> {
     let may_miss = !is_root && !was_given && run.path() != roots && roots.is_dir();
     may_miss.then(|| {
@@ -45,15 +46,15 @@ fn roots_hint(run: &RunDir, is_root: bool, was_given: bool, roots: &Path) -> Opt
     })
 }
 
-/// All devices, with the process that has each. A process that ends while it is asked has none.
+/// Returns all devices with the client of the process that serves each. A process that exits meanwhile has none.
 pub(crate) async fn devices(run: &RunDir) -> Result<Vec<(ControlClient, DeviceInfo)>, ClientError> {
-    let (all, mute) = devices_told(run).await;
+    let (all, mute) = devices_and_failure(run).await;
     mute.map_or(Ok(all), Err)
 }
 
-/// Those of the processes that tell theirs, and why one did not. All are asked at once: one that has stopped keeps nobody
-/// waiting for the others as well.
-async fn devices_told(run: &RunDir) -> (Vec<(ControlClient, DeviceInfo)>, Option<ClientError>) {
+/// Returns the devices of all processes that answer, and the error of one that does not. Processes are asked in
+/// parallel, so a stopped process does not delay the answers of the others.
+async fn devices_and_failure(run: &RunDir) -> (Vec<(ControlClient, DeviceInfo)>, Option<ClientError>) {
     let mut asked = tokio::task::JoinSet::new();
     for socket in run.processes() {
         let client = ControlClient::new(socket);
@@ -75,43 +76,55 @@ async fn devices_of(client: &ControlClient) -> Result<Vec<DeviceInfo>, ClientErr
     loop {
         match client.devices().await {
             Err(ClientError::Connect { .. }) => return Ok(Vec::new()),
-            // Is it ending, or does it speak another language? One that ends soon does not answer at all.
+            // The process may be exiting: then connecting fails soon. Otherwise it is of an incompatible version.
             Err(ClientError::Answer { .. }) if attempts.next().is_some() => tokio::time::sleep(PAUSE).await,
             answer => return answer,
         }
     }
 }
 
-/// The process that has the device of that name.
+/// Returns a client of the process that serves the device `name`.
 pub(crate) fn client_of(run: &RunDir, what: &str, name: &str) -> Result<ControlClient, Failure> {
     let missing = || Failure::new(what, name, ControlError::NotFound);
-    // A name that cannot be one leads nowhere in the run directory.
+    // An invalid name could be a path out of the run directory.
     if name.parse::<engine::spec::DeviceName>().is_err() {
         return Err(missing());
     }
     let link = run.control_link(name);
     if std::os::unix::net::UnixStream::connect(&link).is_err() {
-        // Clears away what a dead process left.
+        // Removes the sockets of dead processes.
         run.processes();
-        return Err(died(run, name).map_or_else(missing, |why| Failure::new(what, name, why)));
+        return Err(died(run, name).map_or_else(
+            || {
+                let near = near_device(name, &crate::complete::names_in(run.path()));
+                Failure::new(what, name, format!("{}{near}", ControlError::NotFound))
+            },
+            |why| Failure::new(what, name, why),
+        ));
     }
     Ok(ControlClient::new(link))
 }
 
-/// What to do about a device of that name whose server died. `None`: there is nothing left of one.
+/// Returns a hint at the device whose name is nearest to `name`; empty if none is similar.
+fn near_device(name: &str, names: &[String]) -> String {
+    let near = options::did_you_mean(name, names.iter().map(String::as_str));
+    if near.is_empty() { near } else { format!("; {}", near.trim_end()) }
+}
+
+/// Returns what to do about the device `name`, whose server died; `None` if nothing of such a device is left.
 pub(crate) fn died(run: &RunDir, name: &str) -> Option<String> {
-    if let Some(record) = Record::load(run, name).ok().filter(ublk::waits) {
+    if let Some(record) = Record::load(run, name).ok().filter(ublk::is_recoverable) {
         return Some(recover::waiting(&record));
     }
-    let left = !dead_files(run, name).is_empty();
+    let left = !orphaned_files(run, name).is_empty();
     left.then(|| {
-        format!("its server died (add it again, or take away what is left of it: blockyard del {name})")
+        format!("its server died (add it again, or remove what is left of it: blockyard del {name})")
     })
 }
 
 pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("list")?;
-    let (found, mute) = block_on("list", devices_told(&run))?;
+    let (found, mute) = block_on("list", devices_and_failure(&run))?;
     let mut infos: Vec<DeviceInfo> = found.into_iter().map(|(_, info)| info).collect();
     infos.extend(recover::unserved(&run, &infos));
     if args.output.json {
@@ -123,7 +136,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, Failure> {
         let hint = roots_hint(&run, rustix::process::geteuid().is_root(), was_given, Path::new(ROOTS));
         hint.inspect(|hint| eprintln!("blockyard: {hint}"));
     }
-    // What the others have is told all the same.
+    // The devices of the other processes are listed before the error.
     mute.map_or(Ok(ExitCode::SUCCESS), |why| Err(Failure::new("list", "", why)))
 }
 
@@ -145,17 +158,33 @@ pub(crate) fn show(args: &ShowArgs) -> Result<ExitCode, Failure> {
 }
 
 fn json<T: serde::Serialize>(value: &T) -> String {
-    // These are plain structures with text for keys, which always have a JSON form.
+    // Plain structures with strings as keys always serialize.
     format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default())
 }
 
-/// Columns as wide as their widest entry, two blanks between them, as losetup has it.
+/// Formats a device's stack and its layers, from the lowest up: `file:/a.img + delay,read=1ms`. A table is shown by
+/// the types of its targets.
+pub(crate) fn stacked(info: &DeviceInfo) -> String {
+    let stack = match info.stack.strip_prefix("table: ") {
+        None => info.stack.clone(),
+        Some(lines) => {
+            let lines: Vec<&str> = lines.split("; ").collect();
+            let mut kinds: Vec<&str> = lines.iter().filter_map(|line| line.split(' ').nth(2)).collect();
+            kinds.dedup();
+            let count = if lines.len() == 1 { "1 line".to_owned() } else { format!("{} lines", lines.len()) };
+            format!("table: {} ({count})", kinds.join(", "))
+        }
+    };
+    std::iter::once(&stack).chain(&info.layers).map(String::as_str).collect::<Vec<_>>().join(" + ")
+}
+
+/// Formats devices as columns as wide as their widest entry, with two spaces between, like losetup(8).
 fn table(infos: &[DeviceInfo]) -> String {
     let head = ["NAME", "SIZE", "BLOCK", "RO", "CLIENTS", "PID", "STACK", "ADDRESS"].map(str::to_owned);
     let rows = infos.iter().map(|info| {
         let addresses: Vec<&str> = info.exports.iter().map(|export| export.address.as_str()).collect();
         let clients: u64 = info.exports.iter().map(|export| export.connections).sum();
-        // Whoever waits for such a device looks here first.
+        // Requests to a suspended device hang; `list` is where users search for the reason.
         let held = if info.backend.contains_key("suspended") { " (suspended)" } else { "" };
         let deleted = if info.backend.contains_key("deleted") { " (deleted)" } else { "" };
         [
@@ -165,7 +194,7 @@ fn table(infos: &[DeviceInfo]) -> String {
             u8::from(info.read_only).to_string(),
             clients.to_string(),
             info.pid.to_string(),
-            format!("{}{held}{deleted}", info.stack),
+            format!("{}{held}{deleted}", stacked(info)),
             addresses.join(" "),
         ]
     });
@@ -176,7 +205,7 @@ fn table(infos: &[DeviceInfo]) -> String {
     for row in &rows {
         let mut line = String::new();
         for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
-            // Numbers stand right.
+            // Numbers are aligned to the right.
             let _ = if (1..=5).contains(&i) {
                 write!(line, "{cell:>width$}  ")
             } else {
@@ -213,9 +242,9 @@ fn page(info: &DeviceInfo) -> String {
     }
     for (key, value) in info.backend.iter().filter(|(key, _)| *key != "size") {
         match key.as_str() {
-            // The line of the device says so.
+            // Shown by the device's own line.
             "read-only" if info.read_only => {}
-            // An overlay can be written to, and what is under it cannot.
+            // A device with an overlay is writable above a read-only backend.
             "read-only" => line("backend read-only", value),
             _ => line(key, value),
         }
@@ -228,11 +257,18 @@ fn page(info: &DeviceInfo) -> String {
         );
         line(&format!("queue {number}"), &value);
     }
-    // A limit of 0 says that there is none, or that the device has no such thing: `limits` shows them.
-    for (key, value) in info.limits.iter().filter(|(_, value)| **value != 0) {
+    // Limits that limit nothing are left out: `limits` shows them.
+    for (key, value) in info.limits.iter().filter(|(key, value)| !is_unlimited(key, **value)) {
         line(&format!("limit {key}"), &value.to_string());
     }
     text
+}
+
+/// Whether a limit limits nothing: it is 0 (none, or the device has no such feature), or the largest number of its field.
+fn is_unlimited(name: &str, value: u64) -> bool {
+    let field_max = [u64::from(u16::MAX), u64::from(u32::MAX), u64::MAX].contains(&value);
+    let is_default = QueueLimits::default().value(name) == Some(value);
+    value == 0 || field_max && (is_default || value != u64::from(u16::MAX))
 }
 
 fn seconds(milliseconds: u64) -> String {
@@ -244,7 +280,60 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_without_devices_is_told_of_roots() {
+    fn a_similar_device_is_named() {
+        let names = ["disk".to_owned(), "other".to_owned()];
+        assert_eq!(near_device("dsik", &names), "; did you mean disk?");
+        assert_eq!(near_device("tape", &names), "");
+    }
+
+    fn device(stack: &str, layers: &[&str]) -> DeviceInfo {
+        DeviceInfo {
+            name: "disk".into(),
+            stack: stack.into(),
+            layers: layers.iter().map(|&layer| layer.to_owned()).collect(),
+            size: 1 << 20,
+            logical_block_size: 512,
+            read_only: false,
+            limits: [("max_sectors".to_owned(), 8), ("chunk_sectors".to_owned(), 0)].into(),
+            exports: Vec::new(),
+            backend: [("read-only".to_owned(), "yes: it has an overlay".to_owned())].into(),
+            queues: Vec::new(),
+            pid: 1,
+            uptime_ms: 0,
+        }
+    }
+
+    #[test]
+    fn unlimited_limits_are_left_out() {
+        assert!(is_unlimited("max_discard_sectors", 0) && is_unlimited("max_segment_size", u32::MAX.into()));
+        assert!(is_unlimited("seg_boundary_mask", u32::MAX.into()));
+        assert!(!is_unlimited("max_sectors", 65535) && !is_unlimited("logical_block_size", 512));
+    }
+
+    #[test]
+    fn the_stack_is_listed_with_its_layers_and_a_table_by_its_kinds() {
+        let over = device("file:/a.img", &["cow,file=/o.img", "split,max_sectors=8"]);
+        assert_eq!(stacked(&over), "file:/a.img + cow,file=/o.img + split,max_sectors=8");
+        let table = device("table: 0 8 linear /a 0; 8 8 linear /b 0; 16 8 zero", &["kyber"]);
+        assert_eq!(stacked(&table), "table: linear, zero (3 lines) + kyber");
+        assert_eq!(stacked(&device("table: 0 8 zero", &[])), "table: zero (1 line)");
+        assert!(super::table(&[over]).contains("STACK"));
+    }
+
+    #[test]
+    fn show_has_read_only_once_and_no_limit_that_is_zero() {
+        let mut over = device("file:/a.img", &["cow,file=/o.img"]);
+        let lines = |info: &DeviceInfo, key: &str| {
+            page(info).lines().filter(|line| line.split("  ").next() == Some(key)).count()
+        };
+        assert_eq!((lines(&over, "read-only"), lines(&over, "backend read-only")), (1, 1));
+        over.read_only = true;
+        assert_eq!((lines(&over, "read-only"), lines(&over, "backend read-only")), (1, 0));
+        assert_eq!((lines(&over, "limit max_sectors"), lines(&over, "limit chunk_sectors")), (1, 0));
+    }
+
+    #[test]
+    fn a_user_without_devices_gets_a_hint_at_roots_devices() {
         let folder = tempfile::tempdir().expect("a folder");
         let (own, roots) = (RunDir::at(folder.path().join("own")), folder.path().join("root"));
         assert_eq!(roots_hint(&own, false, false, &roots), None, "root has no run directory");

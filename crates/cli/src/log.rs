@@ -1,11 +1,11 @@
-//! The log: what the engine says while it serves, as text, `key=value` or JSON, on stderr or in the journal.
+//! The log: messages of a serving process as text, `key=value` or JSON, on stderr or in the journal.
 //!
-//! Whoever says something puts it into a channel of fixed size and goes on; a thread of the log's own writes it. What
-//! finds no room is counted, and the count is written with the next line: neither I/O nor the control plane waits for a
-//! full pipe or a stuck journal. Quiet by default: warnings and errors only.
+//! A message goes into a bounded channel, and a thread of the log writes it. A message that finds the channel
+//! full is dropped and counted, and the count is written with the next one: neither I/O nor the control plane
+//! waits for a full pipe or a stuck journal. By default only warnings and errors are logged.
 //!
-//! *Invariant:* at most [`ROOM`] lines wait, each of a few KiB, and one list that somebody asked for: whoever sent that waits
-//! until it is written.
+//! *Invariant:* at most [`QUEUE_MAX`] lines of a few KiB wait, plus one list that a user requested; its
+//! sender waits until it is written.
 
 mod journal;
 mod lines;
@@ -26,37 +26,37 @@ use tracing::{Event, Metadata, Subscriber};
 
 pub(crate) use tracing::Level;
 
-/// Lines that may wait to be written.
-const ROOM: usize = 1024;
-/// The longest that a process waits at its end for its last lines to be written.
+/// Largest number of lines that wait to be written.
+const QUEUE_MAX: usize = 1024;
+/// How long a process waits at its end for its last lines.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// How long to sleep before looking for room again.
+/// Pause before the next attempt to queue a list.
 const PAUSE: Duration = Duration::from_millis(10);
-/// The longest text of one field, in bytes.
+/// Longest text of a field in bytes.
 const FIELD_MAX: usize = 4096;
 
-/// Where lines go.
+/// Where lines are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum To {
+pub(crate) enum Destination {
     /// The journal if stderr is connected to it, else stderr.
     Auto,
     Stderr,
     Journal,
 }
 
-/// How the log is to be written.
+/// The options of `--log`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LogSpec {
     pub(crate) format: Format,
     pub(crate) level: Option<Level>,
-    pub(crate) to: To,
+    pub(crate) to: Destination,
 }
 
 impl FromStr for LogSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<LogSpec, String> {
-        let mut spec = LogSpec { format: Format::Text, level: None, to: To::Auto };
+        let mut spec = LogSpec { format: Format::Text, level: None, to: Destination::Auto };
         for word in text.split(',').filter(|word| !word.is_empty()) {
             match word.split_once('=').unwrap_or((word, "")) {
                 ("text", "") => spec.format = Format::Text,
@@ -66,12 +66,12 @@ impl FromStr for LogSpec {
                 ("level", "warn") => spec.level = Some(Level::WARN),
                 ("level", "info") => spec.level = Some(Level::INFO),
                 ("level", "debug") => spec.level = Some(Level::DEBUG),
-                ("to", "auto") => spec.to = To::Auto,
-                ("to", "stderr") => spec.to = To::Stderr,
-                ("to", "journal") => spec.to = To::Journal,
+                ("to", "auto") => spec.to = Destination::Auto,
+                ("to", "stderr") => spec.to = Destination::Stderr,
+                ("to", "journal") => spec.to = Destination::Journal,
                 _ => {
                     return Err(format!(
-                        "\"{word}\" is not understood (write text, kv or json, level=error|warn|info|debug, to=auto|stderr|journal)"
+                        "invalid log option \"{word}\" (use text, kv or json, level=error|warn|info|debug, to=auto|stderr|journal)"
                     ));
                 }
             }
@@ -80,7 +80,7 @@ impl FromStr for LogSpec {
     }
 }
 
-/// What a field holds: text, whatever it looks like, or a number.
+/// The value of a field: a text, or a number.
 pub(crate) struct Value {
     text: String,
     is_number: bool,
@@ -104,7 +104,7 @@ impl Value {
     }
 }
 
-/// Something that was said.
+/// A log line.
 pub(crate) struct Line {
     at: SystemTime,
     level: Level,
@@ -118,105 +118,105 @@ impl Line {
     }
 }
 
-enum Mail {
+enum Message {
     Line(Line),
-    /// Who dropped the other end of this does not wait any more.
+    /// A list; the sender waits until the other end is dropped.
     Lines(Vec<Line>, oneshot::Sender<()>),
-    /// All that was said before has been written when this is dropped.
+    /// Dropped when all lines before it are written.
     Mark(SyncSender<()>),
 }
 
-/// The way to the thread that writes.
+/// The sending side of the channel.
 struct Log {
     level: Level,
-    mail: SyncSender<Mail>,
-    lost: &'static AtomicU64,
+    queue: SyncSender<Message>,
+    dropped: &'static AtomicU64,
 }
 
 static LOG: OnceLock<Log> = OnceLock::new();
-/// Lines that found no room since the last that was written.
-static LOST: AtomicU64 = AtomicU64::new(0);
+/// Lines dropped since the last one was written.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// From now on. `verbose`: also what is merely good to know, unless the level was said.
+/// Starts the log. `verbose` sets the default level to info.
 pub(crate) fn start(spec: LogSpec, verbose: bool) {
     let level = spec.level.unwrap_or(if verbose { Level::INFO } else { Level::WARN });
-    let (mail, inbox) = sync_channel(ROOM);
-    if LOG.set(Log { level, mail, lost: &LOST }).is_err() {
+    let (queue, inbox) = sync_channel(QUEUE_MAX);
+    if LOG.set(Log { level, queue, dropped: &DROPPED }).is_err() {
         return;
     }
     let journal = match spec.to {
-        To::Stderr => None,
-        To::Auto => Journal::of_stderr(),
-        To::Journal => Some(Journal::default()),
+        Destination::Stderr => None,
+        Destination::Auto => Journal::of_stderr(),
+        Destination::Journal => Some(Journal::default()),
     };
     let writer = Writer { format: spec.format, journal };
-    // Without a thread nothing is said, which is no reason not to serve.
+    // Without the thread nothing is logged, which is no reason not to serve.
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(&inbox));
-    // Only tests could have started another one before, and theirs is as good.
-    let _ = tracing::subscriber::set_global_default(Said);
+    // Only tests can have set a subscriber before.
+    let _ = tracing::subscriber::set_global_default(EventSubscriber);
 }
 
-/// Say all of this whatever the level is: it was asked for. Ends when it is written, and none of it is lost.
-pub(crate) async fn say_all(lines: Vec<Line>) {
+/// Writes lines that a user requested, whatever the level. Returns when they are written; none is dropped.
+pub(crate) async fn write_all(lines: Vec<Line>) {
     if let Some(log) = LOG.get() {
         log.put_all(lines).await;
     }
 }
 
-/// Wait until what was said is written, if that can be soon.
+/// Waits until all lines are written, for at most a second.
 pub(crate) fn finish() {
     let Some(log) = LOG.get() else { return };
     let (mark, reached) = sync_channel(0);
-    if log.mail.try_send(Mail::Mark(mark)).is_ok() {
+    if log.queue.try_send(Message::Mark(mark)).is_ok() {
         let _ = reached.recv_timeout(LAST_LINES);
     }
 }
 
 impl Log {
     fn put(&self, line: Line) {
-        if self.mail.try_send(Mail::Line(line)).is_err() {
-            self.lost.fetch_add(1, Relaxed);
+        if self.queue.try_send(Message::Line(line)).is_err() {
+            self.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    /// They need the room of one line, and whoever asked waits for that.
+    /// Queues a list, and waits until it is written.
     async fn put_all(&self, lines: Vec<Line>) {
         let (sender, written) = oneshot::channel();
-        let mut mail = Mail::Lines(lines, sender);
-        while let Err(TrySendError::Full(again)) = self.mail.try_send(mail) {
-            mail = again;
+        let mut message = Message::Lines(lines, sender);
+        while let Err(TrySendError::Full(again)) = self.queue.try_send(message) {
+            message = again;
             tokio::time::sleep(PAUSE).await;
         }
-        // An error: it was dropped behind the last line.
+        // An error means that the sender was dropped after the last line.
         let _ = written.await;
     }
 }
 
-/// The thread that writes.
+/// The thread that writes lines.
 struct Writer {
     format: Format,
     journal: Option<Journal>,
 }
 
 impl Writer {
-    fn run(self, inbox: &Receiver<Mail>) {
-        while let Ok(mail) = inbox.recv() {
-            match mail {
-                Mail::Line(line) => self.line(&line),
-                Mail::Lines(lines, written) => {
+    fn run(self, inbox: &Receiver<Message>) {
+        while let Ok(message) = inbox.recv() {
+            match message {
+                Message::Line(line) => self.line(&line),
+                Message::Lines(lines, written) => {
                     lines.iter().for_each(|line| self.line(line));
                     drop(written);
                 }
-                Mail::Mark(mark) => drop(mark),
+                Message::Mark(mark) => drop(mark),
             }
         }
     }
 
     fn line(&self, line: &Line) {
-        let lost = LOST.swap(0, Relaxed);
-        if lost > 0 {
-            let fields = vec![("lines", Value::number(lost))];
-            let message = "lines of the log were lost: they came faster than they are written".to_owned();
+        let dropped = DROPPED.swap(0, Relaxed);
+        if dropped > 0 {
+            let fields = vec![("lines", Value::number(dropped))];
+            let message = "log lines were dropped: they arrived faster than they could be written".to_owned();
             self.write(&Line { at: line.at, level: Level::WARN, message, fields });
         }
         self.write(line);
@@ -225,18 +225,18 @@ impl Writer {
     fn write(&self, line: &Line) {
         let is_taken = self.journal.as_ref().is_some_and(|journal| journal.send(line).is_ok());
         if !is_taken {
-            // Nobody can be told that nobody can be told.
+            // There is nowhere to report this error.
             let _ = std::io::stderr().lock().write_all(lines::text(self.format, line).as_bytes());
         }
     }
 }
 
-/// What the engine says comes here.
-struct Said;
+/// Receives the events of the crates.
+struct EventSubscriber;
 
-impl Subscriber for Said {
+impl Subscriber for EventSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Libraries have their say only when it is serious.
+        // Only warnings and errors of other crates are logged.
         let own = metadata.target().starts_with("blockyard");
         let level = LOG.get().map_or(Level::WARN, |log| log.level);
         *metadata.level() <= if own { level } else { level.min(Level::WARN) }
@@ -252,9 +252,9 @@ impl Subscriber for Said {
 
     fn event(&self, event: &Event<'_>) {
         let Some(log) = LOG.get() else { return };
-        let mut gathered = Gathered { message: String::new(), fields: Vec::new() };
-        event.record(&mut gathered);
-        let Gathered { message, fields } = gathered;
+        let mut visitor = FieldVisitor { message: String::new(), fields: Vec::new() };
+        event.record(&mut visitor);
+        let FieldVisitor { message, fields } = visitor;
         log.put(Line { at: SystemTime::now(), level: *event.metadata().level(), message, fields });
     }
 
@@ -263,12 +263,12 @@ impl Subscriber for Said {
     fn exit(&self, _: &Id) {}
 }
 
-struct Gathered {
+struct FieldVisitor {
     message: String,
     fields: Vec<(&'static str, Value)>,
 }
 
-impl Visit for Gathered {
+impl Visit for FieldVisitor {
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.fields.push((field.name(), Value::number(value)));
     }
@@ -306,48 +306,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_specification_is_read_and_nonsense_refused() {
-        let spec: LogSpec = "json,level=debug,to=journal".parse().expect("it is one");
-        assert_eq!((spec.format, spec.level, spec.to), (Format::Json, Some(Level::DEBUG), To::Journal));
-        assert_eq!("".parse(), Ok(LogSpec { format: Format::Text, level: None, to: To::Auto }));
+    fn options_are_parsed_and_invalid_ones_rejected() {
+        let spec: LogSpec = "json,level=debug,to=journal".parse().expect("valid options");
+        assert_eq!(
+            (spec.format, spec.level, spec.to),
+            (Format::Json, Some(Level::DEBUG), Destination::Journal)
+        );
+        assert_eq!("".parse(), Ok(LogSpec { format: Format::Text, level: None, to: Destination::Auto }));
         for text in ["xml", "level=loud", "to=/dev/null", "json=1", "level"] {
             assert!(text.parse::<LogSpec>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn lines_beyond_the_room_are_counted_and_nobody_waits() {
-        static LOST_HERE: AtomicU64 = AtomicU64::new(0);
-        let (mail, inbox) = sync_channel(2);
-        let log = Log { level: Level::WARN, mail, lost: &LOST_HERE };
+    fn lines_beyond_the_limit_are_dropped_and_counted() {
+        static DROPPED_HERE: AtomicU64 = AtomicU64::new(0);
+        let (queue, inbox) = sync_channel(2);
+        let log = Log { level: Level::WARN, queue, dropped: &DROPPED_HERE };
         for _ in 0..5 {
             let line =
                 Line { at: SystemTime::now(), level: Level::WARN, message: "x".into(), fields: vec![] };
             log.put(line);
         }
-        assert_eq!(LOST_HERE.load(Relaxed), 3);
+        assert_eq!(DROPPED_HERE.load(Relaxed), 3);
         assert_eq!(inbox.try_iter().count(), 2);
     }
 
     #[test]
-    fn a_list_that_is_longer_than_the_room_waits_for_room_and_is_whole() {
-        static LOST_HERE: AtomicU64 = AtomicU64::new(0);
-        let (mail, inbox) = sync_channel(1);
-        let log = Log { level: Level::WARN, mail, lost: &LOST_HERE };
+    fn a_list_beyond_the_limit_waits_and_is_complete() {
+        static DROPPED_HERE: AtomicU64 = AtomicU64::new(0);
+        let (queue, inbox) = sync_channel(1);
+        let log = Log { level: Level::WARN, queue, dropped: &DROPPED_HERE };
         let line = || Line::new(Level::INFO, "in flight", vec![]);
         log.put(line());
         let reader = std::thread::spawn(move || {
             std::thread::sleep(3 * PAUSE);
-            let of = |mail| match mail {
-                Mail::Line(_) => 1,
-                Mail::Lines(lines, _) => lines.len(),
-                Mail::Mark(_) => 0,
+            let of = |message| match message {
+                Message::Line(_) => 1,
+                Message::Lines(lines, _) => lines.len(),
+                Message::Mark(_) => 0,
             };
-            [inbox.recv(), inbox.recv()].map(|mail| of(mail.expect("it comes")))
+            [inbox.recv(), inbox.recv()].map(|message| of(message.expect("a message")))
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
         runtime.block_on(log.put_all((0..5000).map(|_| line()).collect()));
-        assert_eq!(reader.join().expect("it reads"), [1, 5000]);
-        assert_eq!(LOST_HERE.load(Relaxed), 0);
+        assert_eq!(reader.join().expect("the reader thread"), [1, 5000]);
+        assert_eq!(DROPPED_HERE.load(Relaxed), 0);
     }
 }

@@ -1,10 +1,11 @@
-//! `blockyard losetup`: losetup's own words, columns and exit statuses, on our devices and the kernel's own.
+//! `blockyard losetup`: the options, columns and exit statuses of losetup(8) for our devices and the
+//! kernel's.
 //!
-//! A file that is set up becomes one of our devices with a loop device above it. Devices are named as their
-//! nodes, or by the names that `blockyard list` shows. The kernel's own loop devices are listed beside ours;
-//! what is to be done to one of them is left to the system's losetup.
+//! Setting up a file creates a device with a loop export. A device is identified by its node, or by its name
+//! in `blockyard list`. The kernel's own loop devices are listed with ours; changes to them are passed on to
+//! the system's losetup.
 //!
-//! Not here: loop devices themselves, which are an export like others.
+//! Not here: the loop export itself.
 
 mod options;
 mod rows;
@@ -15,25 +16,25 @@ use crate::del;
 use crate::failure::{FAILED, Failure, print, print_bytes};
 use crate::listing::{block_on, devices, run_dir};
 use crate::locale;
+use attach::loop_device::is_orphaned;
 use engine::change::Change;
 use engine::control::ClientError;
-use engine::loop_device::is_left_behind;
 use engine::rundir::RunDir;
 use engine::spec::{Bytes, Direct, FileFormat, Format, StackSpec};
 use options::{Action, Options};
-use rows::{Back, Row};
+use rows::{BackingFile, Row};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use table::{Column, listing, sentence};
+use table::{Column, listing, old_format};
 
-/// What losetup has to say when it does not do what it is asked to.
+/// An error in losetup's format.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     why: String,
-    /// Its help may be of help.
+    /// Whether a hint at `--help` follows.
     usage: bool,
 }
 
@@ -51,7 +52,7 @@ impl Refusal {
     }
 
     fn report(&self) -> ExitCode {
-        // Where the system's losetup says nothing, or has said it itself, there is nothing to say.
+        // The text is empty where the system's losetup prints nothing, or has printed its own error.
         if !self.why.is_empty() {
             eprintln!("losetup: {}", self.why);
         }
@@ -74,8 +75,8 @@ impl From<ClientError> for Refusal {
     }
 }
 
-pub(crate) fn losetup(words: &[String]) -> ExitCode {
-    match options::parse(words).and_then(|options| run(&options)) {
+pub(crate) fn losetup(args: &[String]) -> ExitCode {
+    match options::parse(args).and_then(|options| run(&options)) {
         Ok(code) => code,
         Err(refusal) => refusal.report(),
     }
@@ -90,51 +91,51 @@ fn run(options: &Options) -> Result<ExitCode, Refusal> {
             print(&format!("losetup from blockyard {}\n", env!("CARGO_PKG_VERSION")));
         }
         Action::ShowAll { file } => show_all(options, file.as_deref())?,
-        Action::ShowOne(word) => return show_one(options, word),
+        Action::ShowOne(arg) => return show_one(options, arg),
         Action::FindFree => {
             let free = rows::first_free();
             let free = free.ok_or_else(|| Refusal::plain("cannot find an unused loop device".to_owned()))?;
             print(&format!("{free}\n"));
         }
         Action::Create { device, file } => create(options, device.as_deref(), file)?,
-        Action::Detach(words) => return detach(words),
+        Action::Detach(args) => return detach(args),
         Action::DetachAll => return detach_all(),
-        Action::SetCapacity(word) => {
+        Action::SetCapacity(arg) => {
             let change = Change::Resize { size: None, shrink: true };
-            return change_one(word, "set capacity failed", &change, &["--set-capacity", word]);
+            return change_one(arg, "set capacity failed", &change, &["--set-capacity", arg]);
         }
-        Action::SetDirect(word, on) => {
+        Action::SetDirect(arg, on) => {
             let (direct, flag) =
                 if *on { (Direct::On, "--direct-io=on") } else { (Direct::Off, "--direct-io=off") };
-            return change_one(word, "set direct io failed", &Change::Direct(direct), &[flag, word]);
+            return change_one(arg, "set direct io failed", &Change::Direct(direct), &[flag, arg]);
         }
-        Action::SetBlock(word, block) => return set_block(word, *block),
-        Action::Remove(words) => return remove(words),
+        Action::SetBlock(arg, block) => return set_block(arg, *block),
+        Action::Remove(args) => return remove(args),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// All devices in use.
+/// Returns all devices in use.
 fn used() -> Result<Vec<Row>, Refusal> {
     let run = run_dir("losetup")?;
     Ok(rows::used(block_on("losetup", devices(&run))??))
 }
 
-/// The device that a word means: one in use, or a loop device of the kernel's that is not.
-fn find(word: &str) -> Result<Row, Refusal> {
-    if let Some(row) = used()?.into_iter().find(|row| row.is(word)) {
+/// Returns the device that an argument names: one in use, or an unbound loop device of the kernel.
+fn find(arg: &str) -> Result<Row, Refusal> {
+    if let Some(row) = used()?.into_iter().find(|row| row.is(arg)) {
         return Ok(row);
     }
-    let name = word.strip_prefix("/dev/").unwrap_or(word);
-    Row::of_kernel(name).ok_or_else(|| Refusal::of(word, "failed to use device", "No such device"))
+    let name = arg.strip_prefix("/dev/").unwrap_or(arg);
+    Row::of_kernel(name).ok_or_else(|| Refusal::of(arg, "failed to use device", "No such device"))
 }
 
 fn show_all(options: &Options, file: Option<&str>) -> Result<(), Refusal> {
     let mut rows = used()?;
     if let Some(file) = file {
-        // A file that is not there is behind nothing.
-        let back = Back::of(file);
-        rows.retain(|row| back.is_some_and(|back| row.is_on(back, options.offset)));
+        // A missing file backs no device.
+        let back = BackingFile::of(file);
+        rows.retain(|row| back.is_some_and(|back| row.is_over(back, options.offset)));
     }
     print_bytes(&shown(options, &rows));
     Ok(())
@@ -144,12 +145,12 @@ fn shown(options: &Options, rows: &[Row]) -> Vec<u8> {
     let how = &options.listing;
     match how.list {
         true => listing(rows, &how.columns, how.style, how.headings, locale::is_utf8()).into_bytes(),
-        false => rows.iter().flat_map(sentence).collect(),
+        false => rows.iter().flat_map(old_format).collect(),
     }
 }
 
-fn show_one(options: &Options, word: &str) -> Result<ExitCode, Refusal> {
-    let row = find(word)?;
+fn show_one(options: &Options, arg: &str) -> Result<ExitCode, Refusal> {
+    let row = find(arg)?;
     if row.back_file.is_none() && !options.listing.list {
         return Err(Refusal::plain(format!("{}: No such device or address", row.name)));
     }
@@ -157,23 +158,24 @@ fn show_one(options: &Options, word: &str) -> Result<ExitCode, Refusal> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The stack that losetup's options describe.
+/// Returns the stack that the options describe.
 fn stack(options: &Options, file: &Path) -> Result<StackSpec, Refusal> {
     let name = file.display().to_string();
     let failed = |why: &dyn Display| Refusal::of(&name, "failed to set up loop device", why);
     let absolute = std::path::absolute(file).map_err(|why| failed(&why))?;
     let mut stack: StackSpec = "file:disk".parse().map_err(|why| failed(&why))?;
     if let StackSpec::File(spec) = &mut stack {
-        // To losetup every file is the disk itself, whatever it begins with.
+        // losetup ignores the format of a file.
         spec.format = FileFormat::Given(Format::Raw);
-        spec.path = absolute;
-        spec.offset = Bytes(options.offset.unwrap_or(0));
-        spec.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);
-        spec.direct = if options.direct == Some(true) { Direct::On } else { Direct::Off };
-        spec.block = options.block.and_then(|block| u32::try_from(block).ok()).filter(|&block| block > 0);
-        // As losetup does it: what cannot be written is set up read-only.
+        spec.file.path = absolute;
+        spec.file.offset = Bytes(options.offset.unwrap_or(0));
+        spec.file.sizelimit = options.sizelimit.filter(|&limit| limit > 0).map(Bytes);
+        spec.file.direct = if options.direct == Some(true) { Direct::On } else { Direct::Off };
+        spec.file.block =
+            options.block.and_then(|block| u32::try_from(block).ok()).filter(|&block| block > 0);
+        // As in losetup, a file that is not writable is set up read-only.
         let write = rustix::fs::access(file, rustix::fs::Access::WRITE_OK);
-        spec.ro =
+        spec.file.ro =
             options.read_only || matches!(write, Err(rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS));
         spec.partscan = options.partscan;
     }
@@ -189,7 +191,7 @@ fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Ref
     if meta.is_dir() {
         return Err(failed(&"Is a directory"));
     }
-    // The kernel counts in signed numbers.
+    // The kernel uses signed offsets.
     if [options.offset, options.sizelimit].into_iter().flatten().any(|len| len > i64::MAX as u64) {
         return Err(failed(&"Value too large for defined data type"));
     }
@@ -209,14 +211,14 @@ fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Ref
     }
     let export = match device {
         None => "--loop".to_owned(),
-        Some(word) => export_at(word, file)?,
+        Some(arg) => export_at(arg, file)?,
     };
     let stack = stack(options, Path::new(file))?.to_string();
-    let words: [OsString; 3] = [stack.into(), export.into(), "--json".into()];
-    let started = add::start(words).map_err(|why| failed(&why))?;
+    let args: [OsString; 3] = [stack.into(), export.into(), "--json".into()];
+    let started = add::start(args).map_err(|why| failed(&why))?;
     if started.ready.is_empty() {
-        let said = started.said.lines().next().unwrap_or("its process ended");
-        let why = said.strip_prefix("blockyard: add failed: ").unwrap_or(said);
+        let line = started.stderr.lines().next().unwrap_or("its process ended");
+        let why = line.strip_prefix("blockyard: add failed: ").unwrap_or(line);
         return Err(failed(&why));
     }
     warn_of_size(options, file, meta.size());
@@ -226,7 +228,7 @@ fn create(options: &Options, device: Option<&str>, file: &str) -> Result<(), Ref
     Ok(())
 }
 
-/// The address of the first export that is a node, from what `add --json` says.
+/// Returns the address of the first export with a device node from the output of `add --json`.
 fn node_of(ready: &str) -> String {
     let lines = ready.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let addresses: Vec<String> =
@@ -235,10 +237,10 @@ fn node_of(ready: &str) -> String {
     node.map(|node| format!("{node}\n")).unwrap_or_default()
 }
 
-/// How to get a device of that name: `/dev/loopN` or `/dev/ublkbN`.
-fn export_at(word: &str, file: &str) -> Result<String, Refusal> {
-    let name = word.strip_prefix("/dev/").unwrap_or(word);
-    if used()?.iter().any(|row| row.is(word)) {
+/// Returns the export option for a device name: `/dev/loopN` or `/dev/ublkbN`.
+fn export_at(arg: &str, file: &str) -> Result<String, Refusal> {
+    let name = arg.strip_prefix("/dev/").unwrap_or(arg);
+    if used()?.iter().any(|row| row.is(arg)) {
         return Err(Refusal::of(file, "failed to set up loop device", "Device or resource busy"));
     }
     for (prefix, flag) in [("loop", "--loop"), ("ublkb", "--ublk")] {
@@ -255,16 +257,16 @@ fn export_at(word: &str, file: &str) -> Result<String, Refusal> {
     })
 }
 
-/// With `--nooverlap`: the device that is just what is asked for.
+/// `--nooverlap`: returns the device that already has these settings.
 fn overlapping(options: &Options, file: &str, size: u64) -> Result<Option<Row>, Refusal> {
-    let Some(back) = Back::of(file) else { return Ok(None) };
+    let Some(back) = BackingFile::of(file) else { return Ok(None) };
     let range = |offset: u64, limit: u64| {
         let end = if limit > 0 { offset.saturating_add(limit) } else { u64::MAX };
         (offset, end.min(size.max(offset)))
     };
     let (offset, limit) = (options.offset.unwrap_or(0), options.sizelimit.unwrap_or(0));
     let (start, end) = range(offset, limit);
-    for row in used()?.into_iter().filter(|row| row.is_on(back, None)) {
+    for row in used()?.into_iter().filter(|row| row.is_over(back, None)) {
         let (other_offset, other_limit) = (row.offset.unwrap_or(0), row.sizelimit.unwrap_or(0));
         if (other_offset, other_limit, row.read_only) == (offset, limit, options.read_only) {
             return Ok(Some(row));
@@ -293,11 +295,11 @@ fn warn_of_size(options: &Options, file: &str, size: u64) {
     }
 }
 
-fn detach(words: &[String]) -> Result<ExitCode, Refusal> {
-    // One that cannot be detached does not keep the others.
+fn detach(args: &[String]) -> Result<ExitCode, Refusal> {
+    // An error does not stop the following devices.
     let mut code = ExitCode::SUCCESS;
-    for word in words {
-        let done = find(word).and_then(|row| match &row.ours {
+    for arg in args {
+        let done = find(arg).and_then(|row| match &row.ours {
             Some((client, name)) => block_on("losetup", client.delete(name))?
                 .map_err(|why| Refusal::of(&row.name, "detach failed", why)),
             None if row.back_file.is_none() => {
@@ -305,12 +307,12 @@ fn detach(words: &[String]) -> Result<ExitCode, Refusal> {
             }
             None => match left_behind(&row)? {
                 Some((run, name)) => {
-                    let gone = Failure::new("losetup", &name, "it is gone");
+                    let gone = Failure::new("losetup", &name, "the device no longer exists");
                     del::clear_left_behind(&run, &name, gone)
                         .map_err(|why| Refusal::of(&row.name, "detach failed", why.reason()))
                         .map(drop)
                 }
-                None => kernels(&["--detach", &row.name]),
+                None => run_system_losetup(&["--detach", &row.name]),
             },
         });
         if let Err(refusal) = done {
@@ -320,67 +322,70 @@ fn detach(words: &[String]) -> Result<ExitCode, Refusal> {
     Ok(code)
 }
 
-/// The device of which a server that died has left this one; `None`: it is the kernel's own.
+/// Returns the name of our device if its server has died and left this loop device; `None`: the device is the
+/// kernel's.
 fn left_behind(row: &Row) -> Result<Option<(RunDir, String)>, Refusal> {
     let run = run_dir("losetup")?;
     let file = row.back_file.as_deref().map(Path::new);
     let name =
         file.and_then(Path::file_name).and_then(OsStr::to_str).and_then(|name| name.strip_suffix(".fuse"));
     let Some((file, name)) = file.zip(name) else { return Ok(None) };
-    // The kernel knows paths without links.
+    // The kernel resolves links in paths.
     let own = run.loop_file(name);
     let own = own.parent().and_then(|folder| folder.canonicalize().ok()).zip(own.file_name());
     let is_own = own.is_some_and(|(folder, last)| folder.join(last) == file);
-    Ok((is_own && is_left_behind(file)).then(|| (run, name.to_owned())))
+    Ok((is_own && is_orphaned(file)).then(|| (run, name.to_owned())))
 }
 
-/// All that losetup would know of: devices with nodes. Those that clients reach otherwise stay.
+/// Detaches all devices with nodes, as losetup would find them. Devices without a node stay.
 fn detach_all() -> Result<ExitCode, Refusal> {
     let nodes = used()?.into_iter().filter(|row| row.name.starts_with("/dev/"));
     detach(&nodes.map(|row| row.name).collect::<Vec<_>>())
 }
 
-/// Change a device of ours; `words`: how the system's losetup is asked to, for one of the kernel's own.
-fn change_one(word: &str, what: &str, change: &Change, words: &[&str]) -> Result<ExitCode, Refusal> {
-    let row = find(word)?;
+/// Changes one of our devices. `args` are the arguments for the system's losetup if the device is the
+/// kernel's.
+fn change_one(arg: &str, what: &str, change: &Change, args: &[&str]) -> Result<ExitCode, Refusal> {
+    let row = find(arg)?;
     match &row.ours {
         Some((client, name)) => block_on("losetup", client.change(name, change))?
             .map_err(|why| Refusal::of(&row.name, what, why))?,
         None if row.back_file.is_none() => {
             return Err(Refusal::of(&row.name, what, "No such device or address"));
         }
-        None => kernels(words)?,
+        None => run_system_losetup(args)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn set_block(word: &str, block: u64) -> Result<ExitCode, Refusal> {
-    let row = find(word)?;
+fn set_block(arg: &str, block: u64) -> Result<ExitCode, Refusal> {
+    let row = find(arg)?;
     if row.ours.is_none() {
         let text = block.to_string();
-        return kernels(&["--sector-size", &text, &row.name]).map(|()| ExitCode::SUCCESS);
+        return run_system_losetup(&["--sector-size", &text, &row.name]).map(|()| ExitCode::SUCCESS);
     }
     if u64::from(row.block) == block {
         return Ok(ExitCode::SUCCESS);
     }
-    let why = "a device that is set up keeps its block size (detach it, and set it up with --sector-size)";
+    let why =
+        "the block size of a bound device cannot change (detach it, and set it up again with --sector-size)";
     Err(Refusal::of(&row.name, "set logical block size failed", why))
 }
 
-/// Take loop devices that nobody uses out of `/dev`, as `LOOP_CTL_REMOVE` does.
-fn remove(words: &[String]) -> Result<ExitCode, Refusal> {
+/// Removes unused loop devices from `/dev`, as `LOOP_CTL_REMOVE` does.
+fn remove(args: &[String]) -> Result<ExitCode, Refusal> {
     let mut code = ExitCode::SUCCESS;
-    for word in words {
-        let name = word.strip_prefix("/dev/").unwrap_or(word);
+    for arg in args {
+        let name = arg.strip_prefix("/dev/").unwrap_or(arg);
         let number = name.strip_prefix("loop").and_then(|number| number.parse().ok());
         let done = match number {
-            _ if used()?.iter().any(|row| row.is(word)) => {
-                Err(Refusal::of(word, "remove failed", "Device or resource busy"))
+            _ if used()?.iter().any(|row| row.is(arg)) => {
+                Err(Refusal::of(arg, "remove failed", "Device or resource busy"))
             }
             Some(number) => {
-                engine::remove_loop(number).map_err(|why| Refusal::of(word, "remove failed", plain(&why)))
+                attach::remove_loop(number).map_err(|why| Refusal::of(arg, "remove failed", plain(&why)))
             }
-            None => Err(Refusal::of(word, "remove failed", "No such device")),
+            None => Err(Refusal::of(arg, "remove failed", "No such device")),
         };
         if let Err(refusal) = done {
             code = refusal.report();
@@ -389,30 +394,31 @@ fn remove(words: &[String]) -> Result<ExitCode, Refusal> {
     Ok(code)
 }
 
-/// Ask the system's losetup, which says itself what is wrong.
-fn kernels(words: &[&str]) -> Result<(), Refusal> {
-    let status = Command::new("losetup").args(words).status();
+/// Runs the system's losetup, which prints its own errors.
+fn run_system_losetup(args: &[&str]) -> Result<(), Refusal> {
+    let status = Command::new("losetup").args(args).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err(Refusal::plain(String::new())),
         Err(why) => {
-            let why = format!("it is the kernel's own, and the system's losetup cannot be run: {why}");
+            let why =
+                format!("this is the kernel's own device, and the system's losetup cannot be run: {why}");
             Err(Refusal::plain(why))
         }
     }
 }
 
-/// What the kernel says, without Rust's number behind it.
+/// Returns the error text without Rust's suffix.
 fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
 fn help() -> String {
-    let mut text = format!("{USAGE}{OPTIONS}\nAvailable output columns:\n");
+    let mut text = format!("{USAGE}Options:\n{OPTIONS}\nAvailable output columns:\n");
     for column in Column::ALL {
-        let (name, says) = column.named();
-        text.push_str(&format!("{name:>13}  {says}\n"));
+        let (name, description) = column.named();
+        text.push_str(&format!("{name:>13}  {description}\n"));
     }
     text.push_str("\nFor more details see losetup(8).\n");
     text
@@ -427,10 +433,8 @@ Set up and control loop devices.
 
 ";
 
-/// losetup's options, in its own words.
-pub(crate) const OPTIONS: &str = "\
-Options:
- -a, --all                     list all used devices
+/// The options in losetup's own help.
+pub(crate) const OPTIONS: &str = " -a, --all                     list all used devices
  -d, --detach <loopdev>...     detach one or more devices
  -D, --detach-all              detach all used devices
  -f, --find                    find first unused device

@@ -1,57 +1,75 @@
-//! The `blockyard` command: words in, engine calls, tables out.
+//! The `blockyard` command: parses arguments, calls the engine or a server, prints tables.
 //!
-//! One table, [`args`], makes the parser, the help, the man page and the completions. A command ends
-//! with status 0, or with a [`Failure`](failure::Failure) that says what failed, of what, why, and what
-//! to do: status 1 when the request failed, 2 when it made no sense. Stdout is for answers only.
+//! The parser, the help, the manual page and the completions come from one table, [`args`]. A command exits with
+//! status 0, or with a [`Failure`](failure::Failure) that names the operation, the object, the reason and a fix: status
+//! 1 if the request failed, 2 if the arguments are invalid. Stdout is for answers only.
 //!
-//! *Invariant:* what a command knows about devices comes through the engine's control API, also in the
-//! process that serves them.
+//! *Invariant:* commands get information on devices through the engine's control API only, also in the process that
+//! serves them.
 
 #![forbid(unsafe_code)]
 
 mod add;
+mod apply;
 mod args;
-mod attach;
 mod change;
 mod check;
-mod choice;
+mod complete;
+mod copy;
+mod crash;
 mod del;
 mod dmsetup;
+mod exec_test;
+mod export_args;
+mod exporter;
 mod failure;
+mod help;
+mod holder;
 mod inflight;
+mod launch;
 mod limits;
 mod listing;
 mod locale;
 mod log;
 mod losetup;
-mod made;
+mod move_device;
 mod page;
+mod pager;
 mod pages;
 mod plan;
+mod process;
 mod progress;
 mod recover;
+mod registry;
 mod replay;
+mod save;
 mod served;
 mod serving;
 mod signals;
 mod stat;
 mod supervise;
 mod table;
+mod targetcli;
 mod top;
 mod trace;
 
-use args::{Cli, Command};
-use clap::Parser;
+use args::{Cli, Command, UpArgs};
+use clap::FromArgMatches;
 use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    clap_complete::CompleteEnv::with_factory(Cli::command_for_pages).var(pages::COMPLETE).complete();
+    let parsed = help::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),
     };
-    // A server has served, wherever its first line went to.
-    let serves = matches!(cli.command, Command::Serve(_) | Command::Up(_));
+    // An answer that was not written does not make a server fail.
+    let serves = matches!(
+        &cli.command,
+        Command::Serve(_) | Command::TargetcliHost(_) | Command::Up(UpArgs { reload: false, .. })
+    );
     let ended = run(cli.command);
     log::finish();
     match ended {
@@ -59,7 +77,7 @@ fn main() -> ExitCode {
         Ok(code) => failure::once_written(code),
         Err(failure) => {
             let code = failure.report();
-            attach::let_go_when_stuck();
+            process::let_go_when_stuck();
             code
         }
     }
@@ -70,7 +88,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serving::serve(&args),
         Command::Add(args) => add::add(&args),
         Command::Up(args) => serving::up(&args),
+        Command::Apply(args) => apply::apply(&args),
+        Command::Save(args) => save::save(&args),
         Command::Check(args) => check::check(&args),
+        Command::ExecTest(args) => exec_test::run(&args),
         Command::List(args) => listing::list(&args),
         Command::Show(args) => listing::show(&args),
         Command::Del(args) => del::del(&args),
@@ -89,18 +110,25 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Stat(args) => stat::stat(&args),
         Command::Top(args) => top::top(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Crash(args) => crash::crash(&args),
+        Command::Copy(args) => copy::copy_stacks(&args),
+        Command::Move(args) => move_device::move_device(&args),
         Command::ReplayLog(args) => replay::replay_log(&args),
-        Command::Losetup(args) => Ok(losetup::losetup(&args.words)),
-        Command::Dmsetup(args) => Ok(dmsetup::dmsetup(&args.words)),
-        Command::LoopDevice { words } => Ok(loop_device(&words)),
+        Command::Losetup(args) => Ok(losetup::losetup(&args.arguments)),
+        Command::Dmsetup(args) => Ok(dmsetup::dmsetup(&args.arguments)),
+        Command::Targetcli(args) => targetcli::targetcli(&args.words),
+        Command::TargetcliHost(args) => targetcli::serve(args.run),
+        Command::LoopDevice { arguments } => Ok(loop_device(&arguments)),
         Command::Completions { shell } => pages::completions(shell),
-        Command::Man => pages::man(),
+        Command::Man(args) => pages::man(&args),
+        Command::Reference(args) => help::reference::write(&args),
+        Command::Help { arguments } => help::help(&arguments),
     }
 }
 
-/// The process that the engine starts for what must not wait for itself.
-fn loop_device(words: &[String]) -> ExitCode {
-    match engine::loop_device::run_helper(words) {
+/// Runs the helper process that the engine starts for operations on a loop device that could block on the device.
+fn loop_device(arguments: &[String]) -> ExitCode {
+    match attach::loop_device::run_helper(arguments) {
         Ok(answer) => {
             failure::print(&answer);
             ExitCode::SUCCESS

@@ -1,30 +1,37 @@
-//! `--web`: the words that ask for a page of the process's devices.
+//! `--web`: options of the process's web page, and its restoration after `recover`.
 
 use crate::failure::Failure;
+use crate::holder;
+use attach::ublk::{PageRecord, PageToken};
 use clap::{Args, ValueEnum};
-use engine::ublk::{KeptPage, KeptToken};
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use web::{Listening, Token, WebAddress, WebConfig, WebError, is_ours};
 
-/// How the page is asked for.
+/// Options of the web page.
 #[derive(Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Page")]
 pub(crate) struct WebArgs {
-    /// Show the devices on a page, live: 127.0.0.1:PORT. Its address is printed, with the token that one has to know
+    /// A live page at 127.0.0.1:PORT; prints its URL
     #[arg(long, value_name = "ADDRESS")]
     web: Option<String>,
-    /// The file of the token, which is made if it is not there; none: without [default: a new one each time]
-    #[arg(long, value_name = "FILE|none", requires = "web")]
+    /// The page's token is in FILE; none: no token
+    #[arg(long, value_name = "FILE", requires = "web")]
     web_token: Option<PathBuf>,
-    /// What the page may do besides showing [default: nothing]
-    #[arg(long, value_name = "WHAT,...", requires = "web", value_delimiter = ',')]
+    /// The page may change devices: actions, shrink
+    #[arg(
+        long,
+        value_name = "WHAT,...",
+        hide_possible_values = true,
+        requires = "web",
+        value_delimiter = ','
+    )]
     web_allow: Vec<Allowed>,
 }
 
-/// What a page may do.
+/// Changes that the page may make.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Allowed {
     /// Fail and reinstate paths, suspend, resume and grow devices, switch direct I/O
@@ -34,10 +41,11 @@ enum Allowed {
 }
 
 impl WebArgs {
-    /// Listen where they say, if they do. What makes no sense is found out before anything else is touched.
+    /// Opens the page's listening socket, if the options ask for a page. Called before any device is opened, so that
+    /// invalid options have no effect.
     ///
     /// # Errors
-    /// The address or the token.
+    /// The address is invalid or in use, or the token cannot be read.
     pub(crate) fn listen(&self, what: &str) -> Result<Option<Listening>, Failure> {
         let Some(text) = &self.web else { return Ok(None) };
         let address: WebAddress = text.parse().map_err(|why| Failure::usage(what, "--web", why))?;
@@ -49,34 +57,48 @@ impl WebArgs {
         let token = token.transpose().map_err(|why| Failure::new(what, "--web-token", why))?;
         let (actions, shrink) = (!self.web_allow.is_empty(), self.web_allow.contains(&Allowed::Shrink));
         let config = WebConfig { address, token, actions, shrink };
-        Listening::open(config).map(Some).map_err(|why| Failure::new(what, "--web", why))
+        let listening = Listening::open(config)
+            .map_err(|why| Failure::new(what, "--web", holder::with_listener(why.to_string())))?;
+        if !address.is_local() {
+            eprintln!("blockyard: --web {}: {}", listening.address(), reach(!self.web_allow.is_empty()));
+        }
+        Ok(Some(listening))
     }
 }
 
-/// What a process needs that is to bring this page back.
-pub(crate) fn kept(page: &Listening) -> KeptPage {
-    let config = page.config();
-    let token = config.token.as_ref().map(|token| match token.file() {
-        // Whoever named a file writes another token there when this one is to be no more.
-        Some(file) if file.to_str().is_some() => KeptToken::File { file: file.to_owned() },
-        // What is kept is text.
-        _ => KeptToken::Text(token.text().to_owned()),
-    });
-    KeptPage { address: page.address(), token, actions: config.actions, shrink: config.shrink }
+/// Returns the warning for a page on an address that other machines can reach.
+fn reach(may_change: bool) -> String {
+    let what = if may_change { "see and change the devices" } else { "see the devices" };
+    format!(
+        "other machines can reach this page; all who have its token can {what}, and nothing is encrypted (for this machine only: \
+         --web 127.0.0.1:PORT)"
+    )
 }
 
-/// Listen where the page of a process was that is gone, with its token. Where another one is by now, which may be that of
-/// a device that was brought back before, a port beside it is found.
+/// Returns the record with which another process can restore this page.
+pub(crate) fn kept(page: &Listening) -> PageRecord {
+    let config = page.config();
+    let token = config.token.as_ref().map(|token| match token.file() {
+        // The user revokes a token by writing another one to the file, so only the path is recorded.
+        Some(file) if file.to_str().is_some() => PageToken::File { file: file.to_owned() },
+        // The record is text, which cannot hold every path.
+        _ => PageToken::Text(token.text().to_owned()),
+    });
+    PageRecord { address: page.address(), token, actions: config.actions, shrink: config.shrink }
+}
+
+/// Restores the page of a dead process at its address, with its token. If the address is in use, for example by the
+/// page of another recovered device, another port is chosen.
 ///
 /// # Errors
-/// The address; a record that somebody wrote in; the file of the token.
-pub(crate) fn again(kept: &KeptPage) -> Result<Listening, Failure> {
+/// The address cannot be bound, the record has no valid token, or the token's file cannot be read.
+pub(crate) fn again(kept: &PageRecord) -> Result<Listening, Failure> {
     let fail = |why: &dyn Display| Failure::new("recover", "--web", why);
     let token = match &kept.token {
-        Some(KeptToken::Text(text)) => {
-            Some(Token::known(text).ok_or_else(|| fail(&"its record has no token of a page"))?)
-        }
-        Some(KeptToken::File { file }) => Some(Token::of_file(file).map_err(|why| fail(&why))?),
+        Some(PageToken::Text(text)) => Some(
+            Token::known(text).ok_or_else(|| fail(&"the device's record has no valid token for the page"))?,
+        ),
+        Some(PageToken::File { file }) => Some(Token::of_file(file).map_err(|why| fail(&why))?),
         None => None,
     };
     let (actions, shrink) = (kept.actions, kept.shrink);
@@ -89,14 +111,14 @@ pub(crate) fn again(kept: &KeptPage) -> Result<Listening, Failure> {
     }
 }
 
-/// Listen on another port. `ours`: whoever has that of the page is of this user. Browsers that have the page open send its
-/// token to whoever that is, so what another user may have been told is no secret any more.
+/// Opens the page on another port. `ours`: the process on the page's old port belongs to this user. Open browsers send
+/// the token to that process, so if it belongs to another user, the token is replaced.
 fn beside(config: WebConfig, ours: bool) -> Result<Listening, Failure> {
     let fail = |why: &dyn Display| Failure::new("recover", "--web", why);
     let mut token = config.token;
     if !ours && token.is_some() {
-        let why = "another user may have been sent the token of the page by a browser that had it open";
-        eprintln!("blockyard: recover: --web: {}: {why}: it has a new one", config.address);
+        let why = "a browser may have sent the token to another user's process on the old port";
+        eprintln!("blockyard: recover: --web: {}: {why}: the page has a new token", config.address);
         token = Some(Token::random().map_err(|why| fail(&why))?);
     }
     let address = WebAddress(SocketAddr::new(config.address.0.ip(), 0));
@@ -117,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_comes_back_with_what_the_file_of_its_token_holds_by_now() {
+    fn a_restored_page_reads_its_token_file_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("token");
         let first = page(Some(Token::of_file(&file).expect("it is made")));
@@ -131,11 +153,14 @@ mod tests {
         drop(second);
         std::fs::write(&file, "short").expect("it is written");
         let why = again(&kept).expect_err("it is no token").to_string();
-        assert!(why.contains(&*file.to_string_lossy()) && why.contains("it holds no token"), "{why}");
+        assert!(
+            why.contains(&*file.to_string_lossy()) && why.contains("it does not contain a token"),
+            "{why}"
+        );
     }
 
     #[test]
-    fn a_page_whose_address_another_one_of_the_same_user_has_keeps_its_token() {
+    fn a_page_keeps_its_token_if_its_address_is_used_by_the_same_user() {
         let first = page(Some(Token::random().expect("a token")));
         let second = again(&kept(&first)).expect("it comes back");
         assert_ne!(second.address(), first.address());
@@ -143,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_whose_address_another_user_has_gets_a_new_token() {
+    fn a_page_gets_a_new_token_if_its_address_is_used_by_another_user() {
         let first = page(Some(Token::random().expect("a token")));
         let config = WebConfig { address: WebAddress(first.address()), ..first.config().clone() };
         let second = beside(config.clone(), false).expect("it comes back");
         assert_ne!(text(&second), text(&first));
         let kept = kept(&second);
-        assert!(kept.token == Some(KeptToken::Text(text(&second))) && kept.address == second.address());
+        assert!(kept.token == Some(PageToken::Text(text(&second))) && kept.address == second.address());
         let open = beside(WebConfig { token: None, ..config }, false).expect("it comes back");
-        assert!(open.config().token.is_none(), "there was nothing to be told");
+        assert!(open.config().token.is_none(), "a page without a token needs no new one");
     }
 }

@@ -1,63 +1,58 @@
-//! The manual page and the completions, from the one table.
+//! `man` and `completions`: print the manual page and the shells' completion scripts.
 
-use crate::args::Cli;
+use crate::args::ManArgs;
 use crate::failure::{Failure, print};
-use clap::CommandFactory;
+use crate::help;
 use clap_complete::Shell;
-use clap_mangen::Man;
+use clap_complete::env::Shells;
 use std::process::ExitCode;
 
+/// The environment variable that completion scripts set to request completions.
+pub(crate) const COMPLETE: &str = "COMPLETE";
+
+/// The script of bash. clap_complete's script requests completions of the words as bash splits them, at each `:`
+/// and `=`.
+const BASH: &str = include_str!("completion.bash");
+
+/// The script of zsh. clap_complete's script adds a space behind options whose value follows.
+const ZSH: &str = include_str!("completion.zsh");
+
+/// Prints the script that a shell sources. The script starts `blockyard` of the user's PATH for each completion.
 pub(crate) fn completions(shell: Shell) -> Result<ExitCode, Failure> {
+    let own = match shell {
+        Shell::Bash => Some(BASH),
+        Shell::Zsh => Some(ZSH),
+        _ => None,
+    };
+    if let Some(script) = own {
+        print(script);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let shells = Shells::builtins();
+    let name = shell.to_string();
+    let Some(completer) = shells.completer(&name) else {
+        return Err(Failure::usage("completions", name, "no such shell"));
+    };
     let mut script = Vec::new();
-    let mut command = visible(&Cli::command()).version(env!("CARGO_PKG_VERSION"));
-    clap_complete::generate(shell, &mut command, "blockyard", &mut script);
+    completer
+        .write_registration(COMPLETE, "blockyard", "blockyard", "blockyard", &mut script)
+        .map_err(|why| Failure::new("completions", "", why))?;
     print(&String::from_utf8_lossy(&script));
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command without what its help hides: the script for bash would offer that.
-fn visible(command: &clap::Command) -> clap::Command {
-    clap::Command::new(command.get_name().to_owned())
-        .about(command.get_about().cloned().unwrap_or_default())
-        .args(command.get_arguments().filter(|arg| !arg.is_hide_set()).cloned())
-        .subcommands(command.get_subcommands().map(visible))
-}
-
-pub(crate) fn man() -> Result<ExitCode, Failure> {
-    let page = man_page().map_err(|why| Failure::new("man", "", why))?;
+/// Prints the page of everything, or writes a page for each command and topic into a folder.
+pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, Failure> {
+    if let Some(folder) = &args.folder {
+        let fail = |path: &std::path::Path, why| Failure::new("man", path.display(), why);
+        std::fs::create_dir_all(folder).map_err(|why| fail(folder, why))?;
+        for (name, text) in help::man::pages().map_err(|why| Failure::new("man", "", why))? {
+            let path = folder.join(name);
+            std::fs::write(&path, text).map_err(|why| fail(&path, why))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let page = help::man::page().map_err(|why| Failure::new("man", "", why))?;
     print(&page);
     Ok(ExitCode::SUCCESS)
-}
-
-/// One page with a section for each command.
-fn man_page() -> std::io::Result<String> {
-    let mut command = Cli::command();
-    command.build();
-    let page = Man::new(command.clone())
-        .manual("Blockyard")
-        .source(format!("blockyard {}", env!("CARGO_PKG_VERSION")));
-    let mut out = Vec::new();
-    page.render_title(&mut out)?;
-    page.render_name_section(&mut out)?;
-    page.render_synopsis_section(&mut out)?;
-    page.render_description_section(&mut out)?;
-    out.extend_from_slice(b".SH COMMANDS\n");
-    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
-        out.extend_from_slice(command_section(sub)?.as_bytes());
-    }
-    page.render_extra_section(&mut out)?;
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-/// A command's synopsis, description, options and notes as one subsection.
-fn command_section(command: &clap::Command) -> std::io::Result<String> {
-    let usage = command.clone().render_usage().to_string();
-    let usage = usage.trim_start_matches("Usage: ").replace('-', "\\-");
-    let man = Man::new(command.clone());
-    let mut out = format!(".SS \"{usage}\"\n").into_bytes();
-    man.render_description_section(&mut out)?;
-    man.render_options_section(&mut out)?;
-    man.render_extra_section(&mut out)?;
-    let body = String::from_utf8_lossy(&out).into_owned();
-    Ok(body.lines().filter(|line| !line.starts_with(".SH ")).map(|line| format!("{line}\n")).collect())
 }

@@ -1,9 +1,9 @@
-//! From a command line to a topology: every word is checked before anything is touched.
+//! Converts a command line to a topology. Every argument is checked before anything is opened or created.
 
 use crate::args::ServeArgs;
 use crate::failure::Failure;
 use engine::spec::{
-    DeviceName, FuseSpec, LayerSpec, NbdAddress, NbdLimits, StackSpec, TableSpec, TlsSpec, UblkSpec,
+    DeviceName, ExportOptions, LayerSpec, NbdExportSpec, NbdLimits, StackSpec, TableSpec, TlsSpec,
     check_limits, parse_scheduler, parse_time, with_scheduler,
 };
 use engine::topology::{DeviceSpec, ExportKind, ExportSpec, NbdOptions, Topology};
@@ -11,13 +11,8 @@ use std::fmt::Display;
 use std::path::Path;
 use std::str::FromStr;
 
-const THERE_IS: &str = "is not in this build (blockyard serve --help lists what is)";
-
-/// The device and its exports. `what`: the command, for messages.
+/// Builds the topology of one device and its exports. `what`: the command, for messages.
 pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure> {
-    if let Some(absent) = args.absent.wanted() {
-        return Err(Failure::usage(what, absent, THERE_IS));
-    }
     let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
     let stack = match (&args.stack, table_text(what, args)?) {
         (Some(stack), _) => parsed::<StackSpec>(what, stack)?,
@@ -26,7 +21,7 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
         }
         (None, Some(text)) => table(what, &text, args)?,
         (None, None) => {
-            return Err(Failure::usage(what, "", "there is no stack (give one, or --table FILE)"));
+            return Err(Failure::usage(what, "", "no stack given (give one, or --table FILE)"));
         }
     }
     .rooted(&here);
@@ -70,7 +65,7 @@ pub(crate) fn topology(what: &str, args: &ServeArgs) -> Result<Topology, Failure
     }
 }
 
-/// A stack and its layers, which nobody is to serve.
+/// Builds a device from a stack and its layers for a command that opens it without serving it.
 pub(crate) fn device(what: &str, stack: &str, layers: &[String]) -> Result<DeviceSpec, Failure> {
     let here = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
     let stack = parsed::<StackSpec>(what, stack)?.rooted(&here);
@@ -80,13 +75,13 @@ pub(crate) fn device(what: &str, stack: &str, layers: &[String]) -> Result<Devic
     Ok(DeviceSpec { name, stack, layers, limits: None, depth: None, slow: None, io_timeout: None, line: 0 })
 }
 
-/// The time that an option is given.
+/// Parses the value of an option that takes a time.
 fn time(what: &str, option: &str, text: &str) -> Result<std::time::Duration, Failure> {
     parse_time(text).map_err(|why| Failure::usage(what, option, why))
 }
 
-/// At least one: without an address, the NBD socket in the run directory, which a service manager's
-/// sockets may take the place of.
+/// Returns the exports of the command line, at least one: without an address, the NBD socket in the run directory,
+/// which sockets passed by a service manager replace.
 fn exports(
     what: &str,
     args: &ServeArgs,
@@ -97,41 +92,22 @@ fn exports(
     let certificates = args.tls_certificates.as_ref().map(|path| here.join(path));
     let tls = TlsSpec::new(mode, certificates, args.tls_verify_peer)
         .map_err(|why| Failure::usage(what, device, why))?;
-    let ublk = args.ublk.as_ref().map(|text| parsed::<UblkSpec>(what, text)).transpose()?;
     let options = NbdOptions { name: args.nbd_name.clone().unwrap_or_else(|| device.to_string()), tls };
-    let export = |kind| ExportSpec { device: device.clone(), kind, line: 0 };
-    let rooted = |address| match address {
-        NbdAddress::Unix(path) => NbdAddress::Unix(here.join(path)),
-        tcp @ NbdAddress::Tcp { .. } => tcp,
-    };
-    let nbd = |text: &String| {
-        let address = rooted(parsed(what, text)?);
-        Ok(export(ExportKind::Nbd { address, options: options.clone() }))
-    };
-    let fuse = |text: &String| {
-        let spec: FuseSpec = parsed(what, text)?;
-        Ok(export(ExportKind::Fuse(spec.rooted(here))))
-    };
-    let mut exports: Vec<ExportSpec> = args.nbd.iter().map(nbd).collect::<Result<_, Failure>>()?;
-    exports.extend(ublk.map(|spec| export(ExportKind::Ublk(spec))));
-    for text in &args.fuse {
-        exports.push(fuse(text)?);
-    }
-    for text in &args.nbd_device {
-        exports.push(export(ExportKind::NbdDevice(parsed(what, text)?)));
-    }
-    if let Some(text) = &args.loop_device {
-        exports.push(export(ExportKind::Loop(parsed(what, text)?)));
-    }
+    let export = |kind: ExportKind| ExportSpec { device: device.clone(), kind: kind.rooted(here), line: 0 };
+    let parsed = args.exports.given.iter().map(|(row, text)| {
+        let kind = ExportKind::parse(row.kind, text, &options);
+        kind.map(export).map_err(|why| Failure::usage(what, text, why))
+    });
+    let mut exports: Vec<ExportSpec> = parsed.collect::<Result<_, Failure>>()?;
     if exports.is_empty() {
         exports.push(export(ExportKind::Default(options)));
-    } else if args.nbd.is_empty() && options.tls != TlsSpec::default() {
-        return Err(Failure::usage(what, device, "TLS is for NBD, and there is no --nbd (add one)"));
+    } else if !args.exports.has(NbdExportSpec::ROW.kind) && options.tls != TlsSpec::default() {
+        return Err(Failure::usage(what, device, "TLS is for NBD, but no --nbd is given (add one)"));
     }
     Ok(exports)
 }
 
-/// The text of the table that was asked for.
+/// Returns the text of the table that `--table` or `--table-text` gives.
 pub(crate) fn table_text(what: &str, args: &ServeArgs) -> Result<Option<String>, Failure> {
     match (&args.table, &args.table_text) {
         (Some(file), _) => read_table(what, file).map(Some),
@@ -139,7 +115,7 @@ pub(crate) fn table_text(what: &str, args: &ServeArgs) -> Result<Option<String>,
     }
 }
 
-/// The table of the one device of a command line, as lines.
+/// Returns the table lines of a command line's device, or `None` if it is no table.
 pub(crate) fn given_table(topology: &Topology) -> Option<String> {
     let Some(DeviceSpec { stack: StackSpec::Table(spec), .. }) = topology.devices.first() else {
         return None;
@@ -147,7 +123,7 @@ pub(crate) fn given_table(topology: &Topology) -> Option<String> {
     Some(spec.text())
 }
 
-/// A table's file, or stdin.
+/// Reads a table from a file, or from stdin if `file` is `-`.
 pub(crate) fn read_table(what: &str, file: &Path) -> Result<String, Failure> {
     let text = if file == Path::new("-") {
         std::io::read_to_string(std::io::stdin().lock())
@@ -163,7 +139,7 @@ fn table(what: &str, text: &str, args: &ServeArgs) -> Result<StackSpec, Failure>
         spec.paths = parsed(what, paths)?;
     }
     (spec.read_only, spec.uuid) = (args.table_read_only, args.table_uuid.clone());
-    // A table that is loaded later comes with an absolute path, and shares what this one has open.
+    // Tables loaded later use absolute paths. Absolute paths here let them share the open backends.
     let base = std::env::current_dir().map_err(|why| Failure::new(what, "the current directory", why))?;
     let base = args.table_base.as_ref().map_or_else(|| base.clone(), |folder| base.join(folder));
     Ok(StackSpec::Table(spec.rooted(&base)))

@@ -1,13 +1,13 @@
-//! Says what is going on when it takes over a second, on a terminal, on stderr, and takes it back.
+//! Shows a spinner on stderr while an operation takes longer than a second, if stderr is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// How long something may take without a word.
+/// Time before the spinner appears.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Awaits `work`; `message` is shown with the time that passed once that is over a second.
+/// Awaits `work`; shows `message` with the elapsed time after [`PATIENCE`].
 pub(crate) async fn shown<F: Future>(message: &str, work: F) -> F::Output {
     let mut work = std::pin::pin!(work);
     if let Ok(done) = tokio::time::timeout(PATIENCE, &mut work).await {

@@ -1,77 +1,90 @@
-//! `recover` and `upgrade`: another process takes a ublk device over, and what there is of devices without a server.
+//! `recover` and `upgrade`: another process takes a ublk device over. Also lists and removes devices without a server.
 
 use crate::add;
 use crate::args::{Cli, Command, RecoverArgs, ServeArgs, UpgradeArgs};
-use crate::attach;
-use crate::failure::Failure;
+use crate::failure::{Failure, print};
+use crate::launch::Launch;
 use crate::listing::{block_on, client_of, died, run_dir};
-use crate::made::Made;
 use crate::page;
+use crate::process;
 use crate::serving;
 use crate::supervise;
+use attach::ublk::{self, ForeignDevice, Invocation, Record, RecordError};
 use clap::Parser;
 use engine::change::Change;
 use engine::control::{DeviceInfo, ExportInfo};
 use engine::rundir::RunDir;
-use engine::spec::{Backing, DeviceName, FileFormat, FileSpec, Format, StackSpec};
+use engine::spec::{Backing, DeviceName, DiskFileSpec, FileFormat, Format, StackSpec};
 use engine::topology::Topology;
-use engine::ublk::{self, Foreign, Record, RecordError, Words};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long a server that was asked to leave may take to end.
+/// Time limit for the old server to exit during `upgrade`.
 const LEAVING: Duration = Duration::from_secs(30);
-/// How long to sleep before looking again.
+/// Interval between polls for the old server's exit.
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(crate) fn recover(args: &RecoverArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("recover")?;
+    if args.list {
+        let waits = |record: &Record| record.is_of_this_boot() && is_abandoned(record);
+        let names = Record::all(&run).into_iter().filter(waits).map(|record| record.name + "\n");
+        print(&names.collect::<String>());
+        return Ok(ExitCode::SUCCESS);
+    }
     let record = load(&run, "recover", &args.name)?;
     if args.supervise && !args.run.watched && (args.foreground || args.run.detached) {
         return supervise::supervise("recover", args.run.detached);
     }
     if client_of(&run, "recover", &args.name).is_ok() {
-        let why = "its server is there (to put this program in its place: blockyard upgrade)";
+        let why = "its server is running (to replace it by this program: blockyard upgrade)";
         return Err(Failure::new("recover", &args.name, why));
     }
     if !args.foreground && !args.run.detached {
         return in_background("recover", &record, args.supervise || record.supervised);
     }
     if args.run.detached {
-        attach::leave_session("recover")?;
+        process::leave_session("recover")?;
     }
     let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &args.name, why);
     std::env::set_current_dir(&record.folder).map_err(|why| fail(&why))?;
     let topology = topology_of(&record)?;
-    let made = Made::by_record(&record, args.run.watched);
+    let launch = Launch::by_record(&record, args.run.watched);
     let page = page_of(&record);
-    serving::start("recover", topology, args.run, false, Vec::new(), page, made)
+    serving::start("recover", topology, args.run, false, Vec::new(), page, launch)
 }
 
-/// The record of a device that waits for a server, or why there is none.
+/// Whether a device has no server and can have another.
+fn is_abandoned(record: &Record) -> bool {
+    !Path::new(&format!("/proc/{}/exe", record.pid)).exists() && ublk::is_recoverable(record)
+}
+
+/// Loads the record of a device that waits for a server, or reports why the device cannot be recovered.
 fn load(run: &RunDir, what: &str, name: &str) -> Result<Record, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new(what, name, why);
     if name.parse::<DeviceName>().is_err() {
         return Err(fail(&RecordError::None));
     }
     let record = Record::load(run, name).map_err(|why| match why {
-        // One that was shown by a loop device or as a file is served anew by other words.
+        // Loop and FUSE exports of a dead server have no record: they are added again, not recovered.
         RecordError::None => fail(&died(run, name).unwrap_or_else(|| why.to_string())),
         why => fail(&why),
     })?;
     if !record.is_of_this_boot() {
         record.remove(run);
-        return Err(fail(&"its device went when the machine was restarted (add it again)"));
+        return Err(fail(&"its device was removed by a restart of the machine (add it again)"));
     }
-    if !ublk::waits(&record) {
-        return Err(fail(&"its device went with its server: it was made without recovery (add it again)"));
+    if !ublk::is_recoverable(&record) {
+        return Err(fail(
+            &"its device was removed when its server died: it was created without recovery (add it again)",
+        ));
     }
     Ok(record)
 }
 
-/// What there is to do about a device that waits for a server.
+/// Returns what to do about a device that waits for a server.
 pub(crate) fn waiting(record: &Record) -> String {
     let Record { name, number, .. } = record;
     format!(
@@ -79,21 +92,36 @@ pub(crate) fn waiting(record: &Record) -> String {
     )
 }
 
-/// What made the device, as a topology of it alone.
+/// Returns why a name cannot be used if the name's device waits for a server. Removes the remains of a device that the
+/// kernel removed with its server. The caller must hold the claim of the name.
+pub(crate) fn waits_for_a_server(run: &RunDir, name: &DeviceName) -> Option<String> {
+    let record = Record::load(run, name.as_str()).ok()?;
+    if ublk::is_recoverable(&record) {
+        return Some(waiting(&record));
+    }
+    // The kernel keeps the number of a removed device until the device is deleted.
+    let _ = ublk::remove_orphan(run, &record, false);
+    None
+}
+
+/// Returns the topology of the recorded device alone, with its current file and format.
 fn topology_of(record: &Record) -> Result<Topology, Failure> {
     let mut topology = as_described(record)?;
     for device in &mut topology.devices {
+        if let Some(text) = &record.stack {
+            device.stack = text.parse().map_err(|why| Failure::new("recover", &record.name, why))?;
+        }
         let StackSpec::File(file) = &mut device.stack else { continue };
         if let Some(other) = &record.file {
-            file.path.clone_from(other);
+            file.file.path.clone_from(other);
         }
         settle_format(file, record);
     }
     Ok(topology)
 }
 
-/// A device keeps the format that it was started with: what its file begins with by now does not decide.
-fn settle_format(file: &mut FileSpec, record: &Record) {
+/// Gives the device the format of its first start: the file's current content must not change it.
+fn settle_format(file: &mut DiskFileSpec, record: &Record) {
     let given = |text: &String| Format::ALL.into_iter().find(|format| format.to_string() == *text);
     if file.format == FileFormat::Probe {
         file.format =
@@ -102,7 +130,7 @@ fn settle_format(file: &mut FileSpec, record: &Record) {
             file.backing = Backing::Beside;
         }
     }
-    // It was accepted as a raw disk when it was first served, and still is one, whatever was written to it since.
+    // The file was accepted as a raw disk at the first start and stays one, even if a client wrote an image header.
     if file.format == FileFormat::Unspecified && file.is_refused_as_raw() {
         file.format = FileFormat::Given(Format::Raw);
     }
@@ -111,62 +139,67 @@ fn settle_format(file: &mut FileSpec, record: &Record) {
 fn as_described(record: &Record) -> Result<Topology, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("recover", &record.name, why);
     let name: DeviceName = record.name.parse().map_err(|why| fail(&why))?;
-    match &record.words {
-        Words::Line(words) => {
+    match &record.invocation {
+        Invocation::CommandLine(words) => {
             let mut topology =
                 crate::plan::topology("recover", &serve_args(words).map_err(|why| fail(&why))?)?;
             topology.rename(0, &name);
             Ok(topology)
         }
-        Words::Topology { text, file } => {
+        Invocation::Topology { text, file } => {
             let mut topology = Topology::parse(text, file).map_err(|why| fail(&why))?;
             topology.devices.retain(|device| device.name == name);
             topology.exports.retain(|export| export.device == name);
             if topology.devices.is_empty() {
-                return Err(fail(&"the topology that made it does not have it (del it)"));
+                return Err(fail(&"its topology does not contain it (remove it: blockyard del)"));
             }
             Ok(topology)
         }
     }
 }
 
-fn serve_args(words: &[String]) -> Result<ServeArgs, String> {
-    let line = std::iter::once("blockyard").chain(words.iter().map(String::as_str));
+fn serve_args(arguments: &[String]) -> Result<ServeArgs, String> {
+    let line = std::iter::once("blockyard").chain(arguments.iter().map(String::as_str));
     match Cli::try_parse_from(line).map(|cli| cli.command) {
         Ok(Command::Serve(args) | Command::Add(args)) => Ok(args),
-        Ok(_) => Err("the words that made it serve nothing (del it)".to_owned()),
-        Err(why) => Err(format!("this version does not take the words that made it: {why}")),
+        Ok(_) => Err("its recorded command line is no serve or add (remove it: blockyard del)".to_owned()),
+        Err(why) => Err(format!("this version does not accept its recorded command line: {why}")),
     }
 }
 
-/// The page that was served with it, if it still can be: a device that waits does not wait for that.
+/// Restores the page that was served with the device. On errors, which are printed, the device is served without it.
 fn page_of(record: &Record) -> Option<web::Listening> {
     let page = page::again(record.page.as_ref()?);
     page.map_err(|why| why.report()).ok()
 }
 
 fn in_background(what: &str, record: &Record, supervised: bool) -> Result<ExitCode, Failure> {
-    let mut words = vec![record.name.clone().into()];
-    words.extend(supervised.then(|| "--supervise".into()));
-    let started = add::start_command("recover", words);
-    add::tell(what, &record.name, started.map_err(|why| Failure::new(what, &record.name, why))?)
+    let mut arguments = vec![record.name.clone().into()];
+    arguments.extend(supervised.then(|| "--supervise".into()));
+    let started = add::start_command("recover", arguments);
+    add::report(what, &record.name, started.map_err(|why| Failure::new(what, &record.name, why))?)
 }
 
 pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("upgrade")?;
     let client = client_of(&run, "upgrade", &args.name)?;
+    if matches!(Record::load(&run, &args.name), Err(RecordError::None)) {
+        let why = "only a ublk device can be handed to another program while it is served (end its server, and start the device \
+                   with this program)";
+        return Err(Failure::new("upgrade", &args.name, why));
+    }
     let record = load(&run, "upgrade", &args.name)?;
-    let left = block_on("upgrade", client.change(&args.name, &Change::Leave))?;
+    let left = block_on("upgrade", client.change(&args.name, &Change::HandOver))?;
     left.map_err(|why| Failure::new("upgrade", &args.name, why))?;
     let started = Instant::now();
-    // Whoever ends goes away last.
+    // /proc/PID/exe disappears last, after the process has closed its files.
     while Path::new(&format!("/proc/{}/exe", record.pid)).exists() && started.elapsed() < LEAVING {
         std::thread::sleep(PAUSE);
     }
     in_background("upgrade", &record, record.supervised)
 }
 
-/// Take away what a dead server left of a device. `None`: there is nothing of that name.
+/// Removes what a dead server left of a device; `None` if nothing of that name is left.
 pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<ExitCode, Failure>> {
     let device: DeviceName = name.parse().ok()?;
     let fail = |why: &dyn std::fmt::Display| Failure::new("del", name, why);
@@ -175,65 +208,65 @@ pub(crate) fn clear(run: &RunDir, name: &str, by_force: bool) -> Option<Result<E
         Err(RecordError::None) => return clear_unknown(run, name, by_force),
         Err(why) => return Some(Err(fail(&why))),
     };
-    // While we hold its name nobody else can begin to serve it.
+    // While the name is claimed, no other process can start to serve the device.
     let claim = match run.claim(&device) {
         Ok(claim) => claim,
         Err(why) => return Some(Err(fail(&why))),
     };
-    let cleared = ublk::clear(run, &record, by_force).map_err(|why| fail(&why));
+    let cleared = ublk::remove_orphan(run, &record, by_force).map_err(|why| fail(&why));
     drop(claim);
     Some(cleared.map(|()| ExitCode::SUCCESS))
 }
 
-/// The same for what `list` calls by its node, as nothing here tells of it: the record is lost, or elsewhere.
+/// Removes a dead ublk device without a record in this run directory, which `list` shows by its node (`ublkb0`).
 fn clear_unknown(run: &RunDir, name: &str, by_force: bool) -> Option<Result<ExitCode, Failure>> {
     let number = name.strip_prefix("ublkb")?.parse().ok()?;
     if format!("ublkb{number}") != name || !Path::new(&format!("/dev/ublkc{number}")).exists() {
         return None;
     }
-    // One that has a name is taken away by that.
+    // A device with a record is removed by its name.
     if Record::all(run).iter().any(|record| record.number == number && record.is_of_this_boot()) {
         return None;
     }
-    match ublk::clear_unknown(number, by_force) {
+    match ublk::remove_unrecorded(number, by_force) {
         Ok(true) => Some(Ok(ExitCode::SUCCESS)),
         Ok(false) => None,
         Err(why) => Some(Err(Failure::new("del", name, why))),
     }
 }
 
-/// ublk devices that no process of this run directory serves: those that wait for a server, and those of others.
+/// Returns ublk devices that no process of this run directory serves: waiting for a server, or served by others.
 pub(crate) fn unserved(run: &RunDir, served: &[DeviceInfo]) -> Vec<DeviceInfo> {
     let number = |export: &ExportInfo| export.address.strip_prefix("/dev/ublkb")?.parse().ok();
     let ours: Vec<u32> = served.iter().flat_map(|info| &info.exports).filter_map(number).collect();
     let mut records = Record::all(run);
-    // What went with its server leaves a number behind, which nobody wants to see.
+    // The kernel keeps the number of a device that it removed with its server; such records are deleted here.
     records.retain(|record| {
         let served =
             ours.contains(&record.number) || Path::new(&format!("/proc/{}/exe", record.pid)).exists();
-        let waits = served || ublk::waits(record);
-        // Nobody may begin to serve a device of that name meanwhile, nor have begun to since the record was read.
+        let waits = served || ublk::is_recoverable(record);
+        // Under the claim no process can start to serve the name; the record must still be the one read before.
         if !waits
             && let Some(Ok(_claim)) = record.name.parse().ok().map(|name: DeviceName| run.claim(&name))
             && Record::load(run, &record.name).is_ok_and(|now| now == *record)
         {
-            let _ = ublk::clear(run, record, false);
+            let _ = ublk::remove_orphan(run, record, false);
         }
         waits
     });
-    let info = |device: Foreign| {
+    let info = |device: ForeignDevice| {
         let record = records.iter().find(|record| record.number == device.number && record.is_of_this_boot());
         info_of(device, record)
     };
-    ublk::foreign(&ours).into_iter().map(info).collect()
+    ublk::foreign_devices(&ours).into_iter().map(info).collect()
 }
 
-fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
+fn info_of(device: ForeignDevice, record: Option<&Record>) -> DeviceInfo {
     let (name, stack) = match record {
         Some(Record { name, .. }) => {
-            // One that was stopped has nothing more to be taken over.
-            let word = if device.state == "dead" { "del" } else { "recover" };
-            (name.clone(), format!("({}: blockyard {word} {name})", device.state))
+            // A stopped device cannot be recovered.
+            let command = if device.state == "dead" { "del" } else { "recover" };
+            (name.clone(), format!("({}: blockyard {command} {name})", device.state))
         }
         None => (format!("ublkb{}", device.number), "(another server's)".to_owned()),
     };
@@ -255,6 +288,8 @@ fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
             kind: "ublk".to_owned(),
             address: device.path,
             connections: ublk::users_of(device.number),
+            counts: Default::default(),
+            sessions: Default::default(),
             tls: "off".to_owned(),
             details,
         }],
@@ -268,33 +303,36 @@ fn info_of(device: Foreign, record: Option<&Record>) -> DeviceInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::spec::NbdExportSpec;
     use engine::topology::ExportKind;
 
     #[test]
-    fn a_table_that_was_loaded_elsewhere_has_its_folder_and_the_rest_has_its_own() {
-        let words =
+    fn a_loaded_table_keeps_its_base_and_exports_keep_theirs() {
+        let line =
             ["serve", "--nbd=unix:d.sock", "--table-text=0 8 linear a.img 0", "--table-base=/elsewhere"];
-        let words = Words::Line(words.iter().map(|&word| word.to_owned()).collect());
+        let words = Invocation::CommandLine(line.iter().map(|&argument| argument.to_owned()).collect());
         let here = std::env::current_dir().expect("a folder");
         let record = Record::new("disk", here.clone(), words, false);
-        let topology = topology_of(&record).expect("it makes sense");
+        let topology = topology_of(&record).expect("the record is valid");
         let StackSpec::Table(table) = &topology.devices[0].stack else { panic!("it is a table") };
         assert_eq!(table.base, Path::new("/elsewhere"));
-        let ExportKind::Nbd { address, .. } = &topology.exports[0].kind else { panic!("it is NBD") };
+        let ExportKind::Nbd(NbdExportSpec { address, .. }) = &topology.exports[0].kind else {
+            panic!("it is NBD")
+        };
         assert_eq!(address.to_string(), format!("unix:{}", here.join("d.sock").display()));
     }
 
     #[test]
-    fn a_device_keeps_the_format_of_its_first_start_whatever_its_file_begins_with_now() {
+    fn a_recovered_device_keeps_the_format_of_its_first_start() {
         let folder = std::env::temp_dir().join(format!("blockyard-recover-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let disk = folder.join("disk");
         let format = |option: &str, first: Option<&str>| {
             let stack = format!("file:{}{option}", disk.display());
-            let words = Words::Line(["serve", &stack, "--ublk"].map(str::to_owned).into());
+            let words = Invocation::CommandLine(["serve", &stack, "--ublk"].map(str::to_owned).into());
             let mut record = Record::new("disk", "/srv".into(), words, false);
             record.format = first.map(str::to_owned);
-            let topology = topology_of(&record).expect("it makes sense");
+            let topology = topology_of(&record).expect("the record is valid");
             let StackSpec::File(file) = &topology.devices[0].stack else { panic!("it is a file") };
             file.format
         };
@@ -312,14 +350,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_took_the_place_of_the_first_is_served_with_all_that_was_said_of_that() {
+    fn a_replaced_file_keeps_the_options_of_the_first() {
         let file = "/srv/d.toml".into();
         let text = "[device.disk]\nstack = \"file:a.img,ro,offset=512\"\n[[export]]\ndevice = \"disk\"\nublk = \"\"\n";
         let line = ["serve", "file:a.img,ro,offset=512", "--ublk"].map(str::to_owned);
-        for words in [Words::Line(line.into()), Words::Topology { text: text.to_owned(), file }] {
+        for words in
+            [Invocation::CommandLine(line.into()), Invocation::Topology { text: text.to_owned(), file }]
+        {
             let mut record = Record::new("disk", "/srv".into(), words, false);
             record.file = Some("/other/b.img".into());
-            let topology = topology_of(&record).expect("it makes sense");
+            let topology = topology_of(&record).expect("the record is valid");
             assert_eq!(topology.devices[0].stack.to_string(), "file:/other/b.img,offset=512,ro");
         }
     }

@@ -1,4 +1,4 @@
-//! `replay-log`: the log of the target `log-writes`, onto a device or a file.
+//! `replay-log`: replays the log of dm's log-writes target onto a device or a file.
 
 use crate::args::ReplayLogArgs;
 use crate::failure::{Failure, print};
@@ -29,13 +29,13 @@ pub(crate) fn replay_log(args: &ReplayLogArgs) -> Result<ExitCode, Failure> {
         next_flush: args.next_flush,
         next_fua: args.next_fua,
     };
-    let mut said = String::new();
+    let mut listing = String::new();
     let done = replay(&log, onto.as_ref(), &range, !args.no_discard, |step| {
         if args.verbose || onto.is_none() {
-            said.push_str(&format!("{} {}\n", step.number, step.what));
+            listing.push_str(&format!("{} {}\n", step.number, step.what));
         }
     });
-    print(&said);
+    print(&listing);
     let done = done.map_err(|why| failed(&why))?;
     if onto.is_some() {
         print(&format!(

@@ -1,49 +1,68 @@
-//! The devices of this process as its control socket shows them: the host's, with the names that this
-//! process holds in the run directory.
+//! The host of a server process with the state that its control socket needs: claimed names in the run directory,
+//! deferred removals, and the applied topology.
 
+use crate::apply::carry_out::Applier;
 use crate::listing::devices;
+use crate::process;
+use crate::targetcli::{self, Lio};
+use engine::apply::{ApplyAnswer, ApplyRequest, TopologyText};
 use engine::change::Change;
-use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, Yard};
-use engine::cycle;
-use engine::glance::Glance;
+use engine::control::inflight::InFlightList;
+use engine::control::sample::Sampling;
+use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, HostView};
 use engine::host::Host;
+use engine::observe::trace::TraceOptions;
 use engine::rundir::{NameClaim, RunDir};
-use engine::slow::InFlightList;
 use engine::spec::DeviceName;
+use engine::stacking;
 use engine::tables::{TableAnswer, TableCall};
-use engine::trace::TraceOptions;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::Receiver;
 
-/// How often devices that are to go are looked at.
+/// Interval between checks of devices with deferred removal.
 const DEFERRED_LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Served {
-    host: Arc<Host>,
-    run: RunDir,
+    pub(crate) host: Arc<Host>,
+    pub(crate) run: RunDir,
+    /// The control socket.
+    pub(crate) control: PathBuf,
+    pub(crate) applier: Applier,
+    /// LIO's tree, if this is the process that serves it. It outlives its devices.
+    pub(crate) lio: Option<Lio>,
     claims: Mutex<HashMap<String, NameClaim>>,
-    /// Devices that are to go when nobody uses them any more.
+    /// Devices to remove when their last user closes them.
     deferred: Mutex<Vec<String>>,
-    /// Told when there is such a device.
+    /// Notified when a device is added to `deferred`.
     has_deferred: Notify,
-    /// Told when the last device was deleted.
+    /// Notified when the last device was deleted.
     pub(crate) emptied: Notify,
-    /// Told when the devices are left to another process.
+    /// Notified when the devices were handed over to another process.
     pub(crate) left: Notify,
 }
 
 impl Served {
-    pub(crate) fn new(host: Arc<Host>, run: RunDir, claims: Vec<(DeviceName, NameClaim)>) -> Served {
+    pub(crate) fn new(
+        host: Arc<Host>,
+        run: RunDir,
+        control: PathBuf,
+        applier: Applier,
+        claims: Vec<(DeviceName, NameClaim)>,
+        lio: Option<Lio>,
+    ) -> Served {
         let claims = claims.into_iter().map(|(name, claim)| (name.to_string(), claim)).collect();
         let (emptied, left, has_deferred) = (Notify::new(), Notify::new(), Notify::new());
         Served {
             host,
             run,
+            control,
+            applier,
+            lio,
             claims: Mutex::new(claims),
             deferred: Mutex::default(),
             has_deferred,
@@ -52,7 +71,7 @@ impl Served {
         }
     }
 
-    /// Remove devices that are to go when nobody uses them any more, until the future is dropped.
+    /// Removes deferred devices once they are unused, until the future is dropped.
     pub(crate) async fn remove_deferred(&self) {
         loop {
             let names = self.deferred.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -63,7 +82,7 @@ impl Served {
             for name in names {
                 let device = self.host.device(&name);
                 let is_used = device.as_ref().is_some_and(|device| self.host.is_used(device));
-                // What stands in the way is looked at again.
+                // A device that cannot be removed yet is tried again.
                 if device.is_none() || !is_used && self.delete(&name).await.is_ok() {
                     self.deferred
                         .lock()
@@ -75,20 +94,20 @@ impl Served {
         }
     }
 
-    /// A file that stands on the device itself, whoever serves what lies between, cannot be behind it.
+    /// Refuses a file that is stored on the device itself, directly or through devices of other processes.
     async fn refuse_cycle(&self, name: &str, path: &Path) -> Result<(), ControlError> {
         let all = devices(&self.run).await.map_err(|why| ControlError::Failed(why.to_string()))?;
         let infos: Vec<DeviceInfo> = all.into_iter().map(|(_, info)| info).collect();
-        match cycle::way(path, name, &infos) {
+        match stacking::path_to_device(path, name, &infos) {
             None => Ok(()),
-            Some(way) => Err(ControlError::Failed(format!(
-                "it would stand on itself, by {} (choose a file that is not on it)",
-                way.join(" > ")
+            Some(path) => Err(ControlError::Failed(format!(
+                "it would use itself, by {} (choose a file that is not on it)",
+                path.join(" > ")
             ))),
         }
     }
 
-    /// Takes the new name before the device has it, and gives the old one up behind that.
+    /// Renames a device: claims the new name first, and releases the old one after the rename.
     async fn rename(&self, name: &str, to: &str) -> Result<(), ControlError> {
         let refused = |errno: Errno, why: &dyn std::fmt::Display| ControlError::Refused {
             errno: errno.raw_os_error(),
@@ -98,15 +117,15 @@ impl Served {
         let next: DeviceName = to.parse().map_err(|why| refused(Errno::INVAL, &why))?;
         let claim = self.run.claim(&next).map_err(|why| refused(Errno::BUSY, &why))?;
         let before = claims().remove(name).ok_or(ControlError::NotFound)?;
-        let renamed = match claim.follow(&before) {
+        let renamed = match claim.rename_from(&before) {
             Ok(()) => {
                 self.host.rename(name, &next, &self.run).await.map_err(|why| refused(Errno::BUSY, &why))
             }
             Err(why) => Err(refused(Errno::IO, &why)),
         };
         if renamed.is_err() {
-            // Where it leads from was its place a moment ago.
-            let _ = before.follow(&claim);
+            // Moves the link in the run directory back.
+            let _ = before.rename_from(&claim);
             claims().insert(name.to_owned(), before);
             return renamed;
         }
@@ -116,30 +135,44 @@ impl Served {
         Ok(())
     }
 
-    /// One device less, unless that was refused.
+    /// Releases the name of a device after a deletion, unless the device still exists.
     fn deleted(&self, name: &str) {
-        // Also after a failed flush the device is gone.
-        if Yard::device(&*self.host, name).is_none() {
+        // After a failed flush the device is removed, too.
+        if HostView::device(&*self.host, name).is_none() {
             self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         }
-        if Yard::devices(&*self.host).is_empty() {
+        self.applier.registry.forget_removed(&self.host);
+        if let Some(lio) = &self.lio {
+            lio.forget_removed();
+        }
+        self.end_if_empty();
+    }
+
+    /// Ends the process when its last device was removed, unless a topology is being applied, which may add others.
+    pub(crate) fn end_if_empty(&self) {
+        if self.lio.is_none() && self.host.devices().is_empty() && !self.applier.is_busy() {
             self.emptied.notify_one();
         }
     }
 
-    /// Gives up every name.
+    /// Holds the claim of an added device's name.
+    pub(crate) fn keep(&self, name: &DeviceName, claim: NameClaim) {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_string(), claim);
+    }
+
+    /// Releases all names.
     pub(crate) fn release(&self) {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-impl Yard for Served {
+impl HostView for Served {
     fn devices(&self) -> Vec<DeviceInfo> {
-        Yard::devices(&*self.host)
+        HostView::devices(&*self.host)
     }
 
     fn device(&self, name: &str) -> Option<DeviceInfo> {
-        Yard::device(&*self.host, name)
+        HostView::device(&*self.host, name)
     }
 
     fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
@@ -155,7 +188,7 @@ impl Yard for Served {
     }
 
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
-        Yard::in_flight(&*self.host, name)
+        HostView::in_flight(&*self.host, name)
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
@@ -163,8 +196,8 @@ impl Yard for Served {
             if let Change::File(path) = &change {
                 self.refuse_cycle(name, path).await?;
             }
-            let leaves = change == Change::Leave;
-            let done = Yard::change(&*self.host, name, change).await;
+            let leaves = change == Change::HandOver;
+            let done = HostView::change(&*self.host, name, change).await;
             if leaves && done.is_ok() {
                 self.left.notify_one();
             }
@@ -176,8 +209,8 @@ impl Yard for Served {
         self.host.start_trace(name, options)
     }
 
-    fn glance(self: Arc<Self>, name: &str) -> Option<Glance> {
-        Host::glance(&self.host, name)
+    fn sample(self: Arc<Self>, name: &str) -> Option<Sampling> {
+        Host::sample(&self.host, name)
     }
 
     fn table<'a>(
@@ -188,22 +221,44 @@ impl Yard for Served {
         Box::pin(async move {
             if let TableCall::Rename { to } = &call {
                 self.rename(name, to).await?;
-                return Yard::table(&*self.host, to, TableCall::Info).await;
+                return HostView::table(&*self.host, to, TableCall::Info).await;
             }
-            if let TableCall::Message { words, .. } = &call
-                && words.iter().map(String::as_str).eq(["@cancel_deferred_remove"])
+            if let TableCall::Message { arguments, .. } = &call
+                && arguments.iter().map(String::as_str).eq(["@cancel_deferred_remove"])
             {
                 self.deferred.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| other != name);
-                return Yard::table(&*self.host, name, TableCall::Info).await;
+                return HostView::table(&*self.host, name, TableCall::Info).await;
             }
             let later = call == TableCall::RemoveLater;
-            let answer = Yard::table(&*self.host, name, call).await?;
+            let answer = HostView::table(&*self.host, name, call).await?;
             if later {
                 self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(name.to_owned());
                 self.has_deferred.notify_one();
             }
             Ok(answer)
         })
+    }
+
+    fn topology(&self) -> TopologyText {
+        self.applier.registry.text(&self.host)
+    }
+
+    fn apply(&self, request: ApplyRequest) -> BoxFuture<'_, Result<ApplyAnswer, ControlError>> {
+        Box::pin(async move {
+            // A service manager reports the unit as reloading until READY=1.
+            process::notify_reloading();
+            let answer = self.apply_topology(&request).await;
+            let status = process::serving_status(self.host.devices().len());
+            process::notify(&format!("READY=1\nSTATUS={status}\n"));
+            answer
+        })
+    }
+
+    fn targetcli(
+        self: Arc<Self>,
+        call: serde_json::Value,
+    ) -> BoxFuture<'static, Result<serde_json::Value, ControlError>> {
+        Box::pin(targetcli::answer(self, call))
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {

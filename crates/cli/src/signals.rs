@@ -1,9 +1,10 @@
-//! The signals that end a process that serves, the first one politely, the second one at once; and the one that asks.
+//! Signals of a server process: the first SIGINT, SIGTERM or SIGHUP drains and ends it, the second ends it at once;
+//! SIGUSR1 lists the requests in flight.
 
 use std::io;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGINT, SIGTERM and SIGHUP, kept from the moment this is made.
+/// A receiver of SIGINT, SIGTERM and SIGHUP. Signals are queued from its creation on.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -11,7 +12,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Must be called within a runtime. The signals no longer end the process by themselves.
+    /// Registers handlers, after which the signals no longer end the process. Must be called within a runtime.
     pub(crate) fn new() -> io::Result<Signals> {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
@@ -20,12 +21,12 @@ impl Signals {
         })
     }
 
-    /// SIGUSR1, kept from the moment this is made: somebody asks what is under way. Must be called within a runtime.
+    /// Registers a handler of SIGUSR1, which asks for a list of requests in flight. Must be called within a runtime.
     pub(crate) fn user() -> io::Result<Signal> {
         signal(SignalKind::user_defined1())
     }
 
-    /// The next one's number.
+    /// Waits for the next signal and returns its number.
     pub(crate) async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => 2,
@@ -35,7 +36,7 @@ impl Signals {
     }
 }
 
-/// The status of a process that a signal ended, as shells count it.
+/// Returns the exit status that shells use for a process ended by `signal`.
 pub(crate) fn status_of(signal: u8) -> u8 {
     128 + signal
 }

@@ -1,8 +1,8 @@
-//! `stat`: iostat's reports over our devices, from their control sockets.
+//! `stat`: iostat's reports for our devices, from their control sockets.
 
 pub(crate) mod layers;
 mod report;
-mod when;
+mod time_format;
 
 pub(crate) use report::{EachSecond, Rates};
 
@@ -18,86 +18,87 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
+use time_format::TimeFormat;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
-use when::Clock;
 
-/// The shortest interval: each report asks every process for all counters.
+/// The shortest interval. Each report requests all counters from every process.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// The longest interval, some 136 years.
+/// The longest interval, about 136 years.
 const INTERVAL_MAX: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// `[NAME] [INTERVAL [COUNT]]`, told apart as iostat does: what is a number is an interval.
+/// `[NAME] [INTERVAL [COUNT]]`. As in iostat, a number is an interval.
 #[derive(Debug, PartialEq, Eq)]
-struct Words {
+struct Arguments {
     name: Option<String>,
     interval: Option<Duration>,
     /// `None`: until interrupted.
     count: Option<u64>,
 }
 
-impl Words {
-    fn parse(words: &[String]) -> Result<Words, String> {
-        let is_number = |word: &String| is_decimal(word);
-        let (name, rest) = match words {
+impl Arguments {
+    fn parse(args: &[String]) -> Result<Arguments, String> {
+        let is_number = |arg: &String| is_decimal(arg);
+        let (name, rest) = match args {
             [name, rest @ ..] if !is_number(name) => (Some(name.clone()), rest),
             rest => (None, rest),
         };
-        let number = |word: &String| match word.parse::<u64>() {
+        let number = |arg: &String| match arg.parse::<u64>() {
             Ok(number) if (1..=u64::from(u32::MAX)).contains(&number) => Ok(number),
-            _ => Err(format!("\"{word}\" is not a number from 1 on (write [NAME] [INTERVAL [COUNT]])")),
+            _ => Err(format!("\"{arg}\" is not a positive number (usage: [NAME] [INTERVAL [COUNT]])")),
         };
-        let seconds = |word: &String| interval(word).map(Some);
+        let seconds = |arg: &String| interval(arg).map(Some);
         match rest {
-            [] => Ok(Words { name, interval: None, count: Some(1) }),
-            [interval] => Ok(Words { name, interval: seconds(interval)?, count: None }),
+            [] => Ok(Arguments { name, interval: None, count: Some(1) }),
+            [interval] => Ok(Arguments { name, interval: seconds(interval)?, count: None }),
             [interval, count] => {
-                Ok(Words { name, interval: seconds(interval)?, count: Some(number(count)?) })
+                Ok(Arguments { name, interval: seconds(interval)?, count: Some(number(count)?) })
             }
             [_, _, more, ..] => {
-                Err(format!("\"{more}\" is one word too many (write [NAME] [INTERVAL [COUNT]])"))
+                Err(format!("unexpected argument \"{more}\" (usage: [NAME] [INTERVAL [COUNT]])"))
             }
         }
     }
 }
 
-/// Whether a word is a number of seconds rather than a name: digits, and at most one point among them.
-fn is_decimal(word: &str) -> bool {
-    let (whole, fraction) = word.split_once('.').unwrap_or((word, "0"));
+/// Returns whether an argument is a number of seconds rather than a name: digits with at most one decimal
+/// point.
+fn is_decimal(arg: &str) -> bool {
+    let (whole, fraction) = arg.split_once('.').unwrap_or((arg, "0"));
     [whole, fraction].iter().all(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Seconds, which may have a fraction.
-fn interval(word: &str) -> Result<Duration, String> {
-    let seconds = Some(word).filter(|word| is_decimal(word)).and_then(|word| word.parse::<f64>().ok());
+/// Parses an interval in seconds, which may have a fraction.
+fn interval(arg: &str) -> Result<Duration, String> {
+    let seconds = Some(arg).filter(|arg| is_decimal(arg)).and_then(|arg| arg.parse::<f64>().ok());
     match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
         Some(interval) if (INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) => Ok(interval),
         _ => Err(format!(
-            "\"{word}\" is not an interval in seconds from 0.1 on (write [NAME] [INTERVAL [COUNT]])"
+            "\"{arg}\" is not an interval of at least 0.1 seconds (usage: [NAME] [INTERVAL [COUNT]])"
         )),
     }
 }
 
 pub(crate) fn stat(args: &StatArgs) -> Result<ExitCode, Failure> {
-    let words = Words::parse(&args.words).map_err(|why| Failure::usage("stat", "", why))?;
+    let arguments = Arguments::parse(&args.arguments).map_err(|why| Failure::usage("stat", "", why))?;
     let run = run_dir("stat")?;
-    let client = match &words.name {
+    let client = match &arguments.name {
         Some(name) => Some(client_of(&run, "stat", name)?),
         None => None,
     };
-    block_on("stat", report(args, &words, &run, client))?
+    block_on("stat", report(args, &arguments, &run, client))?
 }
 
 async fn report(
     args: &StatArgs,
-    words: &Words,
+    arguments: &Arguments,
     run: &RunDir,
     client: Option<ControlClient>,
 ) -> Result<ExitCode, Failure> {
-    let name = words.name.as_deref().unwrap_or_default();
-    let period = words.interval.unwrap_or(Duration::from_secs(1));
+    let name = arguments.name.as_deref().unwrap_or_default();
+    let period = arguments.interval.unwrap_or(Duration::from_secs(1));
     let mut ticks = interval_at(Instant::now(), period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // A document is to be closed, however it ends; without one, a signal just ends it.
+    // A JSON document has to be completed, even after a signal; without one, the signal ends the process.
     let mut signals = match args.format {
         Some(_) => Some(Signals::new().map_err(|why| Failure::new("stat", name, why))?),
         None => None,
@@ -105,8 +106,8 @@ async fn report(
     let mut before: HashMap<String, DeviceStats> = HashMap::new();
     let mut reports = 0;
     let mut outcome = Ok(ExitCode::SUCCESS);
-    let mut omits = args.omit_first && words.interval.is_some();
-    while words.count.is_none_or(|count| reports < count) {
+    let mut omits = args.omit_first && arguments.interval.is_some();
+    while arguments.count.is_none_or(|count| reports < count) {
         let next = async {
             ticks.tick().await;
             match &client {
@@ -126,7 +127,7 @@ async fn report(
             }
         };
         let omitted = std::mem::take(&mut omits);
-        if !omitted && !print(&one_report(args, &before, &now, reports == 0)) {
+        if !omitted && !print(&format_report(args, &before, &now, reports == 0)) {
             break;
         }
         before = now.into_iter().map(|stats| (stats.name.clone(), stats)).collect();
@@ -140,7 +141,7 @@ async fn report(
     outcome
 }
 
-/// Somebody ends it; never, if signals are not waited for.
+/// Waits for a signal; never returns if signals are not handled.
 async fn interrupted(signals: &mut Option<Signals>) {
     match signals {
         Some(signals) => drop(signals.next().await),
@@ -148,11 +149,11 @@ async fn interrupted(signals: &mut Option<Signals>) {
     }
 }
 
-/// What comes after the reports of iostat's document.
+/// The end of iostat's JSON document.
 const DOCUMENT_END: &str = "]}]}}\n";
 
-/// One report of what happened since the last.
-fn one_report(
+/// Formats the report of one interval.
+fn format_report(
     args: &StatArgs,
     before: &HashMap<String, DeviceStats>,
     now: &[DeviceStats],
@@ -177,7 +178,7 @@ fn one_report(
             nodes.extend(layers::rows(before, stats, shown));
         }
     }
-    let when = args.timestamps.then(|| Clock::of_environment().timestamp());
+    let when = args.timestamps.then(|| TimeFormat::of_environment().timestamp());
     if !args.output.json && args.format.is_none() {
         let mut text = when.map_or(String::new(), |when| when + "\n");
         text += &text_report(&rates, form);
@@ -200,7 +201,7 @@ fn one_report(
     }
 }
 
-/// iostat's document up to its reports.
+/// Returns iostat's JSON document up to its reports.
 fn document_start() -> String {
     let system = rustix::system::uname();
     let text = |part: &std::ffi::CStr| part.to_string_lossy().into_owned();
@@ -210,7 +211,7 @@ fn document_start() -> String {
         "release": text(system.release()),
         "machine": text(system.machine()),
         "number-of-cpus": std::thread::available_parallelism().map_or(1, usize::from),
-        "date": Clock::of_environment().date(),
+        "date": TimeFormat::of_environment().date(),
     });
     let facts = facts.to_string();
     format!("{{\"sysstat\":{{\"hosts\":[{},\"statistics\":[", facts.trim_end_matches('}'))
@@ -221,7 +222,7 @@ async fn all_stats(run: &RunDir) -> Result<Vec<DeviceStats>, ClientError> {
     for (client, info) in devices(run).await? {
         match client.stats(&info.name).await {
             Ok(stats) => all.push(stats),
-            // It went between the two questions.
+            // The device was removed meanwhile.
             Err(ClientError::Refused(ControlError::NotFound) | ClientError::Connect { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -233,25 +234,25 @@ async fn all_stats(run: &RunDir) -> Result<Vec<DeviceStats>, ClientError> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Words, String> {
-        Words::parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    fn parse(text: &str) -> Result<Arguments, String> {
+        Arguments::parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
-    fn numbers_are_interval_and_count_and_a_word_is_a_name() {
-        let words = |name: Option<&str>, seconds: Option<u64>, count| Words {
+    fn numbers_are_interval_and_count_and_other_arguments_a_name() {
+        let arguments = |name: Option<&str>, seconds: Option<u64>, count| Arguments {
             name: name.map(str::to_owned),
             interval: seconds.map(Duration::from_secs),
             count,
         };
-        assert_eq!(parse(""), Ok(words(None, None, Some(1))));
-        assert_eq!(parse("disk"), Ok(words(Some("disk"), None, Some(1))));
-        assert_eq!(parse("2"), Ok(words(None, Some(2), None)));
-        assert_eq!(parse("disk 2 5"), Ok(words(Some("disk"), Some(2), Some(5))));
-        let half = Words { name: None, interval: Some(Duration::from_millis(500)), count: None };
+        assert_eq!(parse(""), Ok(arguments(None, None, Some(1))));
+        assert_eq!(parse("disk"), Ok(arguments(Some("disk"), None, Some(1))));
+        assert_eq!(parse("2"), Ok(arguments(None, Some(2), None)));
+        assert_eq!(parse("disk 2 5"), Ok(arguments(Some("disk"), Some(2), Some(5))));
+        let half = Arguments { name: None, interval: Some(Duration::from_millis(500)), count: None };
         assert_eq!(parse("0.5"), Ok(half));
         assert_eq!(parse("disk 2.25 3").unwrap().interval, Some(Duration::from_millis(2250)));
-        assert_eq!(parse("0.5.1"), Ok(words(Some("0.5.1"), None, Some(1))), "a name");
+        assert_eq!(parse("0.5.1"), Ok(arguments(Some("0.5.1"), None, Some(1))), "a name");
         for text in [
             "0",
             "0.0",

@@ -1,50 +1,50 @@
-//! `--supervise`: a process that does nothing but wait for the one that serves, and has another take its devices over
-//! when it dies.
+//! `--supervise`: a process that waits for the server and restarts it when it dies.
 //!
-//! It starts the same program with the same words and `--watched`. One that ends by itself ends this one, too; one
-//! that a signal killed is replaced by `recover`, at once and then less and less often, up to a limit. A signal to
-//! end is passed on.
+//! The supervisor starts this program with its own arguments and `--watched`. When the server exits by itself, the
+//! supervisor exits, too. When a signal killed the server, the supervisor runs `recover`: at once the first time, then
+//! after growing pauses, at most [`DEATHS_MAX`] times within [`WINDOW`]. Signals that end the supervisor, and SIGUSR1,
+//! are forwarded to the server.
 
-use crate::attach;
 use crate::failure::Failure;
 use crate::listing::run_dir;
+use crate::process;
 use crate::signals::Signals;
-use engine::private::{Content, create};
+use attach::ublk::{Record, is_recoverable};
+use engine::private::{WriteMode, create};
 use engine::rundir::RunDir;
-use engine::ublk::{Record, waits};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// The first pause before another attempt; each one is twice the last.
+/// Pause before the second restart; it doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest.
+/// Longest pause before a restart.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// So many deaths within [`WINDOW`], and it is given up.
+/// Restarts within [`WINDOW`] after which the supervisor gives up.
 const DEATHS_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_secs(300);
 
-/// What this process does: it watches over another one.
+/// Runs the supervisor: starts the server, and restarts it until it exits by itself or a limit is reached.
 pub(crate) fn supervise(what: &'static str, detached: bool) -> Result<ExitCode, Failure> {
     let fail = |why: std::io::Error| Failure::new(what, "", why);
     let run = run_dir(what)?;
     if detached {
-        attach::leave_session(what)?;
+        process::leave_session(what)?;
     }
-    let words = std::env::args_os().skip(1).chain([OsString::from("--watched")]);
-    let child = Command::new(program().map_err(fail)?).args(words).spawn().map_err(fail)?;
+    let arguments = std::env::args_os().skip(1).chain([OsString::from("--watched")]);
+    let child = Command::new(program().map_err(fail)?).args(arguments).spawn().map_err(fail)?;
     if detached {
-        // What is to be said until it is ready, the other one says.
-        attach::leave_outputs().map_err(fail)?;
+        // The server prints messages and ready lines; the supervisor must not keep the caller's pipes open.
+        process::leave_outputs().map_err(fail)?;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fail)?;
     runtime.block_on(watch(what, &run, child, detached))
 }
 
 fn program() -> std::io::Result<std::path::PathBuf> {
-    // A program that was replaced is found by its name, and is the one to go on with.
+    // After an upgrade of the binary, the new file at the old path is started.
     let path = std::env::current_exe()?;
     let replaced =
         path.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(std::path::PathBuf::from);
@@ -78,9 +78,14 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
             }
         };
         let record = Record::all(run).into_iter().find(|record| record.pid == pid);
-        if let Some(record) = record.as_ref().filter(|record| !ending && !status.success() && !waits(record))
+        if let Some(record) =
+            record.as_ref().filter(|record| !ending && !status.success() && !is_recoverable(record))
         {
-            say(run, &record.name, &format!("its server ended ({status}), and its device went with it"));
+            say(
+                run,
+                &record.name,
+                &format!("its server ended ({status}), and the kernel removed its device"),
+            );
             return Ok(ExitCode::FAILURE);
         }
         name = record.map(|record| record.name).or(name);
@@ -88,17 +93,17 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
             return Ok(ExitCode::from(status.code().map_or(1, |code| code as u8)));
         };
         if Record::load(run, name).is_err() {
-            say(run, name, &format!("its server ended ({status}), and there is nothing left to bring back"));
+            say(run, name, &format!("its server ended ({status}), and no record is left to recover from"));
             return Ok(ExitCode::FAILURE);
         }
         deaths.push(Instant::now());
         deaths.retain(|death| death.elapsed() < WINDOW);
         if deaths.len() > DEATHS_MAX {
-            let why = format!("its server died {} times in {} s: given up", deaths.len(), WINDOW.as_secs());
-            say(run, name, &format!("{why} (look at its log, then blockyard recover {name})"));
+            let why = format!("its server died {} times in {} s: giving up", deaths.len(), WINDOW.as_secs());
+            say(run, name, &format!("{why} (see its log, then run blockyard recover {name})"));
             return Ok(ExitCode::FAILURE);
         }
-        say(run, name, &format!("its server ended ({status}): bringing it back"));
+        say(run, name, &format!("its server ended ({status}): restarting it"));
         tokio::time::sleep(pause(deaths.len())).await;
         child = Command::new(program().map_err(fail)?)
             .args(["recover", name, if detached { "--detached" } else { "--foreground" }, "--watched"])
@@ -107,12 +112,12 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
     }
 }
 
-/// Whether it meant to end. An attempt to take over that failed did not.
+/// Whether the server exited intentionally. A failed attempt to recover did not, so it is tried again.
 fn ended_by_itself(status: ExitStatus, first: bool) -> bool {
     status.success() || first && status.code().is_some()
 }
 
-/// None before the first attempt, then longer and longer.
+/// Returns the pause before a restart after `deaths` deaths: none before the first, then doubling.
 fn pause(deaths: usize) -> Duration {
     match deaths {
         0 | 1 => Duration::ZERO,
@@ -120,12 +125,12 @@ fn pause(deaths: usize) -> Duration {
     }
 }
 
-/// Tells whoever reads the log of the device, or the terminal.
+/// Writes a warning to stderr and to the device's log.
 fn say(run: &RunDir, name: &str, what: &str) {
     eprintln!("blockyard: {name}: {what}");
     let log = run.log_file(name);
-    // Without a server that wrote one there is nobody who reads it.
-    if let (true, Ok(mut log)) = (log.exists(), create(&log, Content::Goes)) {
+    // Only a detached server creates the log; without it, stderr is read.
+    if let (true, Ok(mut log)) = (log.exists(), create(&log, WriteMode::Append)) {
         let _ = log.write_all(crate::log::warning(name, what).as_bytes());
     }
 }
@@ -135,13 +140,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_attempt_is_at_once_and_later_ones_less_often() {
+    fn the_first_restart_is_immediate_and_later_pauses_grow() {
         let pauses: Vec<u128> = [1, 2, 3, 4, 20].map(|deaths| pause(deaths).as_millis()).to_vec();
         assert_eq!(pauses, [0, 50, 100, 200, 5000]);
     }
 
     #[test]
-    fn one_that_never_lives_is_given_up() {
+    fn repeated_deaths_reach_the_limit_within_the_window() {
         let waited: Duration = (1..=DEATHS_MAX).map(pause).sum();
         assert!(waited < WINDOW / 2, "{waited:?}");
     }

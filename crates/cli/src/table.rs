@@ -1,4 +1,4 @@
-//! `table`, `status`, `message`: what device-mapper's targets say and hear.
+//! `table`, `status`, `message`: show and load tables, show targets' status, and send messages to targets.
 
 use crate::args::{MessageArgs, StatusArgs, TableArgs};
 use crate::failure::{Failure, print};
@@ -25,14 +25,14 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode, Failure> {
 }
 
 pub(crate) fn message(args: &MessageArgs) -> Result<ExitCode, Failure> {
-    let call = TableCall::Message { sector: args.sector, words: args.words.clone() };
+    let call = TableCall::Message { sector: args.sector, arguments: args.arguments.clone() };
     if let Some(text) = ask("message", &args.name, &call)?.text {
         print(&format!("{}\n", text.trim_end_matches('\n')));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ask the process that serves a device.
+/// Sends a table request to the process that serves a device.
 fn ask(what: &str, name: &str, call: &TableCall) -> Result<TableAnswer, Failure> {
     let run = run_dir(what)?;
     let client = client_of(&run, what, name)?;
@@ -50,7 +50,7 @@ fn show(targets: &[TargetAnswer], json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// As dmsetup prints them; `name`: what each line begins with.
+/// Formats targets as dmsetup prints them; `name` is the prefix of each line.
 pub(crate) fn lines(targets: &[TargetAnswer], name: &str) -> String {
     let mut text = String::new();
     for TargetAnswer { start, len, kind, params } in targets {

@@ -1,8 +1,9 @@
-//! `trace`: what happens to a device's requests, as blktrace files, as blkparse's lines, or as a Chrome trace.
+//! `trace`: records the events of a device's requests as blktrace files, as blkparse's text, or as a Chrome trace.
 //!
-//! The process that serves the device records and sends; everything else is done here, so that neither a full disk
-//! nor a slow terminal is that process's matter.
+//! The server records and sends events. This process encodes and writes them, so a full disk or a slow terminal does
+//! not affect the server.
 
+mod reader;
 mod sink;
 
 use crate::args::{TraceArgs, TraceFormat};
@@ -10,17 +11,22 @@ use crate::failure::Failure;
 use crate::listing::{block_on, client_of, run_dir};
 use crate::signals::Signals;
 use engine::change::Change;
-use engine::control::ControlClient;
+use engine::control::{ClientError, ControlClient, ControlError, TraceStream};
+use engine::observe::trace::{TraceChange, TraceOptions};
 use engine::spec::Bytes;
-use engine::trace::{TraceChange, TraceOptions};
+use reader::Reader;
 use sink::{Chrome, Files, Sink, Text};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::time::Duration;
 use trace::FilterText;
 use trace::wire::{Decoder, Frame};
 
-/// The lowest priority that there is.
+/// The lowest scheduling priority, nice 19.
 const NICE: i32 = 19;
+/// Attempts to start a trace while another one ends, and the pause between them.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("trace")?;
@@ -29,7 +35,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
         ops: args.ops.clone().unwrap_or_default(),
         sectors: args.sectors.clone().unwrap_or_default(),
     };
-    // Both are found out before anything is asked of the device, or written.
+    // Invalid filters and actions are reported before a request is sent or a file is created.
     trace::Filter::new(&filter).map_err(|why| Failure::usage("trace", &args.name, why))?;
     let change = change(args, &filter)?;
     let client = client_of(&run, "trace", &args.name)?;
@@ -54,7 +60,8 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
     };
     let mut options = TraceOptions {
         filter,
-        queue_children: args.queue_children,
+        // btt counts requests by Q events, so it needs the Q events of split requests, too.
+        queue_children: args.queue_children.unwrap_or(format == TraceFormat::Blktrace),
         coarse: args.coarse,
         buffer: buffer.map(|bytes| bytes.0),
         seconds: args.seconds,
@@ -62,7 +69,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
     if format == TraceFormat::Perfetto {
         options.filter = options.filter.with_ends();
     } else if options.filter.asks_for_ends().is_ok_and(|asks| asks) {
-        let why = "only a Chrome trace tells of \"done\" (add --format perfetto, or ask for complete)";
+        let why = "only a Chrome trace records \"done\" (add --format perfetto, or ask for complete)";
         return Err(Failure::usage("trace", &args.name, why));
     }
     let open = || -> std::io::Result<Box<dyn Sink>> {
@@ -72,12 +79,12 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, Failure> {
             TraceFormat::Perfetto => Box::new(Chrome::new(args.output.as_deref())?),
         })
     };
-    // What it takes is time that the server leaves; refused, it goes on as it is.
+    // Encoding must not take CPU time from the server. If the priority cannot be lowered, the trace continues.
     let _ = rustix::process::setpriority_process(None, NICE);
     block_on("trace", run_trace(args, client, options, open))?
 }
 
-/// What is to become of a trace that runs, if that was asked for.
+/// Returns the change to a running trace that the arguments ask for, if any.
 fn change(args: &TraceArgs, filter: &FilterText) -> Result<Option<TraceChange>, Failure> {
     let change = match args.action.as_deref() {
         None => return Ok(None),
@@ -86,32 +93,48 @@ fn change(args: &TraceArgs, filter: &FilterText) -> Result<Option<TraceChange>, 
         Some("end") => TraceChange::End,
         Some("filter") => TraceChange::Filter(filter.clone()),
         Some(other) => {
-            let why =
-                format!("\"{other}\" cannot be done to a trace (there are start, stop, end and filter)");
+            let why = format!("unknown action \"{other}\" (actions: start, stop, end, filter)");
             return Err(Failure::usage("trace", &args.name, why));
         }
     };
     if args.output.is_some() || args.format.is_some() {
-        let why = "where it goes is settled when it begins (leave out -o and --format)";
+        let why = "the output of a running trace cannot be changed (leave out -o and --format)";
         return Err(Failure::usage("trace", &args.name, why));
     }
-    if args.seconds.is_some() || args.buffer.is_some() || args.queue_children || args.coarse {
-        let why =
-            "how it listens is settled when it begins (leave out -w, -b, --queue-children and --coarse)";
+    if args.seconds.is_some() || args.buffer.is_some() || args.queue_children.is_some() || args.coarse {
+        let why = "these options cannot be changed while a trace runs (leave out -w, -b, --queue-children and --coarse)";
         return Err(Failure::usage("trace", &args.name, why));
     }
     if !matches!(change, TraceChange::Filter(_)) && *filter != FilterText::default() {
-        let why = "what is told is changed by filter (leave out --actions, --ops and --sectors)";
+        let why = "only the action filter changes filters (leave out --actions, --ops and --sectors)";
         return Err(Failure::usage("trace", &args.name, why));
     }
     Ok(Some(change))
 }
 
-/// What came of one queue.
+/// Counts of one queue's events.
 #[derive(Default)]
 struct Tally {
     events: u64,
     dropped: u64,
+}
+
+/// Starts a trace. The previous trace ends within [`ATTEMPTS`] × [`PAUSE`] when the process that read it has exited, as with
+/// `trace | head`.
+async fn begin(
+    client: &ControlClient,
+    name: &str,
+    options: &TraceOptions,
+) -> Result<TraceStream, ClientError> {
+    let mut attempts = 1..ATTEMPTS;
+    loop {
+        match client.trace(name, options).await {
+            Err(ClientError::Refused(ControlError::Busy(_))) if attempts.next().is_some() => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            begun => return begun,
+        }
+    }
 }
 
 async fn run_trace(
@@ -122,7 +145,8 @@ async fn run_trace(
 ) -> Result<ExitCode, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new("trace", &args.name, why);
     let mut signals = Signals::new().map_err(|why| failed(&why))?;
-    let mut stream = client.trace(&args.name, &options).await.map_err(|why| failed(&why))?;
+    let mut stream = begin(&client, &args.name, &options).await.map_err(|why| failed(&why))?;
+    let reader = Reader::new(args.output.as_deref());
     let mut sink = None;
     let mut tallies = BTreeMap::<u32, Tally>::new();
     let mut decoder = Decoder::default();
@@ -137,10 +161,14 @@ async fn run_trace(
                 end(&args.name, &client).await;
                 continue;
             }
+            () = reader.gone() => {
+                abandon(&args.name, &client, &mut stream, &mut signals).await;
+                return Ok(ExitCode::SUCCESS);
+            }
         };
         let Some(chunk) = chunk.map_err(|why| failed(&why))? else { break false };
         decoder.feed(&chunk);
-        // Files are there once everything is heard, which is when the first of it comes.
+        // The files are created when the first data arrives: from then on all events are recorded.
         let sink =
             match &mut sink {
                 Some(sink) => sink,
@@ -159,39 +187,55 @@ async fn run_trace(
                 _ => {}
             }
             if let Err(why) = sink.frame(&frame) {
+                abandon(&args.name, &client, &mut stream, &mut signals).await;
                 return unwritten(why).map_err(|why| failed(&why));
             }
             over |= frame == Frame::Closed;
         }
         if let Err(why) = sink.flush() {
+            abandon(&args.name, &client, &mut stream, &mut signals).await;
             return unwritten(why).map_err(|why| failed(&why));
         }
         if over {
             break true;
         }
     };
-    tell(args, &tallies);
+    report(args, &tallies);
     match closed {
         true => Ok(ExitCode::SUCCESS),
         false => Err(failed(
-            &"it ended before its time: what was heard until then is written (is its server still there?)",
+            &"it ended early: events until then were written (does its server still run? see blockyard list)",
         )),
     }
 }
 
-/// It cannot be written any more: if that is because whoever read it has seen enough, all is well.
+/// Turns a write error into the result of the command: a reader that closed the pipe is no failure.
 fn unwritten(why: std::io::Error) -> std::io::Result<ExitCode> {
     if why.kind() == std::io::ErrorKind::BrokenPipe { Ok(ExitCode::SUCCESS) } else { Err(why) }
 }
 
-/// Have the trace end; what was heard to the last still comes.
+/// Asks the server to end the trace; events recorded until then still arrive.
 async fn end(name: &str, client: &ControlClient) {
-    // One that has ended by itself needs no more telling.
+    // An error means that the trace has ended already.
     let _ = client.change(name, &Change::Trace(TraceChange::End)).await;
 }
 
-/// How much there was of each queue, on stderr: the trace itself may be on stdout.
-fn tell(args: &TraceArgs, tallies: &BTreeMap<u32, Tally>) {
+/// Ends a trace whose output cannot be written any more, and waits until the device can be traced again. Events that
+/// still arrive are discarded. A signal ends the wait.
+async fn abandon(name: &str, client: &ControlClient, stream: &mut TraceStream, signals: &mut Signals) {
+    let ended = async {
+        end(name, client).await;
+        // The server closes the stream after it has released the device's session.
+        while let Ok(Some(_)) = stream.next().await {}
+    };
+    tokio::select! {
+        () = ended => {}
+        _ = signals.next() => {}
+    }
+}
+
+/// Prints the events and drops of each queue on stderr, as the trace itself may be on stdout.
+fn report(args: &TraceArgs, tallies: &BTreeMap<u32, Tally>) {
     let dropped: u64 = tallies.values().map(|tally| tally.dropped).sum();
     if args.output.is_some() {
         for (queue, tally) in tallies {
@@ -200,7 +244,7 @@ fn tell(args: &TraceArgs, tallies: &BTreeMap<u32, Tally>) {
     }
     if dropped > 0 {
         eprintln!(
-            "blockyard: {dropped} events of {} are missing: they came faster than they were taken (try --buffer 64M)",
+            "blockyard: {dropped} events of {} were dropped: they arrived faster than they were written (try --buffer 64M)",
             args.name
         );
     }

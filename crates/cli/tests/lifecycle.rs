@@ -1,4 +1,4 @@
-//! Devices in the background: add, list, show, stat, del, and what is left when something goes wrong.
+//! Devices in the background: add, list, show, stat, del, and cleanup after failures.
 
 mod common;
 
@@ -20,13 +20,13 @@ fn pid_of(sandbox: &Sandbox, name: &str) -> u32 {
 
 fn missing(name: &str, command: &str) -> Answer {
     let err = format!(
-        "blockyard: {command} failed: {name}: there is no such device (blockyard list shows those there are)\n"
+        "blockyard: {command} failed: {name}: there is no such device (blockyard list shows all devices)\n"
     );
     Answer { code: 1, out: String::new(), err }
 }
 
 #[test]
-fn a_device_comes_is_seen_and_goes() {
+fn a_device_is_added_listed_and_deleted() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.done(&["list"]), "");
     assert_eq!(sandbox.done(&["list", "--json"]), "[]\n");
@@ -35,10 +35,10 @@ fn a_device_comes_is_seen_and_goes() {
     assert_eq!(ready, format!("ram nbd nbd+unix:///ram?socket={}\n", socket.display()));
     let pid = pid_of(&sandbox, "ram");
     let table = sandbox.done(&["list"]);
-    let words: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(words[0], ["NAME", "SIZE", "BLOCK", "RO", "CLIENTS", "PID", "STACK", "ADDRESS"]);
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["NAME", "SIZE", "BLOCK", "RO", "CLIENTS", "PID", "STACK", "ADDRESS"]);
     let address = format!("nbd+unix:///ram?socket={}", socket.display());
-    assert_eq!(words[1], ["ram", "64M", "512", "0", "0", &pid.to_string(), "ram:64M", &address]);
+    assert_eq!(rows[1], ["ram", "64M", "512", "0", "0", &pid.to_string(), "ram:64M", &address]);
     let page = sandbox.done(&["show", "ram"]);
     for line in
         ["name ram", "stack ram:64M", "size 64M (67108864 bytes)", "read-only no", "logical block 512"]
@@ -50,11 +50,11 @@ fn a_device_comes_is_seen_and_goes() {
     assert_eq!(sandbox.ask(&["del", "ram"]), missing("ram", "del"));
     assert_eq!(sandbox.ask(&["show", "ram"]), missing("ram", "show"));
     assert_eq!(sandbox.ask(&["stat", "ram"]), missing("ram", "stat"));
-    wait_for("nothing to be left", || sandbox.run_names().is_empty().then_some(()));
+    wait_for("an empty run directory", || sandbox.run_names().is_empty().then_some(()));
 }
 
 #[test]
-fn ready_lines_are_json_when_asked() {
+fn add_prints_ready_lines_as_json() {
     let sandbox = Sandbox::new();
     let ready = json(&sandbox.done(&["add", "null:1G", "--json", "--name", "n"]));
     assert_eq!((ready["name"].as_str(), ready["export"].as_str()), (Some("n"), Some("nbd")));
@@ -63,7 +63,7 @@ fn ready_lines_are_json_when_asked() {
 }
 
 #[test]
-fn names_that_were_not_chosen_are_numbered_and_chosen_ones_are_not() {
+fn derived_names_are_numbered_and_given_names_are_refused_when_taken() {
     let sandbox = Sandbox::new();
     sandbox.done(&["add", "ram:1M"]);
     assert!(sandbox.done(&["add", "ram:1M"]).starts_with("ram-2 nbd nbd+unix:///ram-2?"));
@@ -78,7 +78,7 @@ fn names_that_were_not_chosen_are_numbered_and_chosen_ones_are_not() {
 }
 
 #[test]
-fn what_cannot_be_opened_leaves_nothing_behind() {
+fn a_failed_add_leaves_the_run_directory_empty() {
     let sandbox = Sandbox::new();
     let answer = sandbox.ask(&["add", "file:missing.img"]);
     assert_eq!((answer.code, answer.out.as_str()), (1, ""));
@@ -93,9 +93,9 @@ fn what_cannot_be_opened_leaves_nothing_behind() {
 }
 
 #[test]
-fn verbose_says_what_was_chosen_and_why() {
+fn verbose_reports_the_chosen_export_and_the_reason() {
     let sandbox = Sandbox::new();
-    // Where the kernel has ublk, NBD is chosen by wishes for it.
+    // Options for NBD select NBD even if the kernel has ublk.
     let answer = sandbox.ask(&["add", "ram:1M", "-v", "--nbd-name", "other"]);
     assert_eq!(answer.code, 0);
     assert!(answer.err.contains("options for NBD were given"), "{}", answer.err);
@@ -103,45 +103,45 @@ fn verbose_says_what_was_chosen_and_why() {
 }
 
 #[test]
-fn a_killed_process_is_not_listed_and_its_name_is_free() {
+fn a_killed_server_is_not_listed_and_its_name_is_free() {
     let sandbox = Sandbox::new();
     sandbox.done(&["add", "ram:1M"]);
     signal(pid_of(&sandbox, "ram"), "KILL");
-    // Whoever looks after its end clears away what it left.
-    wait_for("it to be gone", || {
+    // The next command removes files of a dead server.
+    wait_for("the removal of its files", || {
         (listed(&sandbox).is_empty() && sandbox.run_names().is_empty()).then_some(())
     });
     sandbox.done(&["add", "ram:1M", "--name", "ram"]);
     signal(pid_of(&sandbox, "ram"), "KILL");
     assert!(
-        wait_for("its name", || Some(sandbox.ask(&["del", "ram"])).filter(|del| del.code == 1))
+        wait_for("del to fail", || Some(sandbox.ask(&["del", "ram"])).filter(|del| del.code == 1))
             .out
             .is_empty()
     );
-    // Its connection may end before it has.
+    // Its connection may close before the process has exited.
     wait_for("its name to be free", || {
         (sandbox.ask(&["add", "ram:1M", "--name", "ram"]).code == 0).then_some(())
     });
 }
 
 #[test]
-fn a_process_that_does_not_answer_hides_no_other() {
+fn list_reports_a_silent_process_and_shows_the_others() {
     let sandbox = Sandbox::new();
     sandbox.done(&["add", "null:1G", "--name", "seen"]);
-    // Whoever listens there is taken for a process of ours; this one hangs up on all.
-    let mute = UnixListener::bind(sandbox.run("control.1")).expect("the folder is there");
+    // A listener on a control socket counts as a server; this one closes every connection.
+    let mute = UnixListener::bind(sandbox.run("control.1")).expect("the run directory exists");
     let hangs_up = std::thread::spawn(move || mute.incoming().for_each(drop));
     let answer = sandbox.ask(&["list"]);
     assert_eq!(answer.code, 1, "{answer:?}");
     assert!(answer.out.contains("seen"), "{answer:?}");
     assert!(answer.err.contains("control.1: "), "{answer:?}");
-    std::fs::remove_file(sandbox.run("control.1")).expect("it is there");
+    std::fs::remove_file(sandbox.run("control.1")).expect("the socket exists");
     assert!(!hangs_up.is_finished());
     sandbox.done(&["del", "seen"]);
 }
 
 #[test]
-fn what_is_written_is_counted_and_kept() {
+fn writes_are_counted_and_stored() {
     let sandbox = Sandbox::new();
     sandbox.done(&["add", "file:disk.img,size=1M,create"]);
     let mut client = Nbd::connect(&sandbox.run("disk.sock"), "disk");
@@ -217,10 +217,10 @@ fn curl_reads_devices_and_metrics() {
 }
 
 #[test]
-fn what_the_caller_has_open_is_not_kept_open() {
+fn the_callers_descriptors_are_not_inherited() {
     let sandbox = Sandbox::new();
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // The shell passes the pipe on as descriptor 9, which nobody asked us to keep.
+    // The shell passes the pipe on as descriptor 9, which the server must not inherit.
     let script = format!("exec 9>&1 >/dev/null; exec {} add ram:1M", env!("CARGO_BIN_EXE_blockyard"));
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]).env("BLOCKYARD_RUN", sandbox.run("")).stdout(writer);

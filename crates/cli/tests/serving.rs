@@ -1,4 +1,4 @@
-//! Processes in the foreground: ready lines, signals, service managers, topologies.
+//! Servers in the foreground: ready lines, signals, service managers, topologies.
 
 mod common;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 
 #[test]
-fn a_signal_drains_flushes_and_ends_with_0() {
+fn a_signal_drains_flushes_and_exits_with_0() {
     for name in ["INT", "TERM", "HUP"] {
         let sandbox = Sandbox::new();
         let server = sandbox.serve(&["serve", "file:disk.img,size=1M,create"], 1);
@@ -22,13 +22,13 @@ fn a_signal_drains_flushes_and_ends_with_0() {
 }
 
 #[test]
-fn a_second_signal_ends_it_at_once() {
+fn a_second_signal_ends_the_server_at_once() {
     let sandbox = Sandbox::new();
-    // A request that never ends holds up the drain.
+    // A request that never completes blocks the drain.
     let server = sandbox.serve(&["serve", "null:1M,irqmode=timer,completion=1000s"], 1);
     let socket = sandbox.run("null.sock");
     let client = std::thread::spawn(move || {
-        // The connection breaks before there is a reply.
+        // The connection is closed before the reply.
         std::panic::catch_unwind(|| Nbd::connect(&socket, "null").read(0, 512)).is_err()
     });
     wait_for("the request", || {
@@ -36,7 +36,7 @@ fn a_second_signal_ends_it_at_once() {
         (stats[0]["queues"][0]["in_flight"] == 1).then_some(())
     });
     server.signal("INT");
-    // It no longer listens: it drains.
+    // Draining starts when the server stops listening.
     wait_for("the drain", || (!sandbox.run("null.sock").exists()).then_some(()));
     server.signal("TERM");
     assert_eq!(server.end().0, 143);
@@ -47,8 +47,9 @@ fn a_second_signal_ends_it_at_once() {
 #[test]
 fn ready_lines_name_every_export() {
     let sandbox = Sandbox::new();
-    let words = ["serve", "ram:1M", "--nbd", "unix:a.sock", "--nbd", "tcp:127.0.0.1:0", "--nbd-name", "x y"];
-    let server = sandbox.serve(&words, 2);
+    let arguments =
+        ["serve", "ram:1M", "--nbd", "unix:a.sock", "--nbd", "tcp:127.0.0.1:0", "--nbd-name", "x y"];
+    let server = sandbox.serve(&arguments, 2);
     let socket = sandbox.path().join("a.sock");
     assert_eq!(server.ready[0], format!("ram nbd nbd+unix:///x%20y?socket={}", socket.display()));
     assert!(server.ready[1].starts_with("ram nbd nbd://127.0.0.1:"), "{:?}", server.ready);
@@ -60,19 +61,19 @@ fn ready_lines_name_every_export() {
 }
 
 #[test]
-fn nobody_who_wants_to_know_is_a_failure() {
+fn ready_lines_that_cannot_be_written_are_a_failure() {
     let sandbox = Sandbox::new();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = sandbox.command(&["serve", "ram:1M"]);
     let output = command.stdout(full).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.starts_with("blockyard: serve failed: stdout: No space left on device"), "{said}");
+    assert!(stderr.starts_with("blockyard: serve failed: stdout: No space left on device"), "{stderr}");
     assert!(sandbox.run_names().is_empty(), "{:?}", sandbox.run_names());
 }
 
 #[test]
-fn a_service_manager_is_told() {
+fn a_service_manager_is_notified() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("notify");
     let notify = UnixDatagram::bind(&path).unwrap();
@@ -85,20 +86,20 @@ fn a_service_manager_is_told() {
         },
         1,
     );
-    let mut word = [0; 64];
-    let len = notify.recv(&mut word).unwrap();
-    assert_eq!(&word[..len], b"READY=1\n");
+    let mut state = [0; 64];
+    let len = notify.recv(&mut state).unwrap();
+    assert_eq!(&state[..len], b"READY=1\nSTATUS=serving 1 device\n");
     server.signal("TERM");
-    let len = notify.recv(&mut word).unwrap();
-    assert_eq!(&word[..len], b"STOPPING=1\n");
+    let len = notify.recv(&mut state).unwrap();
+    assert!(state[..len].starts_with(b"STOPPING=1\n"), "{}", String::from_utf8_lossy(&state[..len]));
     assert_eq!(server.end().0, 0);
 }
 
-/// Starts the binary with a socket, as a service manager does. The shell hands it on as descriptor 3, and
-/// is itself the process that LISTEN_PID names.
-fn activated(sandbox: &Sandbox, listener: UnixListener, words: &str, lines: usize) -> Served {
+/// Starts the binary with a listening socket, as a service manager does. The shell passes the socket as descriptor 3;
+/// its own process id, in LISTEN_PID, becomes the server's by exec.
+fn activated(sandbox: &Sandbox, listener: UnixListener, arguments: &str, lines: usize) -> Served {
     let binary = env!("CARGO_BIN_EXE_blockyard");
-    let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {binary} {words}");
+    let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec {binary} {arguments}");
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &script]).current_dir(sandbox.path()).env("BLOCKYARD_RUN", sandbox.run(""));
     command.stdin(std::os::fd::OwnedFd::from(listener));
@@ -150,11 +151,11 @@ nbd = "unix:disk.sock"
 "#;
 
 #[test]
-fn a_topology_comes_up_as_one_process() {
+fn a_topology_is_served_by_one_process() {
     let sandbox = Sandbox::new();
     let file = sandbox.write("yard.toml", TOPOLOGY).display().to_string();
     assert_eq!(sandbox.done(&["check", &file]), format!("{file}: 2 devices, 2 exports\n"));
-    assert!(!sandbox.path().join("disk.img").exists(), "check makes nothing");
+    assert!(!sandbox.path().join("disk.img").exists(), "check creates nothing");
     let server = sandbox.serve(&["up", &file], 2);
     let socket = sandbox.path().join("disk.sock");
     let uri = |name: &str| format!("nbd nbd+unix:///{name}?socket={}", socket.display());
@@ -176,7 +177,7 @@ fn a_topology_comes_up_as_one_process() {
 }
 
 #[test]
-fn a_topology_with_mistakes_starts_nothing_and_shows_them_all() {
+fn a_topology_with_errors_starts_nothing_and_reports_all_of_them() {
     let sandbox = Sandbox::new();
     let file = sandbox.write("bad.toml", "[device.a]\nstack = \"ram:x\"\n[device.b]\ndepth = 0\n");
     let file = file.display().to_string();
@@ -198,7 +199,7 @@ fn a_topology_with_mistakes_starts_nothing_and_shows_them_all() {
 }
 
 #[test]
-fn a_device_that_fails_takes_its_topology_back() {
+fn a_device_that_fails_stops_its_topology() {
     let sandbox = Sandbox::new();
     let text = "[device.a]\nstack = \"ram:1M\"\n[device.b]\nstack = \"file:missing.img\"\n";
     let file = sandbox.write("half.toml", text).display().to_string();

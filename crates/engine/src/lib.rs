@@ -1,50 +1,37 @@
-//! Topology, device trees, threads, life cycle and the control API.
+//! Devices: their topology, layer trees, threads, life cycle, online reconfiguration, observability, and the
+//! control API.
+//!
+//! Folders use only the folders before them in this list, which `./x tidy` checks: `programs`
+//! (drivers as programs, and nbdkit), `connect` (connections of NBD backends), `observe` (records of a device's requests), `device` (a device and the tree of its nodes),
+//! `reactor` (I/O threads), `host` (devices and their exports), `change` (online reconfiguration), `tables`
+//! (device-mapper tables), `topology` (checks the files of a topology, and configures host and devices from
+//! it), `apply` (plans the actions from what is served to a topology), `control` (the HTTP API and its
+//! watchers).
 
 #![forbid(unsafe_code)]
 
-pub mod cached;
+pub mod apply;
 pub mod change;
-pub mod chores;
-pub mod commit;
+mod connect;
+pub mod connection_slots;
 pub mod control;
-pub mod cycle;
-pub mod deleted;
+pub mod copy;
 pub mod device;
-mod dial;
-pub mod fuse;
-pub mod glance;
 pub mod host;
-mod layer_change;
-pub mod limits;
-pub mod listen;
-mod log_limit;
-mod looking;
-pub mod loop_device;
-pub mod nbd;
-pub mod nbd_device;
-mod pace;
-mod partitions;
-pub mod path_status;
-pub mod paths;
-pub mod places;
+pub mod info;
+pub mod log_limit;
+pub mod observe;
+mod poll;
 pub mod private;
-mod private_key;
-mod reactor;
+pub mod private_key;
+pub mod programs;
+pub mod reactor;
 pub mod replay;
+pub mod retry;
 pub mod rundir;
-mod scheduler;
-pub mod slow;
-mod stacking;
-mod start;
+pub mod stacking;
+pub mod state_dir;
 pub mod tables;
-mod timeouts;
 pub mod topology;
-pub mod trace;
-mod tree;
-pub mod ublk;
-mod ublk_lane;
-pub mod watch;
-mod yard;
 
-pub use loopdev::remove as remove_loop;
 pub use spec;

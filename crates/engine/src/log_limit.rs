@@ -1,15 +1,15 @@
-//! Limits on lines of the log: so many in a time, and with the next line how many were left out.
+//! Limits on log lines: a number per window of time; the next line reports how many were left out.
 //!
-//! For what a peer or a device can cause thousands of times a second. It takes a lock, so it is asked where something went
-//! wrong, not on the way of a request that succeeds.
+//! For events that a peer or a device can cause thousands of times a second. It takes a lock, so it is used
+//! only where something failed, not for requests that succeed.
 
 use queue::Nanos;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How many lines are admitted in each window of time.
+/// A limit of lines per window.
 #[derive(Debug)]
-pub(crate) struct LogLimit {
+pub struct LogLimit {
     lines_max: u32,
     window_ns: u64,
     state: Mutex<State>,
@@ -17,7 +17,7 @@ pub(crate) struct LogLimit {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the window began; empty before the first line.
+    /// Start of the window; empty before the first line.
     began: Option<Nanos>,
     lines: u32,
     left_out: u64,
@@ -34,13 +34,19 @@ impl State {
     }
 }
 
-/// Whether a line may be logged.
+/// Answer to a request for a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admission {
-    /// It may. So many events have had no line since the last one.
-    Line { left_out: u64 },
-    /// It is left out. `is_first`: nothing was left out before, since the last line or report.
-    LeftOut { is_first: bool },
+pub enum Admission {
+    /// The line may be logged.
+    Line {
+        /// Events without a line since the last one.
+        left_out: u64,
+    },
+    /// The line is left out.
+    LeftOut {
+        /// Whether it is the first one since the last line or report.
+        is_first: bool,
+    },
 }
 
 /// One line in ten seconds.
@@ -51,7 +57,8 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    pub(crate) const fn new(lines_max: u32, window: Duration) -> LogLimit {
+    /// Admits `lines_max` lines per `window`.
+    pub const fn new(lines_max: u32, window: Duration) -> LogLimit {
         let state = State { began: None, lines: 0, left_out: 0 };
         LogLimit { lines_max, window_ns: window.as_nanos() as u64, state: Mutex::new(state) }
     }
@@ -60,8 +67,8 @@ impl LogLimit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a line about `count` events.
-    pub(crate) fn admit(&self, now: Nanos, count: u64) -> Admission {
+    /// Requests a line about `count` events.
+    pub fn admit(&self, now: Nanos, count: u64) -> Admission {
         let mut state = self.lock();
         if state.is_admitted(now, self) {
             return Admission::Line { left_out: std::mem::take(&mut state.left_out) };
@@ -71,29 +78,31 @@ impl LogLimit {
         Admission::LeftOut { is_first }
     }
 
-    /// Asks for a line about one event now. Returns how many there were since the last line, with this one.
-    pub(crate) fn say(&self) -> Option<u64> {
+    /// Requests a line about one event now. Returns the number of events since the last line, including this
+    /// one; `None`: no line.
+    pub fn admit_now(&self) -> Option<u64> {
         match self.admit(ring::clock(), 1) {
             Admission::Line { left_out } => Some(left_out + 1),
             Admission::LeftOut { .. } => None,
         }
     }
 
-    /// Returns how many events were left out, if their window is over: they are due for a line of their own.
-    pub(crate) fn overdue(&self, now: Nanos) -> Option<u64> {
+    /// Returns how many events were left out if their window is over: they are due for a line of their own.
+    pub fn overdue(&self, now: Nanos) -> Option<u64> {
         let mut state = self.lock();
         let is_over = state.began.is_some_and(|began| now.since(began) >= self.window_ns);
         (is_over && state.left_out > 0).then(|| std::mem::take(&mut state.left_out))
     }
 
     /// Whether events were left out that no line has counted yet.
-    pub(crate) fn has_left_out(&self) -> bool {
+    pub fn has_left_out(&self) -> bool {
         self.lock().left_out > 0
     }
 
-    /// Returns whether a line may be logged now. Must be called on a tokio runtime: with the first line that may not, `report`
-    /// is scheduled for when the window is over, with how many were left out by then: a line does not count them.
-    pub(crate) fn admits_or_reports(self: &Arc<Self>, report: impl FnOnce(u64) + Send + 'static) -> bool {
+    /// Requests a line now. Must be called on a tokio runtime: with the first line that is refused, `report`
+    /// is scheduled for the end of the window, with the number of lines left out by then. Admitted lines do
+    /// not count them.
+    pub fn admit_or_report(self: &Arc<Self>, report: impl FnOnce(u64) + Send + 'static) -> bool {
         let mut state = self.lock();
         if state.is_admitted(ring::clock(), self) {
             return true;
@@ -102,7 +111,7 @@ impl LogLimit {
         if state.left_out == 1 {
             let limit = self.clone();
             tokio::spawn(async move {
-                // Until then the window is over, whenever it began.
+                // The window is over by then, whenever it began.
                 tokio::time::sleep(Duration::from_nanos(limit.window_ns)).await;
                 let left_out = std::mem::take(&mut limit.lock().left_out);
                 report(left_out);
@@ -134,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_due_when_its_window_is_over() {
+    fn left_out_lines_are_due_when_their_window_is_over() {
         let limit = LogLimit::new(1, SECOND);
         assert_eq!(limit.overdue(Nanos(9)), None);
         limit.admit(Nanos(10), 1);
@@ -144,11 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_of_many_is_said() {
+    fn one_line_per_window_is_admitted_and_counts_the_others() {
         let limit = LogLimit::new(1, Duration::from_secs(3600));
-        assert_eq!([limit.say(), limit.say(), limit.say()], [Some(1), None, None]);
+        assert_eq!([limit.admit_now(), limit.admit_now(), limit.admit_now()], [Some(1), None, None]);
         limit.lock().began = None;
-        assert_eq!(limit.say(), Some(3));
+        assert_eq!(limit.admit_now(), Some(3));
     }
 
     #[tokio::test]
@@ -159,16 +168,18 @@ mod tests {
         for _ in 0..100 {
             let reported = reported.clone();
             let report = move |left_out| _ = reported.fetch_add(left_out, SeqCst);
-            logged += u32::from(limit.admits_or_reports(report));
+            logged += u32::from(limit.admit_or_report(report));
         }
-        // A machine that is busy may get to a second window.
+        // A busy machine may get to a second window.
         assert!((8..100).contains(&logged), "{logged}");
-        let all_told = async {
+        let all_reported = async {
             while reported.load(SeqCst) + u64::from(logged) < 100 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), all_told).await.expect("what was left out is reported");
-        assert!(limit.admits_or_reports(|_| {}), "a new window");
+        tokio::time::timeout(Duration::from_secs(60), all_reported)
+            .await
+            .expect("what was left out is reported");
+        assert!(limit.admit_or_report(|_| {}), "a new window");
     }
 }

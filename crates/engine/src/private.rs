@@ -1,5 +1,5 @@
-//! Files and sockets that are this user's alone: made so that nobody else reads them, opened without following a link
-//! that somebody else may have put there, and removed only as long as they are the ones that were made.
+//! Files and sockets that are private to this user: created without access for others, opened without
+//! following links, and removed only while they are the files that were created.
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -11,26 +11,26 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How a file is opened that is written.
+/// How an existing file is opened for writing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Content {
-    /// What it held is gone.
-    New,
-    /// It grows.
-    Goes,
+pub enum WriteMode {
+    /// Its content is removed.
+    Truncate,
+    /// Data is appended.
+    Append,
 }
 
-/// Opens a file to be written, and makes it with mode 0600 if it is missing. A link at its end is refused, but for the
-/// kernel's own (`/dev/stdout`), and so is a regular file of another user.
+/// Opens a file for writing, and creates it with mode 0600 if it is missing. A symbolic link in the last
+/// component is refused, except in /dev and /proc (`/dev/stdout`), and so is a regular file of another user.
 ///
 /// # Errors
-/// It cannot be opened, or is not to be trusted; the message says what to do.
-pub fn create(path: &Path, content: Content) -> io::Result<File> {
+/// The file cannot be opened or not be trusted; the message has a hint.
+pub fn create(path: &Path, mode: WriteMode) -> io::Result<File> {
     let is_kernels = path.starts_with("/dev") || path.starts_with("/proc");
     let mut options = File::options();
     options.create(true).mode(0o600).custom_flags(if is_kernels { 0 } else { libc::O_NOFOLLOW });
-    // It is emptied when it is known to be ours.
-    let options = options.write(true).append(content == Content::Goes);
+    // Truncated only after its owner was checked.
+    let options = options.write(true).append(mode == WriteMode::Append);
     let file = options.open(path).map_err(|why| match why.raw_os_error() {
         Some(libc::ELOOP) => refused("it is a symbolic link, which is not followed (give the file itself)"),
         _ => why,
@@ -42,7 +42,7 @@ pub fn create(path: &Path, content: Content) -> io::Result<File> {
     if meta.uid() != rustix::process::geteuid().as_raw() {
         return Err(refused(&format!("it belongs to user {} (remove it, or give another)", meta.uid())));
     }
-    if content == Content::New {
+    if mode == WriteMode::Truncate {
         file.set_len(0)?;
     }
     Ok(file)
@@ -52,39 +52,39 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Which socket file a path led to when it was made.
+/// Device and inode of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Identity {
+pub struct Identity {
     device: u64,
     inode: u64,
 }
 
 impl Identity {
-    /// Of what is at a path, itself and not what it leads to.
-    pub(crate) fn of(path: &Path) -> io::Result<Identity> {
+    /// Returns the identity of a file, without following a link.
+    pub fn of(path: &Path) -> io::Result<Identity> {
         let meta = fs::symlink_metadata(path)?;
         Ok(Identity { device: meta.dev(), inode: meta.ino() })
     }
 
-    /// Removes the file at a path if it is still this one: another process may have put its own there.
-    pub(crate) fn remove(self, path: &Path) {
+    /// Removes the file at a path if it is still this one: another process may have replaced it.
+    pub fn remove(self, path: &Path) {
         if Identity::of(path).is_ok_and(|found| found == self) {
-            // Gone already is as good.
+            // A missing file is fine.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Whether nobody listens at a socket any more. Does not wait, as a connection to a server that is stopped may.
-pub(crate) fn is_dead(path: &Path) -> bool {
+/// Returns whether nobody listens at a socket. Does not block, as connecting to a stopped server may.
+pub fn is_dead(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else { return false };
     let Ok(address) = SocketAddrUnix::new(path) else { return false };
     matches!(connect(&socket, &address), Err(Errno::CONNREFUSED))
 }
 
-/// Removes the socket that a dead server left. `false`: what is there is alive or no socket.
-pub(crate) fn remove_dead(path: &Path) -> io::Result<bool> {
+/// Removes the socket of a dead server. `false`: the server is alive, or the file is no socket.
+pub fn remove_dead(path: &Path) -> io::Result<bool> {
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return Ok(false);
     }
@@ -96,26 +96,26 @@ pub(crate) fn remove_dead(path: &Path) -> io::Result<bool> {
     Ok(is_dead)
 }
 
-/// How long another process may take to replace a socket in the same folder.
-const REPLACING_MAX: Duration = Duration::from_secs(2);
-const LOOK: Duration = Duration::from_millis(5);
+/// Longest time that another process may take to replace a socket in the same directory.
+const REPLACE_MAX: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Holds the folder of a socket while a dead one is replaced: of two servers that find the same dead socket, the second
-/// would remove the first one's new one.
-pub(crate) fn hold_folder(path: &Path) -> io::Result<OwnedFd> {
+/// Locks the directory of a socket while a dead one is replaced: otherwise, of two servers that find it dead,
+/// the second would remove the first one's new socket. Blocks its thread for 2 s at most.
+pub fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, flags, Mode::empty())?;
     let begun = Instant::now();
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < REPLACING_MAX => std::thread::sleep(LOOK),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < REPLACE_MAX => std::thread::sleep(POLL_INTERVAL),
             result => return result.map(|()| folder).map_err(io::Error::from),
         }
     }
 }
 
-/// Why a folder is not to be trusted with control sockets, and what to do.
+/// Returns why a directory must not be trusted with control sockets, with a hint.
 pub(crate) fn distrusted(folder: impl AsFd) -> io::Result<Option<String>> {
     let stat = rustix::fs::fstat(folder)?;
     let ours = rustix::process::geteuid();
@@ -141,46 +141,46 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn a_file_is_made_for_its_owner_alone_and_no_link_is_followed() {
+    fn files_are_private_and_links_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let (path, link, victim) =
             (folder.path().join("new"), folder.path().join("link"), folder.path().join("victim"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let before = rustix::process::umask(Mode::empty());
-        let made = create(&path, Content::New);
+        let made = create(&path, WriteMode::Truncate);
         rustix::process::umask(before);
         io::Write::write_all(&mut made.unwrap(), b"text").unwrap();
         assert_eq!(mode(&path), 0o600);
-        io::Write::write_all(&mut create(&path, Content::Goes).unwrap(), b" goes on").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"text goes on");
-        drop(create(&path, Content::New).unwrap());
+        io::Write::write_all(&mut create(&path, WriteMode::Append).unwrap(), b" appended").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"text appended");
+        drop(create(&path, WriteMode::Truncate).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"");
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &link).unwrap();
-        for content in [Content::New, Content::Goes] {
-            let why = create(&link, content).unwrap_err().to_string();
+        for write_mode in [WriteMode::Truncate, WriteMode::Append] {
+            let why = create(&link, write_mode).unwrap_err().to_string();
             assert!(why.contains("symbolic link"), "{why}");
         }
         symlink(folder.path().join("absent"), folder.path().join("dangling")).unwrap();
-        assert!(create(&folder.path().join("dangling"), Content::New).is_err());
+        assert!(create(&folder.path().join("dangling"), WriteMode::Truncate).is_err());
         assert!(!folder.path().join("absent").exists());
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
-        assert!(create(Path::new("/dev/null"), Content::New).is_ok());
+        assert!(create(Path::new("/dev/null"), WriteMode::Truncate).is_ok());
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&victim, Some(12345), None).unwrap();
-            let why = create(&victim, Content::New).unwrap_err().to_string();
+            let why = create(&victim, WriteMode::Truncate).unwrap_err().to_string();
             assert!(why.contains("it belongs to user 12345"), "{why}");
             assert_eq!(fs::read(&victim).unwrap(), b"precious");
         }
     }
 
     #[test]
-    fn only_the_file_that_was_made_is_removed() {
+    fn only_the_created_file_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let first = UnixListener::bind(&path).unwrap();
         let identity = Identity::of(&path).unwrap();
-        // Another one takes its place; the first is still there under another name, so that its number is not used anew.
+        // Another socket replaces it; the first one is renamed so that its inode number is not reused.
         fs::rename(&path, folder.path().join("before")).unwrap();
         let second = UnixListener::bind(&path).unwrap();
         identity.remove(&path);

@@ -1,4 +1,4 @@
-//! Reading private keys from files, which nobody but their owner may have had a look into.
+//! Reads private keys and other secrets from files that only their owner may access.
 //!
 //! The rule is PostgreSQL's: no access for others and no write access for the group; the group may read a key that root
 //! owns, as Debian's group ssl-cert does. Permissions are checked on the open file, so that the key that is read is the
@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
+use zeroize::Zeroizing;
 
 /// The longest key file that is read: a 16384-bit RSA key in PEM has 12 KiB.
 const LEN_MAX: u64 = 1 << 20;
@@ -19,7 +20,7 @@ const LEN_MAX: u64 = 1 << 20;
 ///
 /// # Errors
 /// The file cannot be read, users other than its owner may read it, or it holds no private key: why, without the path.
-pub(crate) fn read(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+pub fn read(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let mut pem = Vec::new();
     open(path)?.take(LEN_MAX).read_to_end(&mut pem).map_err(|why| why.to_string())?;
     PrivateKeyDer::from_pem_slice(&pem).map_err(|why| format!("{why} (expected a private key in PEM)"))
@@ -31,6 +32,16 @@ pub(crate) fn read(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
 /// As [`read`].
 pub(crate) fn check(path: &Path) -> Result<(), String> {
     open(path).map(drop)
+}
+
+/// Reads a file of secrets, whose permissions are checked as those of a key.
+///
+/// # Errors
+/// The file cannot be read, is too long, or users other than its owner may read it: why, without the path.
+pub fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+    let mut bytes = Zeroizing::new(Vec::new());
+    open(path)?.take(LEN_MAX).read_to_end(&mut bytes).map_err(|why| why.to_string())?;
+    Ok(bytes)
 }
 
 fn open(path: &Path) -> Result<File, String> {
@@ -45,7 +56,7 @@ fn open(path: &Path) -> Result<File, String> {
     if mode.intersects(refused) {
         let who = if mode.intersects(Mode::RWXO) { "every user" } else { "its group" };
         return Err(format!(
-            "{who} has access to this private key: its mode is {:04o} (chmod 600 it; 640 is accepted if root owns it)",
+            "{who} has access to this secret file: its mode is {:04o} (chmod 600 it; 640 is accepted if root owns it)",
             metadata.mode() & 0o7777
         ));
     }

@@ -1,7 +1,8 @@
-//! Replaying a log of writes onto a device or a file, up to where one asks: what a power cut there would have left.
+//! Replays a log of writes onto a device or a file up to a chosen point, which gives the state after a power
+//! cut there.
 //!
-//! Works on the log that the target `log-writes` keeps, ours or the kernel's. Control plane, plain files, one entry after
-//! the other; a log is believed no further than it makes sense.
+//! Reads the log of the target `log-writes`, ours or the kernel's, entry by entry from plain files. A
+//! malformed log is an error, never a panic. Blocks its thread.
 
 use layers::dm::log_writes::format::{DISCARD, ENTRY_LEN, FLUSH, FUA, FormatError, Head, MARK, Super};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -9,18 +10,18 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Data is moved by so many bytes.
+/// Bytes copied at a time.
 const PIECE_LEN: usize = 1 << 20;
 
-/// Which entries, and where to stop. An end is looked at before its entry is replayed, but for a flush or a FUA write, which
-/// is replayed.
+/// A range of entries. End conditions are checked before an entry is replayed, except for a flush or a FUA
+/// write, which is replayed.
 #[derive(Clone, Default, Debug)]
 pub struct Range {
-    /// The first one, from 0.
+    /// First entry, from 0.
     pub start: u64,
-    /// Begin behind this mark.
+    /// Start behind this mark.
     pub start_mark: Option<String>,
-    /// How many at most.
+    /// Most entries to replay.
     pub limit: Option<u64>,
     /// End at this mark.
     pub end_mark: Option<String>,
@@ -30,43 +31,43 @@ pub struct Range {
     pub next_fua: bool,
 }
 
-/// What was met.
+/// Result of a replay.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Replayed {
     /// Entries of the range.
     pub entries: u64,
-    /// The number of the entry after the last one.
+    /// Number of the entry after the last one.
     pub next: u64,
     /// Bytes written.
     pub bytes: u64,
 }
 
-/// One entry, for who wants to see them.
+/// One entry, for display.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// Its number, from 0.
+    /// Number of the entry, from 0.
     pub number: u64,
-    /// What it says.
+    /// Description of the entry.
     pub what: String,
 }
 
-/// Why a log is not replayed.
+/// Why a log cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// It makes no sense.
+    /// The log is malformed.
     #[error("{0}")]
     Format(#[from] FormatError),
-    /// A mark that is not there.
-    #[error("there is no mark \"{0}\"")]
+    /// The log has no such mark.
+    #[error("the log has no mark \"{0}\"")]
     NoMark(String),
     /// Reading or writing failed.
     #[error("{doing} at sector {sector} failed: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// Where, in sectors.
         sector: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -75,10 +76,10 @@ fn io_error(doing: &'static str, at: u64) -> impl Fn(io::Error) -> ReplayError {
     move |source| ReplayError::Io { doing, sector: at >> 9, source }
 }
 
-/// How many entries there are.
+/// Counts the entries of a log.
 ///
 /// # Errors
-/// It cannot be read, or is no log.
+/// The file cannot be read, or is not a log.
 pub fn count(log: &File) -> Result<u64, ReplayError> {
     Ok(first(log)?.entries)
 }
@@ -89,10 +90,11 @@ fn first(log: &File) -> Result<Super, ReplayError> {
     Ok(Super::decode(&block)?)
 }
 
-/// Replay a range of a log. `onto`: where to; none: only look. `step` is told of each entry.
+/// Replays a range of a log. `onto`: the device or file; `None`: the entries are only listed. `step` is
+/// called for each entry.
 ///
 /// # Errors
-/// See [`ReplayError`]: what came before it was replayed.
+/// [`ReplayError`]; the entries before it were replayed.
 pub fn replay(
     log: &File,
     onto: Option<&File>,
@@ -131,7 +133,7 @@ pub fn replay(
         step(&Step { number, what: describe(&head, mark.as_deref()) });
         done.entries += 1;
         if let (Some(onto), None) = (onto, &mark) {
-            done.bytes += carry_out(log, onto, &head, data_at, block, discards)?;
+            done.bytes += replay_entry(log, onto, &head, data_at, block, discards)?;
         }
         let stops = range.next_flush && head.flags & FLUSH != 0 || range.next_fua && head.flags & FUA != 0;
         if stops {
@@ -160,8 +162,8 @@ fn describe(head: &Head, mark: Option<&str>) -> String {
     }
 }
 
-/// Do again what an entry says. Bytes written.
-fn carry_out(
+/// Replays one entry. Returns the bytes written.
+fn replay_entry(
     log: &File,
     onto: &File,
     head: &Head,
@@ -175,7 +177,7 @@ fn carry_out(
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             match fallocate(onto, flags, start, len) {
                 Ok(()) => {}
-                // A discard is a hint, and a device need not know it.
+                // A discard is a hint, which a device may lack.
                 Err(rustix::io::Errno::OPNOTSUPP) => {}
                 Err(why) => return Err(io_error("discarding", start)(why.into())),
             }
@@ -198,7 +200,7 @@ fn carry_out(
 mod tests {
     use super::*;
 
-    /// A write of 1 to sector 0, a mark, a flush, a write of 2 to sector 0 and a discard of sector 1.
+    /// A write of 1 to sector 0, a mark, a flush, a write of 2 to sector 0, and a discard of sector 1.
     fn log() -> File {
         let log = tempfile::tempfile().unwrap();
         let mut at = 512;
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_replayed_as_far_as_one_asks() {
+    fn a_log_is_replayed_up_to_the_chosen_point() {
         let all = Range::default();
         assert_eq!(left(&all).unwrap(), (2, 0));
         assert_eq!(left(&Range { limit: Some(1), ..all.clone() }).unwrap(), (1, 1));
@@ -243,14 +245,14 @@ mod tests {
         assert_eq!(left(&Range { next_fua: true, ..all.clone() }).unwrap(), (2, 1));
         assert_eq!(left(&Range { start: 4, ..all.clone() }).unwrap(), (0, 0));
         let missing = left(&Range { end_mark: Some("two".into()), ..all });
-        assert_eq!(missing.unwrap_err().to_string(), "there is no mark \"two\"");
+        assert_eq!(missing.unwrap_err().to_string(), "the log has no mark \"two\"");
     }
 
     #[test]
-    fn entries_are_shown_in_words() {
-        let mut said = Vec::new();
+    fn entries_are_described() {
+        let mut steps = Vec::new();
         let done =
-            replay(&log(), None, &Range::default(), true, |step| said.push(step.what.clone())).unwrap();
+            replay(&log(), None, &Range::default(), true, |step| steps.push(step.what.clone())).unwrap();
         let wanted = [
             "write sector 0 size 2",
             "mark one",
@@ -258,13 +260,13 @@ mod tests {
             "write sector 0 size 1 fua",
             "discard sector 1 size 1",
         ];
-        assert_eq!(said, wanted);
+        assert_eq!(steps, wanted);
         assert_eq!(done, Replayed { entries: 5, next: 5, bytes: 0 });
         assert_eq!(count(&log()).unwrap(), 5);
     }
 
     #[test]
-    fn a_log_that_is_none_is_refused() {
+    fn a_malformed_log_is_refused() {
         let log = tempfile::tempfile().unwrap();
         log.set_len(4096).unwrap();
         assert!(matches!(count(&log), Err(ReplayError::Format(FormatError::Magic))));

@@ -1,17 +1,17 @@
-//! The run directory: how the processes of one user find each other.
+//! The run directory, through which the processes of one user find each other.
 //!
 //! ```text
 //! control.PID      the control socket of a process (HTTP)
-//! NAME.control     a link to the control socket of the process that has the device NAME
+//! NAME.control     a link to the control socket of the process that serves the device NAME
 //! NAME.lock        locked by that process for as long as it lives; holds its PID
-//! NAME.sock        the device's NBD socket, when no export was asked for
-//! NAME.fuse        the device as a file, under its loop device
-//! NAME.log         what the process behind `add` had to say
+//! NAME.sock        the device's NBD socket, if no export was requested
+//! NAME.fuse        the FUSE file below the device's loop device
+//! NAME.log         the log of the process started by `add`
 //! ```
 //!
-//! *Invariant:* a device belongs to whoever holds the lock on `NAME.lock`. The kernel drops the lock
-//! when a process dies in any way, so nothing here trusts a PID, and what a dead process left is told
-//! apart from what a live one uses. Directories are made with mode 0700, sockets with 0600.
+//! *Invariant:* a device belongs to the process that holds the lock on `NAME.lock`. The kernel drops the lock
+//! when a process dies in any way, so nothing here trusts a PID, and files of dead processes are
+//! distinguished from files in use. Directories are created with mode 0700, sockets with 0600.
 
 use crate::private::{Identity, distrusted as distrusted_why, remove_dead};
 use crate::spec::DeviceName;
@@ -23,31 +23,31 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Why the run directory cannot be used, or something in it cannot be had.
+/// Why the run directory, or something in it, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
-    /// Nothing says where it is.
+    /// No variable names the directory.
     #[error("there is no run directory (set BLOCKYARD_RUN or XDG_RUNTIME_DIR)")]
     Nowhere,
-    /// A device of that name is being served.
+    /// A process serves a device of that name.
     #[error("the name is taken (choose another with --name, or run: blockyard del {0})")]
     Taken(DeviceName),
-    /// Others could change what is in it.
+    /// Other users could change its content.
     #[error("the run directory {} is not used: {why}", path.display())]
     Distrusted {
-        /// Where it is.
+        /// The directory.
         path: PathBuf,
-        /// Why, and what to do.
+        /// The reason, with a hint.
         why: String,
     },
     /// The operating system refused.
     #[error("{}: {source} ({fix})", path.display())]
     Io {
-        /// What it refused.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
-        /// What to do.
+        /// A hint.
         fix: &'static str,
     },
 }
@@ -61,7 +61,8 @@ fn io_error(path: &Path, fix: &'static str) -> impl FnOnce(io::Error) -> RunDirE
 pub struct RunDir(PathBuf);
 
 impl RunDir {
-    /// `$BLOCKYARD_RUN`, else `/run/blockyard` as root, else `$XDG_RUNTIME_DIR/blockyard`. It is not made.
+    /// Returns `$BLOCKYARD_RUN`, else `/run/blockyard` as root, else `$XDG_RUNTIME_DIR/blockyard`. Does not
+    /// create it.
     ///
     /// # Errors
     /// [`RunDirError::Nowhere`].
@@ -78,15 +79,15 @@ impl RunDir {
         Ok(RunDir(PathBuf::from(runtime).join("blockyard")))
     }
 
-    /// The directory at `path`.
+    /// Returns the run directory at `path`.
     pub fn at(path: impl Into<PathBuf>) -> RunDir {
         RunDir(path.into())
     }
 
-    /// Makes the directory, if it is not there.
+    /// Creates the directory if it is missing.
     ///
     /// # Errors
-    /// The operating system refuses, or others own it or may write to it.
+    /// The operating system refuses, or other users own it or may write to it.
     pub fn create(&self) -> Result<(), RunDirError> {
         DirBuilder::new()
             .recursive(true)
@@ -96,8 +97,8 @@ impl RunDir {
         self.check()
     }
 
-    /// Whether it can be trusted: sockets in a directory that others own or may write to may lead anywhere. One that is
-    /// missing can.
+    /// Checks that other users neither own the directory nor may write to it: sockets in it could lead
+    /// anywhere. A missing directory passes.
     ///
     /// # Errors
     /// [`RunDirError::Distrusted`], or the operating system refuses.
@@ -119,10 +120,10 @@ impl RunDir {
         }
     }
 
-    /// Checks that its entries can be listed. One that is missing has none.
+    /// Checks that its entries can be listed. A missing directory passes.
     ///
     /// # Errors
-    /// The operating system refuses, or it is no directory.
+    /// The operating system refuses, or it is not a directory.
     pub fn check_readable(&self) -> Result<(), RunDirError> {
         match fs::read_dir(&self.0) {
             Err(why) if why.kind() != io::ErrorKind::NotFound => {
@@ -133,27 +134,27 @@ impl RunDir {
         }
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The NBD socket of a device that is exported nowhere else.
+    /// Path of the NBD socket of a device without another export.
     pub fn nbd_socket(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.sock"))
     }
 
-    /// The file behind a device's loop device.
+    /// Path of the FUSE file below a device's loop device.
     pub fn loop_file(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.fuse"))
     }
 
-    /// The log of the process behind `add`.
+    /// Path of the log of a process started by `add`.
     pub fn log_file(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.log"))
     }
 
-    /// The control socket of the process that has the device.
+    /// Path of the link to the control socket of the process that serves the device.
     pub fn control_link(&self, name: &str) -> PathBuf {
         self.0.join(format!("{name}.control"))
     }
@@ -162,10 +163,10 @@ impl RunDir {
         self.0.join(format!("{name}.lock"))
     }
 
-    /// Takes a name for this process, and clears away what a dead owner left.
+    /// Claims a name for this process, and removes files of a dead owner.
     ///
     /// # Errors
-    /// Someone has it, or the operating system refuses.
+    /// Another process has it, or the operating system refuses.
     pub fn claim(&self, name: &DeviceName) -> Result<NameClaim, RunDirError> {
         let path = self.lock_file(name.as_str());
         loop {
@@ -177,13 +178,13 @@ impl RunDir {
                 Err(Errno::WOULDBLOCK) => return Err(RunDirError::Taken(name.clone())),
                 Err(errno) => return Err(io_error(&path, "does it allow locks?")(errno.into())),
             }
-            // Between open and lock its owner may have removed it: then the lock is on nothing.
+            // Its owner may have unlinked it between open and lock: then the lock is on no file.
             if fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
                 let mut file = File::from(file);
                 let pid = std::process::id();
                 file.set_len(0)
                     .and_then(|()| writeln!(file, "{pid}"))
-                    .map_err(io_error(&path, "is there room?"))?;
+                    .map_err(io_error(&path, "is there free space?"))?;
                 let claim = NameClaim { dir: self.clone(), name: name.clone(), _lock: file };
                 claim.clear();
                 return Ok(claim);
@@ -191,13 +192,13 @@ impl RunDir {
         }
     }
 
-    /// Opens the control socket of this process.
+    /// Creates the control socket of this process.
     ///
     /// # Errors
-    /// The operating system refuses, or the directory's path is too long for a socket's.
+    /// The operating system refuses, or the path is too long for a socket.
     pub fn control_socket(&self) -> Result<ControlSocket, RunDirError> {
         let path = self.0.join(format!("control.{}", std::process::id()));
-        // Whoever had this PID before is dead.
+        // A process that had this PID before is dead.
         remove(&path);
         let listener = private_listener(&path)
             .map_err(io_error(&path, "set BLOCKYARD_RUN to a short path that is yours"))?;
@@ -205,7 +206,7 @@ impl RunDir {
         Ok(ControlSocket { path, file, listener: Some(listener) })
     }
 
-    /// The control sockets of all live processes, by PID. What dead ones left is cleared away.
+    /// Lists the control sockets of all live processes, by PID. Files of dead ones are removed.
     pub fn processes(&self) -> Vec<PathBuf> {
         let mut found: Vec<(u32, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
@@ -215,7 +216,7 @@ impl RunDir {
             match UnixStream::connect(entry.path()) {
                 Ok(_) => found.push((pid, entry.path())),
                 Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => self.sweep(&entry.path()),
-                // It vanished, or belongs to someone else.
+                // The socket vanished, or belongs to another user.
                 Err(_) => {}
             }
         }
@@ -223,7 +224,7 @@ impl RunDir {
         found.into_iter().map(|(_, path)| path).collect()
     }
 
-    /// Clears away what the dead owner of a control socket left.
+    /// Removes the files of the dead owner of a control socket.
     fn sweep(&self, socket: &Path) {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let link = entry.path();
@@ -239,12 +240,12 @@ impl RunDir {
 }
 
 fn remove(path: &Path) {
-    // Whether it was there does not matter, and a file that stays is found again next time.
+    // A missing file is fine, and one that stays is found again next time.
     let _ = fs::remove_file(path);
 }
 
-/// A listening Unix socket that only its owner may connect to. It is there once it listens: one at which nobody does is
-/// taken for a dead process's, and removed.
+/// Creates a listening Unix socket that only its owner may connect to. It appears under its name once it
+/// listens, as sockets without a listener are taken for a dead process's and removed.
 fn private_listener(path: &Path) -> io::Result<UnixListener> {
     let early = path.with_extension(format!("~{}", std::process::id()));
     remove(&early);
@@ -256,7 +257,7 @@ fn private_listener(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// A name that this process holds. Dropped, it is free, and what stood for it is gone.
+/// A claim on a name, until it is dropped; then the files of that name are removed.
 #[derive(Debug)]
 pub struct NameClaim {
     dir: RunDir,
@@ -265,25 +266,25 @@ pub struct NameClaim {
 }
 
 impl NameClaim {
-    /// Makes `NAME.control` lead to this process.
+    /// Points `NAME.control` at this process, whose control socket is at `control`.
     ///
     /// # Errors
     /// The operating system refuses.
-    pub fn publish(&self, control: &ControlSocket) -> Result<(), RunDirError> {
+    pub fn publish(&self, control: &Path) -> Result<(), RunDirError> {
         let link = self.dir.control_link(self.name.as_str());
-        let target = control.path.file_name().unwrap_or_default();
+        let target = control.file_name().unwrap_or_default();
         std::os::unix::fs::symlink(target, &link).map_err(io_error(&link, "is the run directory yours?"))
     }
 
-    /// The same for a device of this process that is called something else: `NAME.control` and the log follow.
+    /// Renames `NAME.control` and the log when a device of this process is renamed.
     ///
     /// # Errors
     /// The operating system refuses.
-    pub fn follow(&self, before: &NameClaim) -> Result<(), RunDirError> {
+    pub fn rename_from(&self, before: &NameClaim) -> Result<(), RunDirError> {
         let (run, from, to) = (&self.dir, before.name.as_str(), self.name.as_str());
         let link = run.control_link(to);
         fs::rename(run.control_link(from), &link).map_err(io_error(&link, "is the run directory yours?"))?;
-        // There may be none.
+        // There may be no log.
         let _ = fs::rename(run.log_file(from), run.log_file(to));
         Ok(())
     }
@@ -291,9 +292,9 @@ impl NameClaim {
     fn clear(&self) {
         let name = self.name.as_str();
         remove(&self.dir.control_link(name));
-        // It may be the socket of another device, which was told to listen there.
+        // It may be the socket of another device, which was configured to listen there.
         let _ = remove_dead(&self.dir.nbd_socket(name));
-        // A log that says something outlives its process: it may say why that died.
+        // A non-empty log is kept: it may say why its process died.
         let log = self.dir.log_file(name);
         if fs::metadata(&log).is_ok_and(|metadata| metadata.len() == 0) {
             remove(&log);
@@ -304,33 +305,33 @@ impl NameClaim {
 impl Drop for NameClaim {
     fn drop(&mut self) {
         self.clear();
-        // Still locked: whoever opened it meanwhile sees that it has no name any more.
+        // Still locked: a process that opened it meanwhile sees that it is unlinked.
         remove(&self.dir.lock_file(self.name.as_str()));
     }
 }
 
-/// The control socket of this process. Dropped, its file is gone.
+/// The control socket of this process. Its file is removed on drop.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
-    /// What is at `path`, as long as it is ours.
+    /// Identity of the file at `path`, while it is ours.
     file: Identity,
-    /// Empty once it was taken to be served.
+    /// Empty once taken.
     listener: Option<UnixListener>,
 }
 
 impl ControlSocket {
-    /// Its path.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The socket itself, to be served. `None` the second time.
+    /// Takes the listening socket. `None` the second time.
     pub fn listener(&mut self) -> Option<UnixListener> {
         self.listener.take()
     }
 
-    /// Removes its file early: for a process that ends without dropping anything.
+    /// Removes the file early, for a process that exits without dropping its values.
     pub fn remove(&self) {
         self.file.remove(&self.path);
     }
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_cannot_be_made_says_why() {
+    fn a_socket_that_cannot_be_created_has_a_reason() {
         let (_guard, run) = run();
         let long = run.path().join("x".repeat(120));
         let why = private_listener(&long).unwrap_err();
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_one_owner_until_it_is_dropped() {
+    fn a_name_has_one_owner_until_its_claim_is_dropped() {
         let (_guard, run) = run();
         let claim = run.claim(&name("disk")).unwrap();
         assert!(matches!(run.claim(&name("disk")), Err(RunDirError::Taken(_))));
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_cleared_away() {
+    fn files_of_a_dead_process_are_removed() {
         let (_guard, run) = run();
         let socket = run.path().join("control.1");
         drop(UnixListener::bind(&socket).unwrap());
@@ -406,7 +407,7 @@ mod tests {
         let (_guard, run) = run();
         let mut control = run.control_socket().unwrap();
         let claim = run.claim(&name("disk")).unwrap();
-        claim.publish(&control).unwrap();
+        claim.publish(control.path()).unwrap();
         assert_eq!(run.processes(), [control.path()]);
         assert!(UnixStream::connect(run.control_link("disk")).is_ok());
         assert!(control.listener().is_some() && control.listener().is_none());
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_may_change_is_not_used() {
+    fn a_directory_that_others_may_write_to_is_refused() {
         let (guard, run) = run();
         let why = |run: &RunDir| run.create().unwrap_err().to_string();
         let chmod = |mode| fs::set_permissions(run.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -448,25 +449,25 @@ mod tests {
     }
 
     #[test]
-    fn sockets_of_others_stay() {
+    fn sockets_of_other_processes_are_kept() {
         let (_guard, run) = run();
         let control = run.control_socket().unwrap();
         fs::rename(control.path(), run.path().join("before")).unwrap();
         let path = control.path().to_owned();
         let _other = UnixListener::bind(&path).unwrap();
         drop(control);
-        assert!(path.exists(), "another process has put its own there");
-        // A device that was told to listen where another one's socket would be.
+        assert!(path.exists(), "another process has replaced it");
+        // A device that was configured to listen where another one's socket would be.
         let live = UnixListener::bind(run.nbd_socket("disk")).unwrap();
         drop(run.claim(&name("disk")).unwrap());
         assert!(run.nbd_socket("disk").exists());
         drop(live);
         drop(run.claim(&name("disk")).unwrap());
-        assert!(!run.nbd_socket("disk").exists(), "what a dead one left is cleared away");
+        assert!(!run.nbd_socket("disk").exists(), "the dead server's socket is removed");
     }
 
     #[test]
-    fn a_log_that_says_something_stays() {
+    fn a_log_that_is_not_empty_is_kept() {
         let (_guard, run) = run();
         let claim = run.claim(&name("disk")).unwrap();
         fs::write(run.log_file("disk"), "why\n").unwrap();
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_too_long_for_a_socket_says_what_to_do() {
+    fn a_path_too_long_for_a_socket_has_a_hint() {
         let (_guard, run) = run();
         let run = RunDir::at(run.path().join("x".repeat(120)));
         run.create().unwrap();

@@ -1,13 +1,15 @@
-//! The front-ends of one reactor, side by side: which of them an event or an ended request is for.
+//! The front-ends of one reactor, and the dispatch of events and completed requests to them.
 //!
-//! A front-end that is asked about a queue that it does not serve does nothing: closing a device asks all of them.
+//! A front-end that is asked about a queue that it does not serve does nothing: closing a device calls all of
+//! them.
 
-use crate::{fuse, nbd, ublk};
+use crate::facts::DeviceFacts;
+use crate::{fuse, iscsi, nbd, ublk, vhost};
 use block::Bytes;
-use queue::{Done, QueueId, Queues};
+use queue::{Done, Owner, QueueId, Queues};
 use ring::{Event, KernelRing};
 
-/// The number of a front-end, in the owners of its requests and in its tokens. Below 15.
+/// Number of a front-end, in the owners of its requests and in its tokens. Below 15.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FrontNumber {
@@ -15,15 +17,21 @@ pub enum FrontNumber {
     Nbd = 0,
     /// Queues of ublk devices.
     Ublk = 1,
-    /// Devices shown as files.
+    /// Devices exported as FUSE files.
     Fuse = 2,
+    /// iSCSI sessions. The owner of a socket of its connections has this number, too.
+    Iscsi = 3,
+    /// Virtqueues of vhost-user devices.
+    VhostUser = 4,
 }
 
 const NBD: u8 = FrontNumber::Nbd as u8;
 const UBLK: u8 = FrontNumber::Ublk as u8;
 const FUSE: u8 = FrontNumber::Fuse as u8;
+const ISCSI: u8 = FrontNumber::Iscsi as u8;
+const VHOST_USER: u8 = FrontNumber::VhostUser as u8;
 
-/// What a front-end works with during a turn.
+/// The thread's resources, passed to a front-end for a turn.
 pub struct Turn<'a> {
     /// The thread's ring.
     pub ring: &'a mut KernelRing,
@@ -31,83 +39,104 @@ pub struct Turn<'a> {
     pub queues: &'a mut Queues<KernelRing>,
 }
 
-/// What turns what hosts ask for into requests of a queue, and what ends there into answers, on one reactor.
+/// A front-end of a reactor: turns requests of hosts into requests of a queue, and completions into replies.
 pub trait Front {
-    /// Something that the ring was asked for has come or ended.
+    /// Handles an event of the ring for this front-end.
     fn event(&mut self, event: Event, turn: &mut Turn<'_>);
 
-    /// A request of its own has ended. The tag is the front-end's to release.
+    /// Handles the completion of one of its requests. The front-end must release the tag.
     fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>);
 
-    /// The end of a batch: hand out what has gathered, and take up what waited for room.
+    /// End of a batch: sends the gathered replies, and continues what waited for memory, tags or space in the
+    /// ring.
     fn commit(&mut self, turn: &mut Turn<'_>);
 
-    /// Whether [`commit`](Front::commit) has something left to do, so that the thread must not sleep.
+    /// Whether [`commit`](Front::commit) has work left, so that the thread must not sleep.
     fn is_dirty(&self) -> bool;
 
-    /// Take in nothing more for the device behind this queue. `now`: whatever it still owes its clients, let go of
-    /// them; else what was taken in is answered first.
+    /// Accepts no more requests for the device of this queue. With `now`, drops its clients without their
+    /// replies; otherwise requests accepted before are answered first.
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>);
 
-    /// Whether clients of the device behind this queue are still there.
+    /// Whether the device of this queue still has clients.
     fn is_open(&self, queue: QueueId) -> bool;
 
-    /// The device behind this queue is gone; nobody was there any more.
+    /// Removes the device of this queue, which must have no clients.
     fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>);
 }
 
-/// All of them.
+/// All front-ends of a reactor.
 #[derive(Default)]
 pub struct Fronts {
     /// NBD connections.
     pub nbd: nbd::Front,
     /// Queues of ublk devices.
     pub ublk: ublk::Front,
-    /// Devices shown as files.
+    /// Devices exported as FUSE files.
     pub fuse: fuse::Front,
+    /// iSCSI sessions.
+    pub iscsi: iscsi::Front,
+    /// Virtqueues of vhost-user devices.
+    pub vhost: vhost::Front,
 }
 
 impl Fronts {
-    fn all(&mut self) -> [&mut dyn Front; 3] {
-        [&mut self.nbd, &mut self.ublk, &mut self.fuse]
+    fn all(&mut self) -> [&mut dyn Front; 5] {
+        [&mut self.nbd, &mut self.ublk, &mut self.fuse, &mut self.iscsi, &mut self.vhost]
     }
 
-    /// Something has come or ended that is not a node's.
+    /// Dispatches an event that is not for a node.
     ///
     /// # Panics
-    /// When it is for a front-end that there is not: that is our own bug.
+    /// If there is no such front-end, which is a bug.
     pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
         match event {
             Event::Ended { token, .. } => match token.front {
                 UBLK => self.ublk.event(event, turn),
                 FUSE => self.fuse.event(event, turn),
+                VHOST_USER => self.vhost.event(event, turn),
                 other => unreachable!("no front-end has number {other}"),
             },
-            socket => self.nbd.event(socket, turn),
+            Event::Received { owner, .. }
+            | Event::ReceiveEnded { owner, .. }
+            | Event::Filled { owner, .. }
+            | Event::Sent { owner, .. }
+            | Event::Closed { owner, .. } => match Owner(owner).front() {
+                NBD => self.nbd.event(event, turn),
+                ISCSI => self.iscsi.event(event, turn),
+                other => unreachable!("no front-end with sockets has number {other}"),
+            },
+            Event::Io { .. } | Event::Woken => unreachable!("{event:?} is the reactor's"),
         }
     }
 
-    /// A request has ended.
+    /// Dispatches a completed request.
     ///
     /// # Panics
     /// As [`event`](Fronts::event).
     pub fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
         match done.owner.front() {
             FUSE => self.fuse.done(queue, done, turn),
+            ISCSI => self.iscsi.done(queue, done, turn),
             NBD => self.nbd.done(queue, done, turn),
+            VHOST_USER => self.vhost.done(queue, done, turn),
             UBLK => self.ublk.done(queue, done, turn),
             other => unreachable!("no front-end has number {other}"),
         }
     }
 
-    /// The end of a batch.
+    /// Calls [`Front::commit`] of all front-ends.
     pub fn commit(&mut self, turn: &mut Turn<'_>) {
         self.all().into_iter().for_each(|front| front.commit(turn));
     }
 
-    /// Whether [`commit`](Fronts::commit) has something left to do.
+    /// Whether [`commit`](Fronts::commit) has work left.
     pub fn is_dirty(&self) -> bool {
-        self.nbd.is_dirty() || self.ublk.is_dirty() || self.fuse.is_dirty()
+        self.nbd.is_dirty()
+            || self.ublk.is_dirty()
+            || self.fuse.is_dirty()
+            || self.iscsi.is_dirty()
+            || self.vhost.is_dirty()
     }
 
     /// See [`Front::close_lane`].
@@ -115,17 +144,23 @@ impl Fronts {
         self.all().into_iter().for_each(|front| front.close_lane(queue, now, turn));
     }
 
-    /// Whether anybody is still there.
+    /// Whether the device of this queue still has clients.
     pub fn is_open(&self, queue: QueueId) -> bool {
-        self.nbd.is_open(queue) || self.ublk.is_open(queue) || self.fuse.is_open(queue)
+        self.nbd.is_open(queue)
+            || self.ublk.is_open(queue)
+            || self.fuse.is_open(queue)
+            || self.iscsi.is_open(queue)
+            || self.vhost.is_open(queue)
     }
 
-    /// The device behind this queue changed while its queue was frozen: what may be counted on, and its size.
-    /// Of the size, front-ends whose clients cannot ask for more than the kernel knows of need not be told.
-    pub fn refit_lane(&mut self, queue: QueueId, facts: nbd::DeviceFacts, size: Bytes) {
+    /// Updates the facts about the device of this queue and its size after it was reconfigured, while the
+    /// queue is frozen. ublk and FUSE ignore the size: the kernel checks requests against its own.
+    pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
         self.nbd.refit_lane(queue, facts, size);
-        self.ublk.refit_lane(queue, facts.lends);
-        self.fuse.refit_lane(queue, facts.lends);
+        self.ublk.refit_lane(queue, facts.zero_copy_reads);
+        self.fuse.refit_lane(queue, facts.zero_copy_reads);
+        self.iscsi.refit_lane(queue, facts);
+        self.vhost.refit_lane(queue, facts, size);
     }
 
     /// See [`Front::drop_lane`].

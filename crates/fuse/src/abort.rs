@@ -1,20 +1,20 @@
-//! Ending a connection from outside: whoever waits for an answer, or uses the file later, gets an error.
+//! Aborts a FUSE connection: pending and later operations on the file fail.
 //!
-//! The kernel's switch for that is a file of the file system `fusectl`. Where that is not mounted, root mounts it for
-//! itself, in no place that anybody else sees.
+//! The kernel's switch is a file in the file system `fusectl`. If that is not mounted, root mounts it
+//! privately, where no other process sees it.
 
 use rustix::fs::{Mode, OFlags, open, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Where `fusectl` is mounted, if it is.
+/// Mount point of `fusectl`, if it is mounted.
 const CONTROL: &str = "/sys/fs/fuse/connections";
 
-/// End the connection of this number, which is the minor number of its file system's device.
+/// Aborts the connection of this number, which is the minor number of its file system's device.
 ///
 /// # Errors
-/// `ENOENT`: there is none any more. Those of mounting: only root may.
+/// `ENOENT`: there is no such connection. Errors of mounting: only root may.
 pub fn abort(connection: u32) -> io::Result<()> {
     let name = format!("{connection}/abort");
     let switch = match open(format!("{CONTROL}/{name}"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
@@ -25,7 +25,7 @@ pub fn abort(connection: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this process could do that.
+/// Whether this process may abort connections.
 pub fn can_abort() -> bool {
     control().is_ok()
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_is_not_there_is_said_to_be_so() {
+    fn an_unknown_connection_is_reported() {
         if !can_abort() {
             return eprintln!("skipped: only root may mount fusectl, and only where there is FUSE");
         }

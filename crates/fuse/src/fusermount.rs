@@ -1,7 +1,7 @@
-//! `fusermount3`, which mounts for those who are not root.
+//! Mounts with `fusermount3`, for users other than root.
 //!
-//! It gets one end of a socket pair under the number that `_FUSE_COMMFD` says, and sends the descriptor of
-//! the mount through it.
+//! It inherits one end of a socket pair, whose number is in `_FUSE_COMMFD`, and sends the descriptor of the
+//! mount through it.
 
 use crate::mount::MountOptions;
 use crate::mounts::SOURCE_PREFIX;
@@ -19,11 +19,11 @@ use std::process::{Command, Stdio};
 
 const PROGRAM: &str = "fusermount3";
 
-/// Have it mount; the descriptor of the mount.
+/// Mounts; returns the descriptor of the mount.
 pub(crate) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
-    // Commas and backslashes end an option there.
+    // Commas and backslashes separate options there.
     let name = options.name.replace(['\\', ','], "_");
     let mut words = format!("fsname={SOURCE_PREFIX}{name},subtype=blockyard,nosuid,nodev");
     if options.read_only {
@@ -39,15 +39,15 @@ pub(crate) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> 
         .spawn()
         .map_err(|why| io::Error::new(why.kind(), format!("{PROGRAM}: {why}")))?;
     drop(theirs);
-    // It sends before it ends, or ends without sending.
+    // It sends before it exits, or exits without sending.
     let device = receive(&ours);
     let outcome = child.wait_with_output()?;
     match device {
         Ok(Some(device)) if outcome.status.success() => Ok(device),
         Err(why) => Err(why),
         _ => {
-            let said = String::from_utf8_lossy(&outcome.stderr);
-            Err(io::Error::other(said.trim().to_owned()))
+            let errors = String::from_utf8_lossy(&outcome.stderr);
+            Err(io::Error::other(errors.trim().to_owned()))
         }
     }
 }
@@ -63,7 +63,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Have it unmount what it mounted.
+/// Unmounts a mount made by `fusermount3`.
 pub(crate) fn unmount(path: &Path, lazily: bool) -> io::Result<()> {
     let mut words = vec![OsString::from("-u"), "-q".into()];
     if lazily {
@@ -73,6 +73,6 @@ pub(crate) fn unmount(path: &Path, lazily: bool) -> io::Result<()> {
     if outcome.status.success() {
         return Ok(());
     }
-    // With -q it does not say why; the one reason there is besides lacking permission.
+    // With -q it gives no reason; besides missing permission there is just one.
     Err(io::Error::from(rustix::io::Errno::BUSY))
 }

@@ -10,82 +10,82 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Why a device cannot be shown as a file.
+/// Why a device cannot be mounted as a file.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The kernel has no FUSE, or keeps it from us.
+    /// `/dev/fuse` is missing or not accessible.
     #[error("{DEVICE}: {0} (load the fuse module, or ask for access to {DEVICE})")]
     Device(#[source] io::Error),
-    /// The mount point.
-    #[error("{}: {why} (name a file that is empty or not there yet)", path.display())]
+    /// The mount point is not usable.
+    #[error("{}: {why} (name a file that is empty or does not exist yet)", path.display())]
     Place {
-        /// Which.
+        /// The mount point.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason for the refusal.
         why: String,
     },
-    /// The kernel refused.
-    #[error("{}: it cannot be mounted on: {source} (root may mount in this namespace only)", path.display())]
+    /// The kernel refused the mount.
+    #[error("{}: cannot mount there: {source} (root may mount in this namespace only)", path.display())]
     Mount {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// `fusermount3` is missing or refused.
-    #[error("{}: it cannot be mounted on: {why} ({}, or run as root)", path.display(), what_helps(why))]
+    /// `fusermount3` is missing or failed.
+    #[error("{}: cannot mount there: {why} ({}, or run as root)", path.display(), advice(why))]
     Helper {
-        /// Where.
+        /// The mount point.
         path: PathBuf,
-        /// What it said.
+        /// Its error message.
         why: String,
     },
 }
 
-/// How a device is mounted.
+/// Options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// The device's name, which `mount` lists as `blockyard:NAME`.
     pub name: String,
-    /// Writes are refused by the kernel already.
+    /// The kernel refuses writes.
     pub read_only: bool,
 }
 
-/// What to do about what `fusermount3` said.
-fn what_helps(why: &str) -> &'static str {
+/// Advice for an error of `fusermount3`.
+fn advice(why: &str) -> &'static str {
     match why.contains(DEVICE) {
         true => "let your user open /dev/fuse, which modprobe fuse makes",
         false => "install fuse3",
     }
 }
 
-/// Open `/dev/fuse` so that reading it does not block.
+/// Opens `/dev/fuse` non-blocking.
 pub(crate) fn open_device() -> io::Result<OwnedFd> {
     Ok(open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?)
 }
 
-/// A mount of ours. It stays when this is dropped: see [`Mount::end`].
+/// A mount. Dropping this does not unmount.
 #[derive(Debug)]
 pub struct Mount {
     path: PathBuf,
-    /// The file at the mount point was made for it.
+    /// The file at the mount point was created for it.
     made: bool,
 }
 
 impl Mount {
-    /// Mount on `path`, a file that is empty or not there. What is asked of the mount is read from the
-    /// descriptor; the first to use the mount waits until that was answered.
-    ///
+    /// Mounts on `path`, an empty file or one that does not exist. Requests are read from the returned
+    /// descriptor; the first access to the mount waits until INIT is answered.
     /// # Errors
     /// [`MountError`]; nothing is left behind.
+    /// [`MountError`]; nothing is left behind.
     pub fn new(path: &Path, options: &MountOptions) -> Result<(Mount, OwnedFd), MountError> {
-        // What lies empty under a dead mount was made for that, as far as anybody can tell: `del` takes it for that, too.
+        // An empty file under a dead mount was most likely created for it: `del` treats it so as well.
         let made = clear_dead(path) | prepare(path)?;
-        // The name that the mount table has: without links, so that it is found again there.
+        // The canonical name is that in the mount table, by which it is found again.
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        // A device of no length looks like an empty file.
-        if let Some(name) = shown_at(&path) {
-            return Err(MountError::Place { path, why: format!("the device {name} is shown there") });
+        // A device of length 0 looks like an empty file.
+        if let Some(name) = mounted_device(&path) {
+            return Err(MountError::Place { path, why: format!("the device {name} is mounted there") });
         }
         let mounted =
             if rustix::process::geteuid().is_root() { mount(&path, options) } else { ask(&path, options) };
@@ -93,7 +93,7 @@ impl Mount {
             Ok(device) => Ok((Mount { path, made }, device)),
             Err(why) => {
                 if made {
-                    // It was ours a moment ago, and empty.
+                    // It was created a moment ago, and is empty.
                     let _ = std::fs::remove_file(&path);
                 }
                 Err(why)
@@ -101,22 +101,22 @@ impl Mount {
         }
     }
 
-    /// Where it is.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the file at the mount point was made for it, and goes with it.
+    /// Whether the file at the mount point was created for the mount, and is removed with it.
     pub fn made_file(&self) -> bool {
         self.made
     }
 }
 
-/// Take a mount away, and the file under it if `remove_file` and it is empty. `lazily`: also while it is in
-/// use; then it vanishes from sight now and for good with its last user.
+/// Unmounts, and with `remove_file` removes the file at the mount point if it is empty. `lazily`: even while
+/// it is in use; it is then detached at once, and unmounted when its last user closes it.
 ///
 /// # Errors
-/// `EBUSY`: somebody has the file open. `EINVAL`: nothing is mounted there.
+/// `EBUSY`: the file is open. `EINVAL`: nothing is mounted there.
 pub fn unmount(path: &Path, lazily: bool, remove_file: bool) -> io::Result<()> {
     let flags = UnmountFlags::NOFOLLOW | if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags) {
@@ -124,40 +124,40 @@ pub fn unmount(path: &Path, lazily: bool, remove_file: bool) -> io::Result<()> {
         other => other?,
     }
     if remove_file && std::fs::symlink_metadata(path).is_ok_and(|under| under.is_file() && under.len() == 0) {
-        // Whoever took it away first did what was to be done.
+        // If another process removed it first, nothing is left to do.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Whether what is mounted at `path`, on top, is something else than this device.
+/// Whether the topmost mount at `path` is something other than this device.
 pub fn is_covered(path: &Path, name: &str) -> bool {
-    // fusermount3 is given the name without these.
+    // `fusermount3` gets the name without these characters.
     let shown = name.replace(['\\', ','], "_");
     let all = mounts().unwrap_or_default();
     let top = all.iter().rfind(|one| one.path == path);
     top.is_some_and(|one| one.device_name().is_none_or(|device| device != name && device != shown))
 }
 
-/// Whether a mount of ours is at `path` that nobody answers for any more.
+/// Whether a mount of ours is at `path` whose server has died.
 pub fn is_dead(path: &Path) -> bool {
-    // What the kernel remembers of the file outlives its server.
+    // Cached attributes of the file outlive its server.
     let asked = statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
-    // The second: it was asked while the kernel took back what it had given to the server.
+    // ECONNABORTED: it was asked while the kernel was aborting the requests of the server.
     let dead = [rustix::io::Errno::NOTCONN, rustix::io::Errno::CONNABORTED];
     asked.is_err_and(|why| dead.contains(&why))
         && mounts().is_ok_and(|all| all.iter().any(|one| one.path == path && one.device_name().is_some()))
 }
 
-/// The device of ours that is mounted at `path`.
-fn shown_at(path: &Path) -> Option<String> {
+/// Name of our device that is mounted at `path`.
+fn mounted_device(path: &Path) -> Option<String> {
     let all = mounts().unwrap_or_default();
     all.iter().rfind(|one| one.path == path)?.device_name().map(str::to_owned)
 }
 
-/// Take away what servers that died have left at `path`; whether there was anything.
+/// Unmounts what dead servers have left at `path`; whether there was anything.
 fn clear_dead(path: &Path) -> bool {
-    // The mount table has no links, and the last part of the name cannot be asked about.
+    // The mount table has canonical names, and the last component cannot be resolved.
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (Ok(dir), Some(name)) = (dir.canonicalize(), path.file_name()) else { return false };
     let path = dir.join(name);
@@ -168,18 +168,18 @@ fn clear_dead(path: &Path) -> bool {
     cleared
 }
 
-/// See that there is an empty file to mount on; whether it had to be made.
+/// Ensures that there is an empty file to mount on; whether it was created.
 fn prepare(path: &Path) -> Result<bool, MountError> {
     let place = |why: String| MountError::Place { path: path.to_owned(), why };
     match std::fs::metadata(path) {
-        Ok(there) if !there.is_file() => Err(place("it is no regular file".to_owned())),
-        // What lies under a mount cannot be seen: a name mistaken for another should not hide data.
-        Ok(there) if there.len() > 0 => Err(place("there is data in it".to_owned())),
+        Ok(there) if !there.is_file() => Err(place("not a regular file".to_owned())),
+        // A mount hides the file under it: a mistyped name should not hide data.
+        Ok(there) if there.len() > 0 => Err(place("the file is not empty".to_owned())),
         Ok(_) => Ok(false),
         Err(why) if why.kind() == io::ErrorKind::NotFound => {
             let made = std::fs::OpenOptions::new().write(true).create_new(true).open(path);
             made.map(|_| true).map_err(|why| match why.kind() {
-                io::ErrorKind::NotFound => place("its folder is not there".to_owned()),
+                io::ErrorKind::NotFound => place("its directory does not exist".to_owned()),
                 _ => place(why.to_string()),
             })
         }
@@ -190,7 +190,8 @@ fn prepare(path: &Path) -> Result<bool, MountError> {
 fn mount(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let device = open_device().map_err(MountError::Device)?;
     let failed = |source: io::Error| MountError::Mount { path: path.to_owned(), source };
-    // The root is a regular file. The kernel checks permissions by the file's mode, so others may be let in.
+    // The root is a regular file. The kernel checks permissions by the file's mode, so other users may be
+    // allowed.
     let data = format!(
         "fd={},rootmode={:o},user_id=0,group_id=0,allow_other,default_permissions",
         device.as_raw_fd(),
@@ -221,12 +222,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_may_not_be_opened_is_no_missing_program() {
-        let said =
+    fn advice_distinguishes_device_permission_from_a_missing_program() {
+        let explained =
             |why: &str| MountError::Helper { path: PathBuf::from("/d.raw"), why: why.to_owned() }.to_string();
-        let denied = said("fusermount3: failed to open /dev/fuse: Permission denied");
+        let denied = explained("fusermount3: failed to open /dev/fuse: Permission denied");
         assert!(denied.contains("let your user open /dev/fuse"), "{denied}");
-        assert!(said("No such file or directory").ends_with("(install fuse3, or run as root)"));
+        assert!(explained("No such file or directory").ends_with("(install fuse3, or run as root)"));
     }
 
     #[test]
@@ -235,12 +236,12 @@ mod tests {
         let file = dir.path().join("disk.img");
         std::fs::write(&file, "data").unwrap();
         let refused = prepare(&file).unwrap_err().to_string();
-        assert!(refused.contains("there is data in it"), "{refused}");
-        assert!(prepare(dir.path()).unwrap_err().to_string().contains("no regular file"));
+        assert!(refused.contains("the file is not empty"), "{refused}");
+        assert!(prepare(dir.path()).unwrap_err().to_string().contains("not a regular file"));
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_made_and_an_empty_one_kept() {
+    fn a_missing_file_is_created_and_an_empty_one_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("disk");
         assert!(prepare(&file).unwrap());

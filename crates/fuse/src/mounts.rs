@@ -1,44 +1,44 @@
-//! The mount table: which mounts of ours there are, and who else has mounted what.
+//! The mount table: our mounts, and other mounts.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// The type of our mounts: `fuse`, with what is behind it.
+/// File system type of our mounts: `fuse` with a subtype.
 pub const FS_TYPE: &str = "fuse.blockyard";
-/// How the sources of our mounts begin; the device's name follows.
+/// Prefix of the sources of our mounts; the device's name follows.
 pub const SOURCE_PREFIX: &str = "blockyard:";
 
 /// A line of the mount table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mounted {
-    /// Which device the file system is on, as `major:minor`; for FUSE the number of its connection.
+    /// Device number of the file system, major and minor; for FUSE the minor is the number of its connection.
     pub device: (u32, u32),
-    /// Where.
+    /// Mount point.
     pub path: PathBuf,
-    /// The file system's type.
+    /// File system type.
     pub kind: String,
-    /// What is mounted: for our mounts [`SOURCE_PREFIX`] and the device's name.
+    /// Source: for our mounts [`SOURCE_PREFIX`] and the device's name.
     pub source: String,
 }
 
 impl Mounted {
-    /// The name of the device of ours that it shows. `None`: it is none of ours.
+    /// Name of the device if this is a mount of ours.
     pub fn device_name(&self) -> Option<&str> {
         if self.kind == FS_TYPE { self.source.strip_prefix(SOURCE_PREFIX) } else { None }
     }
 }
 
-/// What is mounted, as this process sees it.
+/// All mounts visible to this process.
 ///
 /// # Errors
-/// `/proc` is not there.
+/// `/proc` is not mounted.
 pub fn mounts() -> io::Result<Vec<Mounted>> {
     Ok(parse_mountinfo(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The lines of a `mountinfo`, as proc(5) has them; one that is not understood is left out.
+/// Parses the lines of a `mountinfo`, see proc(5); lines that cannot be parsed are skipped.
 pub fn parse_mountinfo(text: &[u8]) -> Vec<Mounted> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
@@ -59,7 +59,7 @@ fn parse_line(line: &[u8]) -> Option<Mounted> {
     })
 }
 
-/// A blank, a tab, a newline and a backslash are written as `\` and three octal digits.
+/// Unescapes a blank, a tab, a newline and a backslash, written as `\` and three octal digits.
 fn unescaped(word: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_of_ours_tells_its_device() {
+    fn a_mount_of_ours_has_its_device() {
         let text = b"25 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
             90 25 0:44 / /tmp/a\\040disk rw,nosuid shared:9 - fuse.blockyard blockyard:disk rw,user_id=0\n\
             half a line\n";
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_an_escape_and_is_none_stays() {
+    fn invalid_escapes_are_kept() {
         assert_eq!(unescaped(b"a\\9x\\04"), b"a\\9x\\04");
     }
 }

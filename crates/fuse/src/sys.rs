@@ -4,11 +4,11 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// `_IOR(229, 0, uint32_t)`: make this descriptor speak for the connection of another.
+/// `_IOR(229, 0, uint32_t)`: attach this descriptor to the connection of another.
 const CLONE: libc::c_ulong = 0x8004_e500;
-/// `_IOW(229, 1, struct fuse_backing_map)`: name a file that I/O may be passed through to.
+/// `_IOW(229, 1, struct fuse_backing_map)`: register a backing file for passthrough.
 const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-/// `_IOW(229, 2, uint32_t)`: forget it.
+/// `_IOW(229, 2, uint32_t)`: unregister it.
 const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
 
 /// `struct fuse_backing_map`.
@@ -23,10 +23,10 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Another descriptor for the same connection, with a list of its own of what it has been handed: threads
-/// that have one each do not contend for that. It does not block.
-///
+/// Opens another, non-blocking descriptor of a connection, with its own list of requests being processed, so
+/// that threads with one each do not contend for it.
 /// # Errors
+/// Errors of opening the device; `EINVAL`: the kernel is older than 4.2.
 /// Those of opening the device; `EINVAL`: a kernel before 4.2.
 pub fn clone_descriptor(of: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = super::mount::open_device()?;
@@ -36,21 +36,22 @@ pub fn clone_descriptor(of: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
-/// Let I/O go past us to `file`, whose number for [`backing_close`] and for replies to OPEN this is.
+/// Registers `file` as a backing file for passthrough; returns its id for [`backing_close`] and for replies
+/// to OPEN.
 ///
 /// # Errors
-/// `EPERM`: only root may; `EOPNOTSUPP`: the kernel is not made for it; `ELOOP`: `file` lies on a stack of
-/// file systems itself.
+/// `EPERM`: only root may; `EOPNOTSUPP`: the kernel lacks passthrough; `ELOOP`: `file` is itself on a stacked
+/// file system.
 pub fn backing_open(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-    // SAFETY: a readable structure as the kernel lays it out, until the call returns.
+    // SAFETY: a readable structure in the kernel's layout, until the call returns.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BACKING_OPEN as _, &raw const map) })
 }
 
-/// Take that back; files that are open keep it until they are closed.
+/// Unregisters a backing file; open files keep it until they are closed.
 ///
 /// # Errors
-/// `ENOENT`: there is no such number.
+/// `ENOENT`: there is no such id.
 pub fn backing_close(device: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     // SAFETY: four readable bytes until the call returns.
     check(unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE as _, &raw const number) }).map(drop)

@@ -1,8 +1,8 @@
-//! Files that an image names: its backing file, and the extents of a vmdk.
+//! Files that an image refers to: its backing file, and the extents of a vmdk.
 //!
-//! An image may come from anyone, and a client that can write to its file decides what its header names. So a name is
-//! followed only within the image's folder, unless the user allowed more with `backing=`. *Invariant:* every name that an
-//! image holds passes through [`Beside::open`] before anything is read from the file.
+//! An image may be untrusted, and a client that can write to its file controls the names in its header. So a
+//! name is followed only within the image's directory, unless the user has allowed more with `backing=`.
+//! *Invariant:* every name in an image passes through [`Beside::open`] before anything is read from the file.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -12,24 +12,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Which files an image may name.
+/// Files that an image may refer to.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub enum Backing {
-    /// Those in the image's folder and below it, by a relative name.
+    /// Files in the image's directory and below it, by a relative name.
     #[default]
     Beside,
-    /// None.
+    /// No files.
     None,
     /// Every regular file that this process may read.
     Any,
-    /// Those beside the image, and these files and what lies in these folders.
+    /// Files beside the image, plus these files and the content of these directories.
     Listed(Vec<PathBuf>),
 }
 
-/// What decides about the names that an image and the files under it hold.
+/// Decides which of the names in an image and its backing files may be opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
-    /// Of the image that is served; what is under it stays in there too.
+    /// Directory of the served image; its backing files must be in there, too.
     folder: PathBuf,
     backing: Backing,
 }
@@ -38,28 +38,30 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The folder that a path leads to a file in.
+/// The directory of a path.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 impl Beside {
-    /// For the image at `path`.
+    /// Creates the policy for the image at `path`.
     pub(crate) fn new(path: &Path, backing: Backing) -> Beside {
         Beside { folder: folder_of(path).to_owned(), backing }
     }
 
-    /// Opens a file for reading that the image at `naming` names: the file, and a path that leads to it.
+    /// Opens the file `name`, to which the image at `naming` refers, for reading; returns the file and its
+    /// path.
     ///
     /// # Errors
-    /// `PermissionDenied`: the user did not allow it; the message says what to add. Else it could not be opened.
+    /// `PermissionDenied`: the user has not allowed it; the message says what to add. Otherwise it could not
+    /// be opened.
     pub(crate) fn open(&self, naming: &Path, name: &Path) -> io::Result<(File, PathBuf)> {
         let shown = name.display();
         if self.backing == Backing::None {
-            return Err(refused(format!("it names {shown}, and backing=none allows no other file")));
+            return Err(refused(format!("it refers to {shown}, but backing=none allows no other file")));
         }
         if has_protocol(name) {
-            let why = format!("it names {shown}, and only files are followed (rebase it with qemu-img)");
+            let why = format!("it refers to {shown}, but only files are supported (rebase it with qemu-img)");
             return Err(refused(why));
         }
         let path = folder_of(naming).join(name);
@@ -75,12 +77,12 @@ impl Beside {
         Ok((file, path))
     }
 
-    /// Opens a file by a relative name without `..`, if it lies in the image's folder whatever links lead to.
-    /// `None`: it does not.
+    /// Opens a file by a relative name without `..`, if symbolic links do not lead out of the image's
+    /// directory. `None`: they do.
     fn open_within(&self, path: &Path, name: &Path) -> Option<io::Result<File>> {
         let climbs = name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
         let within = path.strip_prefix(&self.folder).ok().filter(|_| !climbs)?;
-        // A FIFO must not hold us up.
+        // Opening a FIFO must not block.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let folder = match rustix::fs::open(&self.folder, flags | OFlags::DIRECTORY, Mode::empty()) {
             Ok(folder) => folder,
@@ -88,15 +90,16 @@ impl Beside {
         };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&folder, within, flags, Mode::empty(), resolve) {
-            // A link leads out.
+            // A link leads out of the directory.
             Err(Errno::XDEV | Errno::LOOP) => None,
-            // A sandbox without the call.
+            // A sandbox without the system call.
             Err(Errno::NOSYS) => self.open_resolved(path),
             opened => Some(opened.map(File::from).map_err(io::Error::from)),
         }
     }
 
-    /// Does as `openat2` in two steps: a link that changes between them is found by the file's identity.
+    /// Does what `openat2` does in two steps: a link that changes in between is detected by the file's
+    /// identity.
     fn open_resolved(&self, path: &Path) -> Option<io::Result<File>> {
         let opened = (|| {
             let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -106,7 +109,7 @@ impl Beside {
         opened.transpose()
     }
 
-    /// Opens a file that does not lie in the image's folder, if the user allowed it.
+    /// Opens a file outside the image's directory, if the user has allowed it.
     fn open_elsewhere(&self, path: &Path, name: &Path) -> io::Result<File> {
         let listed = match &self.backing {
             Backing::Any => None,
@@ -128,37 +131,38 @@ impl Beside {
     fn outside(&self, path: &Path, name: &Path) -> io::Error {
         let (name, path) = (name.display(), path.display());
         let what = match self.backing {
-            Backing::Listed(_) => "neither lies in the image's folder nor is listed in backing=",
-            _ => "does not lie in the image's folder by a relative name",
+            Backing::Listed(_) => "is neither in the image's directory nor listed in backing=",
+            _ => "is not a relative name within the image's directory",
         };
         refused(format!(
-            "it names {name}, which {what} (add backing={path} if you trust it, or backing=allow)"
+            "it refers to {name}, which {what} (add backing={path} if you trust it, or backing=allow)"
         ))
     }
 }
 
-/// Whether an open file, to which `path` led, is `within` or lies below it. `within` has no links in it.
+/// Whether an open file, reached through `path`, is `within` or below it. `within` must be canonical.
 fn lies_within(file: &File, path: &Path, within: &Path) -> io::Result<bool> {
     let real = std::fs::canonicalize(path)?;
     let (found, opened) = (std::fs::metadata(&real)?, file.metadata()?);
     Ok((found.dev(), found.ino()) == (opened.dev(), opened.ino()) && real.starts_with(within))
 }
 
-/// Whether QEMU would take a name for something else than a file (`path_has_protocol`): `nbd://host`, `json:{…}`.
+/// Whether QEMU would interpret a name as something other than a file (`path_has_protocol`): `nbd://host`,
+/// `json:{…}`.
 fn has_protocol(name: &Path) -> bool {
     let bytes = name.as_os_str().as_bytes();
     bytes.iter().find(|byte| matches!(byte, b':' | b'/')) == Some(&b':')
 }
 
-/// Refuses a backing file that begins as an image when the header does not tell its format: guessing would let who wrote
-/// that file choose what is read.
-pub(crate) fn check_untold(file: &File, path: &Path) -> io::Result<()> {
+/// Refuses a backing file that looks like an image if the header does not specify its format: with probing,
+/// the author of that file could choose which files are read.
+pub(crate) fn check_unspecified_format(file: &File, path: &Path) -> io::Result<()> {
     let mut head = [0; backends::HEAD_LEN];
     let len = file.read_at(&mut head, 0)?;
     let Some(format) = backends::container(&head[..len]) else { return Ok(()) };
     let base = path.display();
     Err(refused(format!(
-        "it names {base} as its backing file without a format, and that begins as a {format} image (write the format \
+        "it refers to {base} as its backing file without a format, but that begins like a {format} image (write the format \
          into the image: qemu-img rebase -u -b {base} -F {format}, or -F raw)"
     )))
 }
@@ -169,7 +173,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn only_files_in_the_image_s_folder_are_opened_unless_more_is_allowed() {
+    fn only_files_in_the_images_directory_are_opened_unless_more_is_allowed() {
         let base = tempfile::tempdir().unwrap();
         let (folder, other) = (base.path().join("images"), base.path().join("other"));
         std::fs::create_dir_all(folder.join("sub")).unwrap();
@@ -196,12 +200,12 @@ mod tests {
             ["../other/secret", "sub/../base", "out", "away/secret", "magic", &absolute, &own, "/dev/zero"]
         {
             let why = opens(&Backing::Beside, name).unwrap_err();
-            assert!(why.contains("does not lie in the image's folder"), "{name}: {why}");
+            assert!(why.contains("is not a relative name within the image's directory"), "{name}: {why}");
         }
         for name in ["nbd://host/x", "json:{}", "file:base", "nbd:unix:/s"] {
             for backing in [Backing::Beside, Backing::Any] {
                 let why = opens(&backing, name).unwrap_err();
-                assert!(why.contains("only files are followed"), "{name}: {why}");
+                assert!(why.contains("only files are supported"), "{name}: {why}");
             }
         }
         for name in ["base", "out", "away/secret", "../other/secret", &absolute] {
@@ -212,7 +216,7 @@ mod tests {
         }
         for entry in [folder.join("sub"), other.join("sec"), base.path().join("absent")] {
             let why = opens(&Backing::Listed(vec![entry]), "out").unwrap_err();
-            assert!(why.contains("neither lies in"), "{why}");
+            assert!(why.contains("is neither in the image's directory"), "{why}");
         }
         assert!(opens(&Backing::Any, "/dev/zero").unwrap_err().contains("not a regular file"));
         assert!(opens(&Backing::Beside, "sub").unwrap_err().contains("not a regular file"));
@@ -220,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_image_has_a_folder_too() {
+    fn a_relative_image_has_a_directory() {
         let beside = Beside::new(Path::new("disk.qcow2"), Backing::Beside);
         assert!(beside.open(Path::new("disk.qcow2"), Path::new("Cargo.toml")).is_ok());
         assert!(beside.open(Path::new("disk.qcow2"), Path::new("../images/Cargo.toml")).is_err());

@@ -1,10 +1,11 @@
 //! Creates qcow2 images.
 //!
-//! An image is built in a file without a name (`O_TMPFILE`) and synced; linking it to its path publishes it. So the path
-//! leads to a whole image or to nothing, after a crash too. Where the file system offers no such files, the image is built
-//! under its name with its header last: what a crash leaves there is refused as an image, and by the next `create`.
+//! An image is built in an unnamed file (`O_TMPFILE`) and synced; linking it to its path publishes it. So the
+//! path refers to a complete image or does not exist, even after a crash. Where the file system lacks such
+//! files, the image is built under its name and the header is written last: what a crash leaves there is
+//! refused as an image, and by the next `create`.
 //!
-//! *Invariant:* a file that exists is never written or replaced here: both ways fail with `EEXIST`.
+//! *Invariant:* an existing file is never written or replaced: both ways fail with `EEXIST`.
 
 use crate::beside::folder_of;
 use crate::{Format, ImageError, ImageSpec, open};
@@ -18,14 +19,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a qcow2 image is to be like that is created if its file is missing. The rest is as in `qemu-img create`.
+/// Properties of a qcow2 image that is created if its file is missing. Everything else is as in `qemu-img
+/// create`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Creation {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: Bytes,
-    /// Bytes of a cluster; `None`: 64 KiB.
+    /// Cluster size in bytes; `None`: 64 KiB.
     pub cluster_size: Option<u32>,
-    /// The backing file as the image names it (relative to the folder of the image), and its format.
+    /// The backing file as the image refers to it (relative to the image's directory), and its format.
     pub backing_file: Option<(PathBuf, Format)>,
 }
 
@@ -42,7 +44,7 @@ impl Creation {
         options
     }
 
-    /// Checks that the options fit together and that the format holds a disk of this size.
+    /// Checks that the options are consistent and that the format supports a disk of this size.
     ///
     /// # Errors
     /// The message says which option is wrong.
@@ -50,25 +52,24 @@ impl Creation {
         self.options().check()
     }
 
-    /// Creates the image, unless its file exists: whether it was created.
+    /// Creates the image unless its file exists; returns whether it was created.
     pub(crate) fn create(&self, spec: &ImageSpec) -> Result<bool, ImageError> {
         match fs::metadata(&spec.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Opening it says what is wrong with it.
+            // Opening it reports what is wrong with it.
             _ => return Ok(false),
         }
-        // What it names is opened as it will be when the image is served, before the image exists.
-        let created = create(&spec.path, &self.options(), |file| open::rehearse(spec, file));
+        // Before the image is published, its backing files are opened as they will be when it is served.
+        let created = create(&spec.path, &self.options(), |file| open::dry_run(spec, file));
         let path = || spec.path.clone();
         created.map(|()| true).map_err(|source| ImageError::Create { path: path(), source })
     }
 
-    /// Refuses an image that existed and is not as asked for.
+    /// Refuses an existing image with other properties.
     pub(crate) fn check_existing(&self, disk: &qcow2::Disk, path: &Path) -> io::Result<()> {
         let differs = |what: &str, has: String, wants: String| {
-            let why = format!(
-                "it exists, and its {what} is {has}, not {wants} (leave out create and what goes with it)"
-            );
+            let why =
+                format!("it exists, and its {what} is {has}, not {wants} (omit create and its options)");
             Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
         };
         if disk.size() != self.size.0 {
@@ -96,10 +97,10 @@ impl Creation {
     }
 }
 
-/// Creates a qcow2 image in a file that must not exist yet, and makes it and its name durable.
+/// Creates a qcow2 image in a file that must not exist yet, and makes its content and name durable.
 ///
 /// # Errors
-/// The file exists or cannot be written, or the options make no sense together; the message says which.
+/// The file exists or cannot be written, or the options are inconsistent; the message says which.
 pub fn create_qcow2(path: &Path, options: &CreateOptions) -> io::Result<()> {
     create(path, options, |_| Ok(()))
 }
@@ -112,7 +113,7 @@ fn create(path: &Path, options: &CreateOptions, check: impl Fn(File) -> io::Resu
         match link(&file, path) {
             Ok(()) => return sync_name(&file, path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
-            // The file system has no links, or /proc is not mounted.
+            // The file system does not support links, or /proc is not mounted.
             Err(_) => {}
         }
     }
@@ -130,17 +131,17 @@ fn create_named(
     sync_name(&file, path)
 }
 
-/// Makes an empty file an image that `check` accepts.
+/// Writes an image that `check` accepts to an empty file.
 fn fill(file: &File, options: &CreateOptions, check: &impl Fn(File) -> io::Result<()>) -> io::Result<()> {
     qcow2::create(file, options)?;
     check(file.try_clone()?)
 }
 
-/// Opens a new file without a name. `None`: the file system does not offer that.
+/// Opens a new unnamed file. `None`: the file system does not support this.
 fn unnamed(folder: &Path) -> io::Result<Option<File>> {
     match File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o666).open(folder) {
         Ok(file) => Ok(Some(file)),
-        // A kernel or a file system without O_TMPFILE sees a folder that is opened for writing.
+        // Without O_TMPFILE support, this looks like opening a directory for writing.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Ok(None),
         Err(error) => Err(error),
     }
@@ -153,13 +154,13 @@ fn link(file: &File, path: &Path) -> io::Result<()> {
 
 /// Makes the name of a new file durable; if that fails, the file is removed.
 fn sync_name(file: &File, path: &Path) -> io::Result<()> {
-    // Some file systems keep the name with the file, others with the folder.
+    // Some file systems store the name with the file, others with the directory.
     let synced = file.sync_all().and_then(|()| sync_folder(folder_of(path)));
     synced.inspect_err(|_| drop(fs::remove_file(path)))
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    // A folder that may be written and not read cannot be synced, nor can those of some file systems.
+    // A directory that may be written but not read cannot be synced, nor can those of some file systems.
     let Ok(folder) = File::open(folder) else { return Ok(()) };
     match folder.sync_all() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(()),
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_appears_whole_or_not_at_all_and_replaces_nothing() {
+    fn an_image_is_published_atomically_and_replaces_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk.qcow2");
         let names = || fs::read_dir(folder.path()).unwrap().count();
@@ -184,7 +185,7 @@ mod tests {
         };
         create(&path, &options, refuse).unwrap_err();
         assert_eq!(names(), 0);
-        // Without files that have no name.
+        // Without support for unnamed files.
         create_named(&path, &options, |_| Err(io::ErrorKind::Other.into())).unwrap_err();
         assert_eq!(names(), 0);
         create_named(&path, &options, |_| Ok(())).unwrap();
@@ -196,7 +197,7 @@ mod tests {
         let again = create_qcow2(&path, &CreateOptions::new(1 << 20)).unwrap_err();
         assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!((fs::read(&path).unwrap(), names()), (before, 1));
-        // A link that leads nowhere is not followed.
+        // A dangling link is not followed.
         std::os::unix::fs::symlink("nowhere", folder.path().join("link")).unwrap();
         create_qcow2(&folder.path().join("link"), &options).unwrap_err();
         assert_eq!(names(), 2);

@@ -1,7 +1,8 @@
-//! Which format a file has, by its first bytes: for users who ask for that with `format=probe`, and never otherwise.
+//! Detects the format of a file by its first bytes: only for users who request that with `format=probe`.
 //!
-//! A raw disk holds whatever its clients write, the header of another format too. Who detects the format of a disk that
-//! clients wrote lets them choose what the next server reads, and from which files of the host.
+//! The content of a raw disk, including the header of another format, is controlled by its clients. If the
+//! format of such a disk is detected, they can choose which data and which files of the host the next server
+//! reads.
 
 use backends::Content;
 use std::fmt;
@@ -10,20 +11,20 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A format.
+/// An image format.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// None: the bytes of the disk, one by one.
+    /// Raw: the file is the disk.
     #[default]
     Raw,
-    /// QEMU's.
+    /// QEMU's qcow2.
     Qcow2,
-    /// VMware's.
+    /// VMware's vmdk.
     Vmdk,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Format; 3] = [Format::Raw, Format::Qcow2, Format::Vmdk];
 }
 
@@ -37,11 +38,12 @@ impl fmt::Display for Format {
     }
 }
 
-/// Detects the format of a file. A file that cannot be opened, or is not a regular file, is raw: opening it to serve it
-/// says more. So is one of a format that is not read here, which is then refused as a raw disk.
+/// Detects the format of a file. A file that cannot be opened, or is not a regular file, counts as raw:
+/// opening it to serve it reports the error. So does a file of an unsupported format, which is then refused
+/// as a raw disk.
 ///
 /// # Errors
-/// The file could be opened and not read.
+/// The file could be opened, but not read.
 pub fn detect(path: &Path) -> io::Result<Format> {
     Ok(match container_of(path)? {
         Some("qcow2") => Format::Qcow2,
@@ -50,10 +52,11 @@ pub fn detect(path: &Path) -> io::Result<Format> {
     })
 }
 
-/// The format of an image that a regular file begins as; `None`, too, for what cannot be opened or is no such file.
+/// The image format that a regular file begins with; also `None` for files that cannot be opened or are not
+/// regular.
 ///
 /// # Errors
-/// The file could be opened and not read.
+/// The file could be opened, but not read.
 pub(crate) fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
     let Some(file) = open_regular(path)? else { return Ok(None) };
     let mut head = Vec::new();
@@ -61,11 +64,11 @@ pub(crate) fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(backends::container(&head))
 }
 
-/// Says why a regular file is not served as a raw disk unless the user asks for that, and what to do. `None`, too, for
-/// what cannot be opened or is no such file.
+/// Explains why a regular file is not served as a raw disk without explicit request, and what to do. Also
+/// `None` for files that cannot be opened or are not regular.
 ///
 /// # Errors
-/// The file could be opened and not read.
+/// The file could be opened, but not read.
 pub fn why_not_raw(path: &Path) -> io::Result<Option<String>> {
     let Some(file) = open_regular(path)? else { return Ok(None) };
     Ok(match backends::content(&file, path)? {
@@ -75,7 +78,7 @@ pub fn why_not_raw(path: &Path) -> io::Result<Option<String>> {
 }
 
 fn open_regular(path: &Path) -> io::Result<Option<File>> {
-    // A FIFO must not hold us up.
+    // Opening a FIFO must not block.
     let Ok(file) = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) else {
         return Ok(None);
     };
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_raw() {
+    fn anything_but_a_regular_file_is_raw() {
         assert_eq!(detect(Path::new("/nowhere/at/all")).unwrap(), Format::Raw);
         assert_eq!(detect(Path::new("/tmp")).unwrap(), Format::Raw);
     }

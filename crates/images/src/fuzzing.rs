@@ -1,10 +1,11 @@
-//! Body of the fuzz target: any image in, an answer or an error out, never a panic and never without end.
+//! Body of the fuzz target: opening and reading any image ends with a result or an error, without a panic or
+//! an endless loop.
 //!
-//! The input's first byte says what the rest is. Even: changes to a sound qcow2 image with clusters of 512 bytes, so
-//! that all its tables lie close together: records of an offset (two bytes), a length (one byte) and as many bytes. Odd:
-//! a vmdk as it stands, with a file `flat` beside it that its extents may name.
+//! The first byte of the input selects its kind. Even: changes to a valid qcow2 image with clusters of 512
+//! bytes, so that all its tables are close together: records of an offset (two bytes), a length (one byte)
+//! and as many bytes. Odd: a vmdk, with a file `flat` beside it that its extents may refer to.
 //!
-//! Images are opened by name and so lie in a folder, one for each input, in memory where there is one.
+//! Images are opened by name, so each input has a directory, in memory if possible.
 
 use crate::pool::{Job, Returns};
 use crate::{Backing, CreateOptions, Format, Image, ImageSpec, create_qcow2, work};
@@ -14,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// How long the disk of the sound image is.
+/// Size of the valid image's disk.
 const LEN: u64 = 64 << 10;
-/// How far into a file an input may write: past every table of the sound image.
+/// Offsets that an input may write to: past every table of the valid image.
 const REACH: usize = 96 << 10;
 
-/// A folder for one input, gone with it.
+/// A directory for one input, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -41,15 +42,15 @@ impl Drop for Folder {
     }
 }
 
-/// A sound image with data in it.
-fn sound() -> &'static [u8] {
+/// A valid image with data.
+fn valid_image() -> &'static [u8] {
     static SOUND: OnceLock<Vec<u8>> = OnceLock::new();
     SOUND.get_or_init(|| {
         let folder = Folder::new();
-        let path = folder.0.join("sound");
+        let path = folder.0.join("valid_image");
         let options = CreateOptions { cluster_size: 512, ..CreateOptions::new(LEN) };
         create_qcow2(&path, &options).expect("an image");
-        let image = open(path.clone(), Format::Qcow2, false).expect("it is sound");
+        let image = open(path.clone(), Format::Qcow2, false).expect("it is valid_image");
         for at in [0, 512 * 9, LEN - 512] {
             assert_eq!(run(&image, Op::Write, at, 512), 0);
         }
@@ -82,15 +83,15 @@ fn run(image: &Image, op: Op, offset: u64, len: u64) -> i64 {
         _ => Vec::new(),
     };
     let (offset, len) = (Bytes(offset), Bytes(len));
-    work::run(&image.access, &mut Job { io, op, flags: Flags::NONE, offset, len, memory, back })
+    work::run(&image.access, &mut Job { io, op, flags: Flags::empty(), offset, len, memory, back })
 }
 
-/// Open an image, read it here and there, and where it can be written, write to it.
+/// Opens an image, reads it at several offsets, and if it is writable, writes to it.
 pub fn image(input: &[u8]) {
     check(input);
 }
 
-/// The same; how many reads succeeded, `None` when it was not opened.
+/// Checks an image; returns the number of successful reads, or `None` if it was not opened.
 fn check(input: &[u8]) -> Option<usize> {
     let (&kind, mut rest) = input.split_first()?;
     let folder = Folder::new();
@@ -99,7 +100,7 @@ fn check(input: &[u8]) -> Option<usize> {
     let bytes = if format == Format::Vmdk {
         rest.to_vec()
     } else {
-        let mut bytes = sound().to_vec();
+        let mut bytes = valid_image().to_vec();
         while let Some((&[low, high, len], tail)) = rest.split_first_chunk::<3>() {
             let content = &tail[..usize::from(len).min(tail.len())];
             rest = &tail[content.len()..];
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_fuzzer_starts_from_is_read() {
+    fn seed_images_are_read() {
         assert_eq!(check(&[0]), Some(5));
         assert_eq!(check(&[2, 0, 0, 3, b'Q', b'F', b'I']), Some(5));
         assert_eq!(check(&[0, 0, 0, 1, 0]), None, "another magic");

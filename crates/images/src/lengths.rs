@@ -1,10 +1,11 @@
-//! Whether the files of an image are still as long as they were.
+//! Detects files of an image that were truncated while it is open.
 //!
-//! A file of a format may end within its last cluster, so what lies past its end reads as zeroes: bytes of the
-//! disk and entries of tables alike. Of a file that another process made shorter that would be what was written, read back
-//! as zeroes, and new tables written over good ones. We make one shorter only when it is closed.
+//! A file of an image format may end within its last cluster, so reads past its end return zeroes, for data
+//! and table entries alike. If another process truncated the file, written data would read as zeroes, and new
+//! tables would overwrite good ones. We truncate files only when the image is closed.
 //!
-//! Any thread of the image looks, before and after each request: one `fstat` a file. *Invariant:* what was found stays.
+//! Every thread of the image checks before and after each request: one `fstat` per file. *Invariant:* once
+//! detected, it stays so.
 
 use std::fs::File;
 use std::io;
@@ -16,11 +17,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 struct Watched {
     path: PathBuf,
     file: File,
-    /// As long as it was at some time. A block device has no length.
+    /// The largest size seen. 0 for block devices.
     len: AtomicU64,
 }
 
-/// The files of an image, as long as they were.
+/// The files of an image, with the largest sizes seen.
 #[derive(Debug)]
 pub(crate) struct Lengths {
     files: Vec<Watched>,
@@ -28,7 +29,7 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
-    /// Of the files of these names, from now on.
+    /// Watches these files from now on.
     pub(crate) fn of<'a>(paths: impl Iterator<Item = &'a Path>) -> io::Result<Lengths> {
         let watch = |path: &Path| {
             let file = File::open(path)?;
@@ -39,18 +40,18 @@ impl Lengths {
         Ok(Lengths { files, is_cut: AtomicBool::new(false) })
     }
 
-    /// Whether one of them was found to be shorter.
+    /// Whether a file was found to be shorter.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut.load(Acquire)
     }
 
-    /// Look.
+    /// Checks the sizes of all files.
     ///
     /// # Errors
-    /// One of them is shorter, or was, or cannot be asked.
+    /// A file is or was shorter, or its size cannot be read.
     pub(crate) fn check(&self) -> io::Result<()> {
         for Watched { path, file, len } in &self.files {
-            // First, as others may find it longer meanwhile.
+            // Loaded first: other threads may see a larger size meanwhile.
             let before = len.load(Acquire);
             let now = file.metadata()?.len();
             if now > before {

@@ -1,14 +1,15 @@
-//! Disk images in qcow2 and vmdk, as a backend: brings the crate `qcow2`, imago's flat vmdk and [`sparse`] vmdk to hardware
-//! queues.
+//! Disk images in qcow2 and vmdk as a backend: connects the crate `qcow2`, imago's flat vmdk and [`sparse`]
+//! vmdk to hardware queues.
 //!
-//! An [`Image`] is the shared part: the open image, the lock on its file, and a few threads. A node hands what was asked
-//! of it to those threads, with memory of its own, and is nudged when they are done: so a reactor never waits for an image's
-//! tables. Both halves take a lock and move memory for a batch of requests: an image pays for its format.
+//! An [`Image`] is the shared part: the open image, the lock on its file, and a few threads. A node passes
+//! requests to those threads, in memory of its own, and is notified when they are done: so a reactor never
+//! waits for an image's tables. Both sides take a lock and copy data for a batch of requests: this is the
+//! price of the formats.
 //!
-//! What an image names beside itself is opened with care ([`open`]): backing files to be read, nothing else.
+//! Files that an image refers to are opened with care ([`open`]): backing files for reading, no others.
 //!
-//! *Invariant:* after a sync that failed, no flush and no write succeeds on this [`Image`]; once a request has
-//! met one of its files made shorter by others, nothing does.
+//! *Invariant:* after a failed sync, no flush and no write succeeds on this [`Image`]; once a request has
+//! detected that one of its files was truncated, no request does.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +31,6 @@ pub use create::{Creation, create_qcow2};
 pub use detect::{Format, detect, why_not_raw};
 pub use node::ImageNode;
 pub use open::ImageError;
-pub use pool::Nudge;
 pub use qcow2::CreateOptions;
 
 use backends::{Backend, File};
@@ -41,57 +41,57 @@ use pool::Pool;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The most in one request: what a client may ask for at once.
+/// Largest request: a client may request this much at once.
 const REQUEST_MAX: Bytes = Bytes::mib(32);
-/// The most in one discard or write zeroes: so that one does not keep a thread for long.
+/// Largest discard or write-zeroes request, so that a single one does not occupy a thread for long.
 const CLEAR_MAX: Bytes = Bytes::gib(1);
 
-/// What is asked for.
+/// Parameters of an image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ImageSpec {
-    /// The image.
+    /// Path of the image.
     pub path: PathBuf,
-    /// Its format; not [`Format::Raw`], which is a file.
+    /// Format; not [`Format::Raw`], which is a file.
     pub format: Format,
-    /// The format was detected, as the user asked for with `format=probe`.
+    /// The format was detected, because of `format=probe`.
     pub detected: bool,
-    /// Serve the disk as it was when this internal snapshot of a qcow2 image was made, by its id or name.
+    /// Serve an internal snapshot of a qcow2 image, by its id or name.
     pub snapshot: Option<String>,
-    /// Refuse writes, and open it so.
+    /// Refuse writes, and open the file read-only.
     pub read_only: bool,
-    /// Let others write to it at the same time.
+    /// Allow other writers at the same time.
     pub share: bool,
-    /// Which files it may name beside itself.
+    /// Files that it may refer to.
     pub backing: Backing,
-    /// Create it, if its file is missing: only with [`Format::Qcow2`].
+    /// Create the image if its file is missing; only for [`Format::Qcow2`].
     pub create: Option<Creation>,
 }
 
-/// An open image in its format.
+/// An open image by format.
 pub(crate) enum Content {
-    /// The only one that is written.
+    /// qcow2, the only writable one.
     Qcow2(Box<qcow2::Disk>),
-    /// A vmdk with extents beside it.
+    /// A vmdk with extents in other files.
     Imago(FormatAccess<imago::file::File>),
-    /// A vmdk that imago does not read.
+    /// A vmdk that imago does not support.
     Sparse(sparse::Sparse),
 }
 
-/// What the threads work on.
+/// State shared by the threads.
 pub(crate) struct Access {
     content: Content,
     lengths: Lengths,
     read_only: bool,
-    /// Keeps the lock until the content is closed.
+    /// Holds the lock until the content is closed.
     file: Arc<File>,
 }
 
-/// An open image: the part that all queues share.
+/// An open image: the part shared by all queues.
 pub struct Image {
     spec: ImageSpec,
     size: Bytes,
     read_only: bool,
-    /// Files under it, nearest first.
+    /// Backing files, nearest first.
     backing: Vec<PathBuf>,
     access: Arc<Access>,
     pool: Pool,
@@ -104,19 +104,19 @@ impl std::fmt::Debug for Image {
 }
 
 impl Image {
-    /// The node of one hardware queue, which takes a turn when `nudge` is called.
-    pub fn node(&self, nudge: Nudge) -> ImageNode {
-        ImageNode::new(self.pool.clone(), nudge)
+    /// Creates the node of one hardware queue, which takes a turn when `waker` is called.
+    pub fn node(&self, waker: queue::QueueWaker) -> ImageNode {
+        ImageNode::new(self.pool.clone(), waker)
     }
 
-    /// What was asked for.
+    /// The parameters of the image.
     pub fn spec(&self) -> &ImageSpec {
         &self.spec
     }
 }
 
 impl Drop for Image {
-    /// Most of what is left is written here, and not where a queue may be the last to drop the pool.
+    /// Writes most of the cached tables here, and not in a queue that may be the last owner of the pool.
     fn drop(&mut self) {
         self.access.write_back();
     }
@@ -145,7 +145,11 @@ impl Backend for Image {
 
     fn limits(&self) -> QueueLimits {
         let mut limits = QueueLimits {
-            features: if self.read_only { Features::NONE } else { Features::WRITE_CACHE.with(Features::FUA) },
+            features: if self.read_only {
+                Features::empty()
+            } else {
+                Features::WRITE_CACHE.union(Features::FUA)
+            },
             physical_block_size: Bytes(4096),
             max_hw_sectors: REQUEST_MAX.sectors(),
             max_user_sectors: REQUEST_MAX.sectors(),
@@ -164,7 +168,7 @@ impl Backend for Image {
 
     fn deleted(&self) -> Vec<PathBuf> {
         let own = self.access.file.deleted().into_iter();
-        // Of what is under it only the names are known here.
+        // Only the names of backing files are known here.
         own.chain(self.backing.iter().filter(|path| matches!(path.try_exists(), Ok(false))).cloned())
             .collect()
     }

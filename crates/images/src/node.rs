@@ -1,17 +1,18 @@
-//! An image as one hardware queue sees it.
+//! The node of an image in one hardware queue.
 //!
-//! What is asked for is gathered and handed to the image's threads at the end of a turn; what they have done is taken at the
-//! end of the turn for which they nudged the queue. A request's data moves through memory of the node, kept by tag.
+//! Requests are gathered and passed to the image's threads at the end of a turn; their completions are taken
+//! at the end of the turn for which the threads notified the queue. Data is copied to and from memory of the
+//! node, kept by tag.
 
-use crate::pool::{Job, Nudge, Pool, Returns};
+use crate::pool::{Job, Pool, Returns};
 use block::{Cookie, Data, Op, Request, Status};
-use queue::{Cx, Node, NodeId, Ring, Verdict};
+use queue::{Cx, Node, NodeId, QueueWaker, Ring, Verdict};
 use std::sync::Arc;
 
-/// Memory longer than that is not kept for the next request.
+/// Larger memory is not kept for the next request.
 const KEPT_LEN: usize = 256 << 10;
 
-/// The node.
+/// The node of an image in one hardware queue.
 pub struct ImageNode {
     pool: Pool,
     back: Arc<Returns>,
@@ -28,23 +29,23 @@ impl std::fmt::Debug for ImageNode {
 }
 
 impl ImageNode {
-    pub(crate) fn new(pool: Pool, nudge: Nudge) -> ImageNode {
-        let back = Arc::new(Returns::new(nudge));
+    pub(crate) fn new(pool: Pool, waker: QueueWaker) -> ImageNode {
+        let back = Arc::new(Returns::new(waker));
         ImageNode { pool, back, memory: Box::default(), gathered: Vec::new(), done: Vec::new() }
     }
 }
 
-/// Bytes of memory that a request names, of which something is read or written.
+/// Bytes of a request's memory that are read or written.
 fn memory_len<R: Ring>(req: &Request, cx: &Cx<'_, R>) -> u64 {
     match req.op {
         Op::Read | Op::Write => req.len.0,
-        Op::Extents => cx.segments(req.data, u64::MAX).map(|piece| u64::from(piece.len)).sum(),
+        Op::Extents => cx.segments(req.data, u64::MAX).map(|segment| u64::from(segment.len)).sum(),
         _ => 0,
     }
 }
 
-/// Call `each` for every piece of the first `len` bytes of `data`, with how many bytes came before it.
-fn each_piece<R: Ring>(
+/// Calls `each` for every segment of the first `len` bytes of `data`, with the number of bytes before it.
+fn each_segment<R: Ring>(
     data: Data,
     len: u64,
     cx: &mut Cx<'_, R>,
@@ -53,9 +54,11 @@ fn each_piece<R: Ring>(
     let mut done = 0;
     while done < len {
         let rest = cx.advance(data, done);
-        let Some(piece) = cx.segments(rest, len - done).next().filter(|piece| piece.len > 0) else { return };
-        each(cx.ring, piece, done as usize);
-        done += u64::from(piece.len);
+        let Some(segment) = cx.segments(rest, len - done).next().filter(|segment| segment.len > 0) else {
+            return;
+        };
+        each(cx.ring, segment, done as usize);
+        done += u64::from(segment.len);
     }
 }
 
@@ -73,18 +76,18 @@ impl<R: Ring> Node<R> for ImageNode {
         if req.op == Op::Prefetch {
             return Verdict::Up(Status::Ok);
         }
-        if req.flags.has(block::Flags::NOWAIT) {
+        if req.flags.contains(block::Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
-        if req.flags.has(block::Flags::FAST_ZERO) {
+        if req.flags.contains(block::Flags::FAST_ZERO) {
             return Verdict::Up(Status::NotSupported);
         }
         let mut memory = std::mem::take(&mut self.memory[io.tag.index()]);
         let len = memory_len(req, cx);
         memory.resize(len as usize, 0);
         if req.op == Op::Write {
-            each_piece(req.data, len, cx, |ring, piece, at| {
-                memory[at..at + piece.len as usize].copy_from_slice(ring.bytes(piece));
+            each_segment(req.data, len, cx, |ring, segment, at| {
+                memory[at..at + segment.len as usize].copy_from_slice(ring.bytes(segment));
             });
         }
         let (op, flags, back) = (req.op, req.flags, self.back.clone());
@@ -92,12 +95,12 @@ impl<R: Ring> Node<R> for ImageNode {
         Verdict::Held
     }
 
-    /// A thread is done with it: what it read is in our memory.
+    /// A thread has completed the request: data read is in our memory.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let memory = &mut self.memory[io.tag.index()];
         if result == 0 && matches!(req.op, Op::Read | Op::Extents) {
-            each_piece(req.data, memory.len() as u64, cx, |ring, piece, at| {
-                ring.bytes_mut(piece).copy_from_slice(&memory[at..at + piece.len as usize]);
+            each_segment(req.data, memory.len() as u64, cx, |ring, segment, at| {
+                ring.bytes_mut(segment).copy_from_slice(&memory[at..at + segment.len as usize]);
             });
         }
         if memory.capacity() > KEPT_LEN {
@@ -119,6 +122,6 @@ impl<R: Ring> Node<R> for ImageNode {
         }
     }
 
-    /// What a thread has begun it finishes.
+    /// A request that a thread has started completes normally.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

@@ -1,7 +1,8 @@
-//! Opening an image, and what it names beside itself.
+//! Opening an image, and the files that it refers to.
 //!
-//! An image may come from anyone. What its header names is opened only for reading, only if [`beside`](crate::beside) lets it,
-//! and only to a certain depth; a data file beside the image, which would be written, is refused.
+//! An image may be untrusted. The files named in its header are opened for reading only, if
+//! [`beside`](crate::beside) allows it, and to a limited depth; a separate data file, which would be written,
+//! is refused.
 
 use crate::beside::{self, Beside};
 use crate::detect::container_of;
@@ -20,60 +21,60 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Images under an image at most.
+/// Most backing files of an image.
 const BACKING_MAX: usize = 16;
 
-/// Bytes of L2 tables in memory for each backing file.
+/// Bytes of cached L2 tables per backing file.
 const BACKING_CACHE_LEN: u64 = 8 << 20;
 
 /// Why an image cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Its file.
+    /// The file cannot be opened or locked.
     #[error(transparent)]
     File(#[from] OpenError),
-    /// What is in it.
+    /// The content is invalid or unsupported.
     #[error("opening {} as {format} failed: {source}{}", path.display(), hint(source, *writable))]
     Format {
         /// The image.
         path: PathBuf,
-        /// What it was taken for.
+        /// The format it was opened as.
         format: Format,
-        /// It was to be written.
+        /// It was opened for writing.
         writable: bool,
-        /// What is wrong.
+        /// The error.
         source: io::Error,
     },
-    /// It is no image of the format that was given.
+    /// The file is not an image of the given format.
     #[error("{} is not a {format} image: {why}", path.display())]
     NotOne {
         /// The file.
         path: PathBuf,
-        /// The format that was given.
+        /// The given format.
         format: Format,
-        /// What it holds instead, and what to do.
+        /// What it contains instead, and what to do.
         why: String,
     },
-    /// It holds nothing.
-    #[error("{}: it holds less than a sector", _0.display())]
+    /// The disk is empty.
+    #[error("{}: the disk is smaller than a sector", _0.display())]
     Empty(PathBuf),
-    /// It cannot be created.
+    /// The image cannot be created.
     #[error("creating {} failed: {source}{}", path.display(), creation_hint(source))]
     Create {
         /// The image.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// It was to be created, exists, and is different.
+    /// It was to be created, but exists with other properties.
     #[error("{}: {why}", path.display())]
     Differs {
         /// The image.
         path: PathBuf,
-        /// How, and what to do.
+        /// The difference, and what to do.
         why: io::Error,
     },
-    /// No thread can be started.
+    /// A thread cannot be started.
     #[error("starting its threads failed: {0}")]
     Threads(#[source] io::Error),
 }
@@ -81,11 +82,11 @@ pub enum ImageError {
 fn hint(source: &io::Error, writable: bool) -> &'static str {
     match source.kind() {
         io::ErrorKind::Unsupported => " (convert it with qemu-img, to qcow2 for example)",
-        // What to do is in the message.
+        // The message says what to do.
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => "",
-        io::ErrorKind::NotFound => " (bring the files that it names, or rebase it with qemu-img)",
+        io::ErrorKind::NotFound => " (provide the files that it refers to, or rebase it with qemu-img)",
         io::ErrorKind::InvalidData if writable => {
-            " (qemu-img check -r all may mend it; ro serves what can be read, format=raw the file as it is)"
+            " (qemu-img check -r all may repair it; ro serves what can be read, format=raw the file as it is)"
         }
         _ => " (qemu-img check says more; format=raw serves the file as it is)",
     }
@@ -93,27 +94,27 @@ fn hint(source: &io::Error, writable: bool) -> &'static str {
 
 fn creation_hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
-        Some(libc::ENOENT) => " (make its directory first)",
+        Some(libc::ENOENT) => " (create its directory first)",
         Some(libc::EACCES | libc::EPERM) => " (change the owner or mode of its directory)",
-        Some(libc::ENOTDIR) => " (a part of its path is a file: give another)",
-        Some(libc::EEXIST) => " (remove it, or leave out create)",
-        Some(libc::EROFS) => " (its file system is read-only: give another path)",
+        Some(libc::ENOTDIR) => " (a component of its path is a file: choose another path)",
+        Some(libc::EEXIST) => " (remove it, or omit create)",
+        Some(libc::EROFS) => " (its file system is read-only: choose another path)",
         Some(libc::ENOSPC | libc::EDQUOT) => " (free some space)",
-        Some(libc::EFBIG) => " (the file system does not hold files of that size)",
+        Some(libc::EFBIG) => " (the file system does not support files of that size)",
         _ => "",
     }
 }
 
 impl Image {
-    /// Open an image, and create it first where that is asked for and its file is missing.
+    /// Opens an image, after creating it if requested and its file is missing.
     ///
     /// # Errors
-    /// See [`ImageError`]; nothing stays open or locked, and no file is left that was created.
+    /// [`ImageError`]; nothing stays open or locked, and a created file is removed.
     pub fn open(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
         let Some(creation) = &spec.create else { return Self::open_existing(spec) };
         let created = creation.create(spec)?;
         Self::open_existing(spec).inspect_err(|error| {
-            // Another program that found it first and uses it keeps it.
+            // Another program that opened it first and uses it keeps it.
             if created && !matches!(error, ImageError::File(OpenError::InUse { .. })) {
                 let _ = std::fs::remove_file(&spec.path);
             }
@@ -121,11 +122,11 @@ impl Image {
     }
 
     fn open_existing(spec: &ImageSpec) -> Result<Arc<Image>, ImageError> {
-        // A vmdk and a snapshot can only be read.
+        // A vmdk and a snapshot are read-only.
         let read_only = spec.read_only || spec.format == Format::Vmdk || spec.snapshot.is_some();
         let file = File::open(&FileSpec {
             direct: Direct::Off,
-            read_only,
+            ro: read_only,
             share: spec.share,
             ..FileSpec::new(&spec.path)
         })?;
@@ -155,9 +156,10 @@ impl Image {
     }
 }
 
-/// Says what a file holds that does not begin as an image of its format. `None`: it begins as one.
+/// What a file contains if it does not begin like an image of its format. `None`: it does.
 ///
-/// This is asked only after opening failed, since there are descriptors of vmdk that detection does not know.
+/// Called only after opening has failed, because there are vmdk descriptors that detection does not
+/// recognise.
 fn not_one(spec: &ImageSpec) -> Option<ImageError> {
     if container_of(&spec.path).ok()? == Some(spec.format.to_string().as_str()) {
         return None;
@@ -166,8 +168,8 @@ fn not_one(spec: &ImageSpec) -> Option<ImageError> {
     Some(ImageError::NotOne { path: spec.path.clone(), format: spec.format, why })
 }
 
-/// Opens a new image to be read, and what it names, as it will be opened when it is served.
-pub(crate) fn rehearse(spec: &ImageSpec, file: std::fs::File) -> io::Result<()> {
+/// Dry run: opens a new image and its backing files for reading, as they will be opened when it is served.
+pub(crate) fn dry_run(spec: &ImageSpec, file: std::fs::File) -> io::Result<()> {
     Gate::new(spec).open_qcow2(file, &spec.path, qcow2::Options::default(), None).map(drop)
 }
 
@@ -187,7 +189,7 @@ fn open_format(spec: &ImageSpec, read_only: bool, gate: &Gate) -> io::Result<Con
                 return Ok(Content::Sparse(sparse::Sparse::open(&spec.path)?));
             }
             if read.is_ok() && &head == b"COWD" {
-                let why = "it is a sparse vmdk of another kind than can be read";
+                let why = "this kind of sparse vmdk (COWD) is not supported";
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));
             }
             let image = Vmdk::<Storage>::builder(storage).write(false).open(gate.clone())?;
@@ -217,7 +219,7 @@ impl qcow2::Source for RawSource {
     }
 }
 
-/// Decides what an image may open beside itself.
+/// Decides which files an image may open.
 #[derive(Clone)]
 struct Gate {
     opened: Arc<Mutex<Vec<PathBuf>>>,
@@ -236,18 +238,18 @@ impl Gate {
         self.opened.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Opens the file that an image names, to be read.
+    /// Opens a file that an image refers to, for reading.
     fn open_named(&self, naming: &Path, name: &Path) -> io::Result<(std::fs::File, PathBuf)> {
         let (file, path) = self.beside.open(naming, name)?;
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if opened.len() == BACKING_MAX {
-            return Err(refused(format!("more than {BACKING_MAX} files stand under it")));
+            return Err(refused(format!("it has more than {BACKING_MAX} backing files")));
         }
         opened.push(path.clone());
         Ok((file, path))
     }
 
-    /// Opens a qcow2 image, and what stands under it.
+    /// Opens a qcow2 image with its backing files.
     fn open_qcow2(
         &self,
         file: std::fs::File,
@@ -285,7 +287,7 @@ impl Gate {
             }
             Some(b"raw") | None => {
                 if format.is_none() {
-                    beside::check_untold(&file, path)?;
+                    beside::check_unspecified_format(&file, path)?;
                 }
                 let len = file.metadata()?.len();
                 Ok(Box::new(RawSource { file, len }))
@@ -293,7 +295,7 @@ impl Gate {
             Some(other) => {
                 let (path, format) = (path.display(), String::from_utf8_lossy(other));
                 let why = format!(
-                    "its backing file {path} has the format {}, and only qcow2 and raw are read",
+                    "its backing file {path} has the format {}, but only qcow2 and raw are supported",
                     format.escape_default()
                 );
                 Err(io::Error::new(io::ErrorKind::Unsupported, why))
@@ -302,7 +304,7 @@ impl Gate {
     }
 }
 
-/// Adds the name of a backing file to what is wrong with it, once.
+/// Adds the name of the backing file to an error, once.
 fn in_backing(path: &Path, error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::PermissionDenied || error.to_string().starts_with("its backing file") {
         return error;
@@ -314,7 +316,7 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// For vmdk, whose extents hold the data.
+/// For vmdk, whose extents contain the data.
 impl ImplicitOpenGate<Storage> for Gate {
     fn open_format<F: FormatDriverBuilder<Storage>>(
         &mut self,
@@ -327,7 +329,7 @@ impl ImplicitOpenGate<Storage> for Gate {
         let path = options.get_filename().ok_or_else(|| refused("a file without a name".into()))?.to_owned();
         if options.get_writable() {
             let why =
-                format!("its data is in another file, {}, which is not opened to be written", path.display());
+                format!("its data is in another file, {}, which is not opened for writing", path.display());
             return Err(refused(why));
         }
         let name = self.served.parent().and_then(|folder| path.strip_prefix(folder).ok()).unwrap_or(&path);

@@ -1,48 +1,46 @@
-//! The threads of an image, and the way of requests to them and back.
+//! The threads of an image, and the transfer of requests to them and back.
 
 use crate::Access;
 use crate::work;
 use block::{Bytes, Cookie, Flags, Op};
+use queue::QueueWaker;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Lets the queue of a node take a turn. May be called on any thread, at any time.
-pub type Nudge = Arc<dyn Fn() + Send + Sync>;
-
-/// How many there are for an image: as many as work at the same time on a few disks, and cheap when idle.
+/// Threads per image: enough for a few disks at the same time, and cheap when idle.
 pub(crate) const THREADS: usize = 4;
 
-/// An image that rests that long is flushed.
+/// An idle image is flushed after this time.
 const WRITE_BACK_AFTER: Duration = Duration::from_secs(5);
 
-/// A request with memory of its own.
+/// A request with its own copy of the data.
 pub(crate) struct Job {
     pub(crate) io: Cookie,
     pub(crate) op: Op,
     pub(crate) flags: Flags,
     pub(crate) offset: Bytes,
     pub(crate) len: Bytes,
-    /// What is written, or room for what is read: exactly as long.
+    /// Data to write, or space for data to read: exactly as long as the request.
     pub(crate) memory: Vec<u8>,
-    /// Where it goes when it is done.
+    /// Where it is returned when it is done.
     pub(crate) back: Arc<Returns>,
 }
 
-/// What has come back to a node.
+/// Completed requests of a node.
 pub(crate) struct Returns {
     done: Mutex<Vec<(Cookie, i64, Vec<u8>)>>,
-    nudge: Nudge,
+    waker: QueueWaker,
 }
 
 impl Returns {
-    pub(crate) fn new(nudge: Nudge) -> Returns {
-        Returns { done: Mutex::default(), nudge }
+    pub(crate) fn new(waker: QueueWaker) -> Returns {
+        Returns { done: Mutex::default(), waker }
     }
 
-    /// Take all, in exchange for an empty list.
+    /// Takes all completed requests, in exchange for an empty list.
     pub(crate) fn take(&self, into: &mut Vec<(Cookie, i64, Vec<u8>)>) {
         std::mem::swap(&mut *lock(&self.done), into);
     }
@@ -53,7 +51,7 @@ impl Returns {
         let first = done.len() == 1;
         drop(done);
         if first {
-            (self.nudge)();
+            (self.waker)();
         }
     }
 }
@@ -74,8 +72,8 @@ struct Shared {
     work: Condvar,
 }
 
-/// The way to the threads. They end when the last of these is gone, after what was handed over; whoever drops it waits for
-/// that, so that the image is closed and its lock is gone.
+/// Handle to the threads. They end when the last handle is dropped, after the requests submitted before;
+/// dropping waits for that, so that the image is closed and unlocked afterwards.
 #[derive(Clone)]
 pub(crate) struct Pool(Arc<Stopper>);
 
@@ -89,17 +87,17 @@ impl Drop for Stopper {
         lock(&self.shared.state).stop = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has nothing left to do.
+            // A thread that panicked has nothing left to do.
             let _ = thread.join();
         }
     }
 }
 
 impl Pool {
-    /// Start them.
+    /// Starts the threads.
     pub(crate) fn start(access: Arc<Access>) -> io::Result<Pool> {
         let shared = Arc::new(Shared { state: Mutex::default(), work: Condvar::new() });
-        // Dropped on an error, it stops those that were started.
+        // Dropped on an error, this stops the threads that were started.
         let mut stopper = Stopper { shared: shared.clone(), threads: Vec::new() };
         for _ in 0..THREADS {
             let (shared, access) = (shared.clone(), access.clone());
@@ -109,7 +107,7 @@ impl Pool {
         Ok(Pool(Arc::new(stopper)))
     }
 
-    /// Hand over all of these.
+    /// Submits all of these requests.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
         let shared = &self.0.shared;
         let mut state = lock(&shared.state);
@@ -128,7 +126,7 @@ fn serve(shared: &Shared, access: &Access) {
                 return;
             }
             state.idle += 1;
-            // The last to be idle sees to what would be lost with this process.
+            // The last thread to become idle writes back tables that would be lost with this process.
             let keeps = state.idle == THREADS && access.has_changes();
             let rested;
             (state, rested) = if keeps {

@@ -1,12 +1,15 @@
-//! Sparse vmdk images in one file (`monolithicSparse`, `streamOptimized`), to be read; imago has flat ones only.
+//! Sparse vmdk images in a single file (`monolithicSparse`, `streamOptimized`), read-only; imago supports
+//! flat ones only.
 //!
-//! The disk is cut into *grains*. A directory has the places of tables, and those the places of grains, all in sectors of the
-//! file; 0: there is nothing, and zeroes are read. A grain is stored as it is, or as a sector number, a length and that many
-//! bytes of zlib. What writes streams puts the directory at the end, and a second header, the footer, behind that. Facts are
-//! those of VMware's "Virtual Disk Format 5.0", held against what QEMU writes.
+//! The disk is divided into *grains*. A directory has the locations of tables, and those the locations of
+//! grains, all in sectors of the file; 0: not allocated, reads as zeroes. A grain is stored as it is, or as a
+//! sector number, a length and that many bytes of zlib data. Stream-optimized images have the directory at
+//! the end, followed by a second header, the footer. Source: VMware's "Virtual Disk Format 5.0", checked
+//! against what QEMU writes.
 //!
-//! The directory is in memory (an entry for each 32 MiB of the disk), tables are looked up in the file. *Invariant:* no byte
-//! of the file makes it panic, or take more memory than [`DIRECTORY_LEN_MAX`] and two grains a thread.
+//! The directory is in memory (an entry for each 32 MiB of the disk), tables are read from the file.
+//! *Invariant:* no content of the file causes a panic, or takes more memory than [`DIRECTORY_LEN_MAX`] and
+//! two grains per thread.
 
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
 use std::fs::File;
@@ -17,31 +20,31 @@ use std::path::Path;
 pub(crate) const MAGIC: &[u8; 4] = b"KDMV";
 const SECTOR: u64 = 512;
 const HEADER_LEN: usize = 512;
-/// The footer is followed by the mark of the end.
+/// Distance of the footer from the end: the end-of-stream marker follows it.
 const FOOTER_BACK: u64 = 2 * SECTOR;
-/// The place of the directory is in the footer.
+/// Location of the directory if it is in the footer.
 const AT_END: u64 = u64::MAX;
 /// Flags of the header.
 const ZEROED_GRAINS: u32 = 1 << 2;
 const COMPRESSED: u32 = 1 << 16;
-/// Bytes of the directory at most: for a disk of 32 TiB in grains of 64 KiB.
+/// Largest directory in bytes: for a disk of 32 TiB in grains of 64 KiB.
 const DIRECTORY_LEN_MAX: u64 = 4 << 20;
-/// Of the text that is kept in the image.
+/// Longest embedded descriptor in bytes.
 const DESCRIPTOR_LEN_MAX: u64 = 1 << 20;
-/// Of a grain, in sectors: 1 MiB. Programs write 64 KiB.
+/// Largest grain, in sectors: 1 MiB. Programs write 64 KiB.
 const GRAIN_MAX: u64 = 2048;
 
 /// An open image.
 #[derive(Debug)]
 pub(crate) struct Sparse {
     file: File,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     size: u64,
     /// Bytes of a grain.
     grain: u64,
-    /// Grains of a table.
+    /// Grains per table.
     entries: u64,
-    /// Sectors where tables begin; 0: there is none.
+    /// Sectors at which tables begin; 0: none.
     directory: Box<[u32]>,
     compressed: bool,
     /// An entry of 1 is a grain of zeroes.
@@ -65,10 +68,10 @@ fn word(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Sparse {
-    /// Open an image that begins with [`MAGIC`].
+    /// Opens an image that begins with [`MAGIC`].
     ///
     /// # Errors
-    /// It is damaged, or of a kind that is not read.
+    /// It is damaged, or of an unsupported kind.
     pub(crate) fn open(path: &Path) -> io::Result<Sparse> {
         let file = File::open(path)?;
         let mut header = [0; HEADER_LEN];
@@ -76,7 +79,7 @@ impl Sparse {
         if word(&header, 56) == AT_END {
             let end = file.metadata()?.len();
             let at = end.checked_sub(FOOTER_BACK).ok_or_else(|| wrong("its footer is cut off"))?;
-            // The descriptor is known at the beginning only.
+            // The location of the descriptor is only in the first header.
             let descriptor = header[28..44].to_vec();
             file.read_exact_at(&mut header, at)?;
             header[28..44].copy_from_slice(&descriptor);
@@ -88,30 +91,30 @@ impl Sparse {
         let (capacity, grain, entries) = (word(&header, 12), word(&header, 20), u64::from(half(&header, 44)));
         let compressed = flags & COMPRESSED != 0;
         if compressed && half(&header, 76) >> 8 & 0xffff != 1 {
-            return Err(unsupported("its grains are compressed in a way that is not known"));
+            return Err(unsupported("unknown compression of grains"));
         }
         let is_sound = grain.is_power_of_two() && grain <= GRAIN_MAX && (1..=65536).contains(&entries);
         let size = capacity.checked_mul(SECTOR).filter(|size| is_sound && *size <= i64::MAX as u64);
-        let size = size.ok_or_else(|| wrong("its header makes no sense"))?;
+        let size = size.ok_or_else(|| wrong("its header is invalid"))?;
         check_descriptor(&file, word(&header, 28), word(&header, 36))?;
         let len = size.div_ceil(grain * SECTOR * entries) * 4;
         if len > DIRECTORY_LEN_MAX {
             return Err(unsupported("it is larger than such an image can be"));
         }
         let mut directory = vec![0; len as usize];
-        let at = word(&header, 56).checked_mul(SECTOR).ok_or_else(|| wrong("its header makes no sense"))?;
+        let at = word(&header, 56).checked_mul(SECTOR).ok_or_else(|| wrong("its header is invalid"))?;
         file.read_exact_at(&mut directory, at).map_err(|_| wrong("its directory is cut off"))?;
         let directory = directory.as_chunks::<4>().0.iter().map(|entry| u32::from_le_bytes(*entry)).collect();
         let zeroed = flags & ZEROED_GRAINS != 0;
         Ok(Sparse { file, size, grain: grain * SECTOR, entries, directory, compressed, zeroed })
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where a grain is stored, in bytes; `None`: it is zeroes.
+    /// Offset of a grain in the file, in bytes; `None`: it is zeroes.
     fn place(&self, number: u64) -> io::Result<Option<u64>> {
         let table = self.directory.get((number / self.entries) as usize).copied().unwrap_or(0);
         if table == 0 {
@@ -127,7 +130,7 @@ impl Sparse {
         }
     }
 
-    /// Read. The range lies within the disk.
+    /// Reads a range, which must be within the disk.
     pub(crate) fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -139,7 +142,7 @@ impl Sparse {
                 None => piece.fill(0),
                 Some(place) if self.compressed => {
                     let grain = self.inflate(place)?;
-                    // The last grain may be as short as the disk.
+                    // The last grain may end with the disk.
                     let there = grain.get(skip as usize..).unwrap_or_default();
                     let have = there.len().min(len);
                     piece[..have].copy_from_slice(&there[..have]);
@@ -157,7 +160,7 @@ impl Sparse {
         let mut head = [0; 12];
         self.file.read_exact_at(&mut head, place)?;
         let len = u64::from(half(&head, 8));
-        // What does not become shorter becomes longer by little.
+        // Incompressible data grows only a little.
         if len > self.grain + self.grain / 8 + 1024 {
             return Err(damaged());
         }
@@ -166,7 +169,7 @@ impl Sparse {
         decompress_to_vec_zlib_with_limit(&bytes, self.grain as usize).map_err(|_| damaged())
     }
 
-    /// Whether there is nothing at that place, and for how long it is so, up to `len`.
+    /// Whether the range is unallocated at `offset`, and for how many bytes up to `len`.
     pub(crate) fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         let end = offset + len;
         let hole = self.place(offset / self.grain)?.is_none();
@@ -178,12 +181,12 @@ impl Sparse {
     }
 }
 
-/// See that the disk is all in this file, and no changes to another's.
+/// Checks that this file contains the whole disk, and not the changes to another image.
 fn check_descriptor(file: &File, sector: u64, sectors: u64) -> io::Result<()> {
     let (Some(at), Some(len)) = (sector.checked_mul(SECTOR), sectors.checked_mul(SECTOR)) else {
-        return Err(wrong("its header makes no sense"));
+        return Err(wrong("its header is invalid"));
     };
-    let part = || unsupported("it is a part of a vmdk (name the file that describes all of it)");
+    let part = || unsupported("it is an extent of a vmdk (use its descriptor file)");
     if at == 0 || len == 0 || len > DESCRIPTOR_LEN_MAX {
         return Err(part());
     }
@@ -194,14 +197,14 @@ fn check_descriptor(file: &File, sector: u64, sectors: u64) -> io::Result<()> {
     let extents =
         lines().filter(|line| ["RW ", "RDONLY ", "NOACCESS "].iter().any(|word| line.starts_with(word)));
     match extents.count() {
-        // A part has room for a descriptor, with nothing in it.
+        // An extent has space for a descriptor, but none in it.
         0 => return Err(part()),
         1 => {}
         _ => return Err(unsupported("its data is in several files")),
     }
     let parent = lines().find_map(|line| line.strip_prefix("parentCID="));
     if parent.is_some_and(|parent| !parent.trim().eq_ignore_ascii_case("ffffffff")) {
-        return Err(unsupported("it holds the changes to another image"));
+        return Err(unsupported("it contains the changes to another image"));
     }
     Ok(())
 }
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn grains_are_found_where_the_tables_say() {
+    fn grains_are_found_through_the_tables() {
         let sparse = open(&image()).unwrap();
         assert_eq!(sparse.size(), 4 * 4096);
         let mut all = vec![1; 4 * 4096];
@@ -251,23 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_not_all_of_it_is_refused() {
+    fn damaged_and_partial_images_are_refused() {
         let changed = |at: usize, bytes: &[u8]| {
             let mut image = image();
             image[at..at + bytes.len()].copy_from_slice(bytes);
             open(&image).map(drop).unwrap_err().to_string()
         };
         assert!(changed(4, &[9]).contains("damaged"));
-        assert!(changed(20, &[7]).contains("no sense"));
-        assert!(changed(44, &[0]).contains("no sense"));
-        assert!(changed(12, &[0xff; 8]).contains("no sense"));
-        assert!(changed(36, &[0]).contains("part of a vmdk"));
-        assert!(changed(512, &[0; 512]).contains("part of a vmdk"));
+        assert!(changed(20, &[7]).contains("is invalid"));
+        assert!(changed(44, &[0]).contains("is invalid"));
+        assert!(changed(12, &[0xff; 8]).contains("is invalid"));
+        assert!(changed(36, &[0]).contains("an extent of a vmdk"));
+        assert!(changed(512, &[0; 512]).contains("an extent of a vmdk"));
         assert!(changed(56, &[200]).contains("cut off"));
-        assert!(changed(56, &[0xff; 8]).contains("damaged"), "a footer that is none");
+        assert!(changed(56, &[0xff; 8]).contains("damaged"), "an invalid footer");
         let at = image().windows(8).position(|bytes| bytes == b"ffffffff").unwrap();
         assert!(changed(at, b"12345678").contains("changes to another"));
-        // A table past the end is found when it is looked at.
+        // A table past the end is detected when it is read.
         let mut image = image();
         image[1024] = 200;
         assert!(open(&image).unwrap().read(&mut [0; 512], 0).is_err());

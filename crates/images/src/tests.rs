@@ -1,4 +1,4 @@
-//! Images that anyone may have damaged: whatever they hold, opening and reading them ends, with an answer or an error.
+//! Damaged images: whatever their content, opening and reading them ends with a result or an error.
 
 use crate::pool::{Job, Returns};
 use crate::{Backing, CreateOptions, Format, Image, ImageError, ImageSpec, create_qcow2, work};
@@ -26,7 +26,7 @@ fn open(path: PathBuf, read_only: bool) -> Result<Arc<Image>, ImageError> {
     })
 }
 
-/// One request: its result and its memory.
+/// Runs a request; returns its result and memory.
 fn run(image: &Image, op: Op, flags: Flags, offset: u64, memory: Vec<u8>, len: u64) -> (i64, Vec<u8>) {
     let back = Arc::new(Returns::new(Arc::new(|| {})));
     let io = Cookie { tag: Tag(0), generation: 0 };
@@ -36,66 +36,66 @@ fn run(image: &Image, op: Op, flags: Flags, offset: u64, memory: Vec<u8>, len: u
 }
 
 fn write(image: &Image, offset: u64, byte: u8, len: usize) -> i64 {
-    run(image, Op::Write, Flags::NONE, offset, vec![byte; len], len as u64).0
+    run(image, Op::Write, Flags::empty(), offset, vec![byte; len], len as u64).0
 }
 
 #[test]
-fn an_image_keeps_what_was_written_and_flushed() {
+fn an_image_keeps_flushed_data() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk.qcow2");
     create(&path);
     let image = open(path.clone(), false).expect("an image");
     assert_eq!((image.size(), image.read_only()), (Bytes(LEN), false));
     assert_eq!(write(&image, 65536, 7, 1024), 0);
-    assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+    assert_eq!(run(&image, Op::Flush, Flags::empty(), 0, Vec::new(), 0).0, 0);
     drop(image);
     let image = open(path, true).expect("an image");
-    assert_eq!(run(&image, Op::Read, Flags::NONE, 65536, vec![0; 1024], 1024), (0, vec![7; 1024]));
+    assert_eq!(run(&image, Op::Read, Flags::empty(), 65536, vec![0; 1024], 1024), (0, vec![7; 1024]));
     assert_eq!(write(&image, 0, 1, 512), -i64::from(libc::EIO), "it is read-only");
-    let (result, records) = run(&image, Op::Extents, Flags::NONE, 0, vec![1; 64], LEN);
+    let (result, records) = run(&image, Op::Extents, Flags::empty(), 0, vec![1; 64], LEN);
     let extents: Vec<_> = records.chunks(16).map_while(block::Extent::from_record).collect();
     assert_eq!((result, extents[0].len, extents[0].zero), (0, Bytes(65536), true));
     assert!(!extents[1].zero && extents[2].zero);
     assert_eq!(extents.iter().map(|extent| extent.len.0).sum::<u64>(), LEN);
 }
 
-/// What is allocated in an image that was cut, and what is not, is not told apart any more: nothing of it is read, and
-/// nothing written to it.
+/// Allocated and unallocated clusters of a truncated image cannot be distinguished any more: nothing is read
+/// from it or written to it.
 #[test]
-fn an_image_whose_file_was_cut_under_us_fails_as_a_whole() {
+fn a_truncated_image_fails_all_requests() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("disk.qcow2");
     create(&path);
     let image = open(path.clone(), false).expect("an image");
     assert_eq!(write(&image, 65536, 7, 1 << 20), 0);
-    assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+    assert_eq!(run(&image, Op::Flush, Flags::empty(), 0, Vec::new(), 0).0, 0);
     let file = std::fs::File::options().write(true).open(&path).expect("an image");
     let len = file.metadata().expect("an image").len();
     file.set_len(len - (512 << 10)).expect("it can be cut");
     let left = std::fs::read(&path).expect("an image");
     let failed = -i64::from(libc::EIO);
     let at = 65536 + (900 << 10);
-    assert_eq!(run(&image, Op::Read, Flags::NONE, at, vec![0; 4096], 4096).0, failed);
-    assert_eq!(run(&image, Op::Extents, Flags::NONE, at, vec![0; 64], 4096).0, failed);
+    assert_eq!(run(&image, Op::Read, Flags::empty(), at, vec![0; 4096], 4096).0, failed);
+    assert_eq!(run(&image, Op::Extents, Flags::empty(), at, vec![0; 64], 4096).0, failed);
     assert_eq!((write(&image, at, 1, 512), write(&image, 2 << 20, 1, 512)), (failed, failed));
-    assert_eq!(run(&image, Op::Discard, Flags::NONE, 0, Vec::new(), 65536).0, failed);
+    assert_eq!(run(&image, Op::Discard, Flags::empty(), 0, Vec::new(), 65536).0, failed);
     assert!(image.describe().iter().any(|(name, what)| *name == "failed" && what.contains("shorter")));
-    // As long as before is not what it was.
+    // Growing the file to its old size does not restore it.
     file.set_len(len).expect("it can be made longer");
-    assert_eq!(run(&image, Op::Read, Flags::NONE, at, vec![0; 4096], 4096).0, failed);
+    assert_eq!(run(&image, Op::Read, Flags::empty(), at, vec![0; 4096], 4096).0, failed);
     file.set_len(left.len() as u64).expect("it can be cut");
     assert!(std::fs::read(&path).expect("an image") == left, "nothing was written");
 }
 
 #[test]
-fn an_image_whose_backing_file_was_cut_under_us_fails() {
+fn an_image_with_a_truncated_backing_file_fails() {
     let folder = tempfile::tempdir().expect("a folder");
     let (path, under) = (folder.path().join("disk.qcow2"), folder.path().join("under.raw"));
     std::fs::write(&under, vec![5; LEN as usize]).expect("a file");
     let backing = Some((b"under.raw".to_vec(), b"raw".to_vec()));
     create_qcow2(&path, &CreateOptions { backing, ..CreateOptions::new(LEN) }).expect("an image");
     let image = open(path, false).expect("an image");
-    let read = || run(&image, Op::Read, Flags::NONE, 3 << 20, vec![0; 512], 512);
+    let read = || run(&image, Op::Read, Flags::empty(), 3 << 20, vec![0; 512], 512);
     assert_eq!(read(), (0, vec![5; 512]));
     std::fs::File::options()
         .write(true)
@@ -114,7 +114,7 @@ fn no_damage_makes_an_image_hang_or_panic() {
     {
         let image = open(path.clone(), false).expect("an image");
         assert_eq!(write(&image, 0, 7, 1 << 20), 0);
-        assert_eq!(run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0).0, 0);
+        assert_eq!(run(&image, Op::Flush, Flags::empty(), 0, Vec::new(), 0).0, 0);
     }
     let sound = std::fs::read(&path).expect("an image");
     let tables = sound.len().min(6 << 16);
@@ -124,7 +124,7 @@ fn no_damage_makes_an_image_hang_or_panic() {
         let mut random = |limit: usize| generator.usize(..limit);
         let mut bytes = sound.clone();
         for _ in 0..1 + random(6) {
-            // Headers more often than tables, and beginnings of tables more often than their ends.
+            // Change headers more often than tables, and the beginning of tables more often than their end.
             let at = match random(3) {
                 0 => random(112),
                 1 => random(tables / 65536) * 65536 + random(64),
@@ -140,15 +140,15 @@ fn no_damage_makes_an_image_hang_or_panic() {
             let size = image.size().0;
             for at in [0, 65536, size / 2 / 512 * 512, size - 512] {
                 let len = 4096.min(size - at);
-                let (result, _) = run(&image, Op::Read, Flags::NONE, at, vec![0; len as usize], len);
+                let (result, _) = run(&image, Op::Read, Flags::empty(), at, vec![0; len as usize], len);
                 read += usize::from(result == 0);
-                let _ = run(&image, Op::Extents, Flags::NONE, at, vec![0; 64], len);
+                let _ = run(&image, Op::Extents, Flags::empty(), at, vec![0; 64], len);
                 if !read_only {
                     let _ = write(&image, at, 1, 512);
-                    let _ = run(&image, Op::Discard, Flags::NONE, at, Vec::new(), len);
+                    let _ = run(&image, Op::Discard, Flags::empty(), at, Vec::new(), len);
                 }
             }
-            let _ = run(&image, Op::Flush, Flags::NONE, 0, Vec::new(), 0);
+            let _ = run(&image, Op::Flush, Flags::empty(), 0, Vec::new(), 0);
         }
         std::fs::remove_file(&damaged).expect("it was there");
     }

@@ -1,4 +1,4 @@
-//! One request on an image: done on a thread of the image, however long it takes.
+//! Processes one request, on a thread of the image, blocking as long as needed.
 
 use crate::pool::Job;
 use crate::{Access, Content};
@@ -7,7 +7,7 @@ use imago::Mapping;
 use std::io;
 
 impl Content {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Content::Qcow2(disk) => disk.size(),
@@ -16,7 +16,7 @@ impl Content {
         }
     }
 
-    /// Whether zeroes are read there because nothing is stored, and for how long it is so.
+    /// Whether the range is unallocated and zero at `offset`, and for how many bytes.
     fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         match self {
             Content::Qcow2(disk) => disk.mapping(offset, len),
@@ -42,22 +42,22 @@ impl Access {
         if let Content::Qcow2(disk) = &self.content { Some(disk) } else { None }
     }
 
-    /// Whether a flush failed for good.
+    /// Whether a flush has failed for good.
     pub(crate) fn has_failed(&self) -> bool {
         self.qcow2().is_some_and(qcow2::Disk::has_failed)
     }
 
-    /// Whether a kill would lose tables that are only in memory.
+    /// Whether tables are cached that would be lost if the process were killed.
     pub(crate) fn has_changes(&self) -> bool {
         self.qcow2().is_some_and(qcow2::Disk::has_changes)
     }
 
-    /// What can be discarded.
+    /// Discard granularity.
     pub(crate) fn cluster_size(&self) -> Bytes {
         Bytes(self.qcow2().map_or(65536, qcow2::Disk::cluster_size))
     }
 
-    /// Flush what nobody asked to be flushed yet.
+    /// Flushes cached changes that no client has flushed yet.
     pub(crate) fn write_back(&self) {
         let Some(disk) = self.qcow2().filter(|disk| disk.has_changes() && !disk.has_failed()) else { return };
         if let Err(error) = self.check_lengths().and_then(|()| disk.flush()) {
@@ -65,7 +65,7 @@ impl Access {
         }
     }
 
-    /// Whether all files are as long as they were. Otherwise nothing is written any more, at the end neither.
+    /// Checks that no file was truncated. Otherwise nothing is written any more, not even on close.
     fn check_lengths(&self) -> io::Result<()> {
         self.lengths.check().inspect_err(|_| {
             if let Some(disk) = self.qcow2() {
@@ -75,12 +75,13 @@ impl Access {
     }
 }
 
-/// Do it: 0, or a negative errno.
+/// Runs the request: 0, or a negative errno.
 pub(crate) fn run(access: &Access, job: &mut Job) -> i64 {
     if job.op.is_write() && access.read_only {
         return -i64::from(libc::EIO);
     }
-    // Before, so that nothing is written by tables that are gone; after, so that nothing is read out of what is.
+    // Before, so that no stale tables are used for writing; after, so that no zeroes past the end are
+    // returned.
     let check = || access.check_lengths();
     match check().and_then(|()| perform(access, job)).and_then(|()| check()) {
         Ok(()) => 0,
@@ -95,19 +96,19 @@ fn perform(access: &Access, job: &mut Job) -> io::Result<()> {
         Op::Extents => return extents(&access.content, job),
         _ => {}
     }
-    // The others are only read: there is nothing to flush, and what writes was refused before.
+    // The other formats are read-only: there is nothing to flush, and writes were refused before.
     let Some(disk) = access.qcow2() else { return Ok(()) };
     match job.op {
         Op::Write => disk.write(&job.memory[..], offset)?,
-        Op::WriteZeroes => disk.write_zeroes(offset, len, job.flags.has(Flags::NO_UNMAP))?,
+        Op::WriteZeroes => disk.write_zeroes(offset, len, job.flags.contains(Flags::NO_UNMAP))?,
         Op::Discard => disk.discard(offset, len)?,
         Op::Flush => return disk.flush(),
         _ => return Ok(()),
     }
-    if job.flags.has(Flags::FUA) { disk.flush() } else { Ok(()) }
+    if job.flags.contains(Flags::FUA) { disk.flush() } else { Ok(()) }
 }
 
-/// Records of how the range is backed, as many as there is room for.
+/// Extent records for the range, as many as fit.
 fn extents(image: &Content, job: &mut Job) -> io::Result<()> {
     let (mut at, end) = (job.offset.0, job.offset.0 + job.len.0);
     let mut records: Vec<Extent> = Vec::new();

@@ -1,65 +1,67 @@
-//! The shared part of a layer: what is made once, on the control plane, for all its queues.
+//! The shared part of a layer: created once per device by the control plane, and shared by the nodes of all
+//! queues.
 
 use block::{Bytes, Fact, LimitsError, Profile, QueueLimits, Sectors};
 use queue::{Node, NodeId, Ring};
 
-/// A layer as the control plane sees it. Like a backend it has two parts: this one, which says what the
-/// layer makes of what stands below it, and a node for each hardware queue.
+/// A layer as the control plane sees it. Like a backend, a layer has two parts: this one, which derives the
+/// layer's profile from its children's, and a node for each hardware queue.
 ///
-/// A layer has one child or several; it is always given their facts and their numbers in the same order.
+/// A layer has one child or several; profiles and node ids of children are always passed in the same order.
 pub trait Layer<R: Ring>: Send + Sync {
-    /// Its name in listings.
+    /// Returns the name shown in listings.
     fn name(&self) -> &'static str {
         "layer"
     }
 
-    /// What the whole is, given what each child is.
+    /// Returns the profile of the stack that ends in this layer, given its children's profiles.
     ///
     /// # Errors
-    /// Limits that contradict each other.
+    /// The resulting limits contradict each other.
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError>;
 
-    /// How many child requests a node may have under way in a queue of that depth. 0: it spawns none.
-    fn spares(&self, depth: u16) -> u16 {
+    /// Returns how many child requests a node of a queue with `depth` tags may have in flight; 0 if it spawns
+    /// none.
+    fn child_requests(&self, depth: u16) -> u16 {
         let _ = depth;
         0
     }
 
-    /// Whether its nodes look at the data of requests. One that hands data on by name alone can be given memory that
-    /// only the kernel can reach.
-    fn looks_at_data(&self) -> bool {
+    /// Returns whether the nodes read or write the data of requests. A layer that only passes references to
+    /// data on works with memory that only the kernel can access.
+    fn accesses_data(&self) -> bool {
         true
     }
 
-    /// Where the child of that number begins in this, if requests reach it with the addresses that they came with, which
-    /// it counts from there: to a trace, the two are then one device. `None` of a layer that moves requests, and of one
-    /// that ends them itself, as `flakey` does: that they ended shows at its own device.
-    fn begins(&self, _child: usize) -> Option<Bytes> {
+    /// Returns the offset in this layer at which child number `child` begins, if requests reach the child
+    /// with unchanged addresses counted from there. Traces then treat the two as one device. Returns `None`
+    /// for layers that remap addresses, and for layers that complete requests themselves (`flakey`).
+    fn child_start(&self, _child: usize) -> Option<Bytes> {
         None
     }
 
-    /// The node of one hardware queue. `whole`: what [`profile`](Layer::profile) said.
+    /// Creates the node of one hardware queue. `whole` is the result of [`profile`](Layer::profile).
     fn node(&self, whole: &Profile, below: &[NodeId]) -> Box<dyn Node<R>>;
 
-    /// Go on with other words for its options, which its driver has read. Whether it can: another layer is put in its place
-    /// if not.
+    /// Changes the options of a running layer to `options`, a text that its driver has validated. Returns
+    /// `false` if the layer cannot change while it runs; the caller then replaces it by a new layer.
     fn change(&self, words: &str) -> bool {
         let _ = words;
         false
     }
 
-    /// What `show` says about it, in order.
+    /// Returns the facts that `show` lists, in order.
     fn describe(&self) -> Vec<Fact> {
         Vec::new()
     }
 }
 
-/// The limits of a layer over one child whose data begins at `start` of it, before the layer's own are set.
-/// Whether blocks still line up stands in them.
+/// Returns the limits of a layer over one child whose data begins at `start` of that child, before the
+/// layer's own limits are applied. A misaligned `start` shows in `alignment_offset`.
 pub(crate) fn stacked(below: &QueueLimits, start: Sectors) -> QueueLimits {
     let mut limits = QueueLimits::stacking();
     let _ = limits.stack(below, start);
-    // Over one child the zones are the same; whoever stacks devices of several kinds has to say what holds.
+    // One child has one set of zones. Layers that stack several devices set these limits themselves.
     limits.max_open_zones = below.max_open_zones;
     limits.max_active_zones = below.max_active_zones;
     limits

@@ -1,9 +1,9 @@
-//! Layers: nodes that change I/O on its way to a backend.
+//! Layers: nodes that transform I/O on its way to a backend.
 //!
-//! Each is one file (or one folder) behind one small structure, and knows neither what stands above it nor
-//! what stands below: only its child's number in the stack.
+//! Each layer is one file (or one folder) behind one small structure. A layer knows neither the nodes above
+//! it nor the kind of node below it, only its children's node ids.
 //!
-//! *Invariant:* a layer names no file, socket or export.
+//! *Invariant:* a layer refers to no file, socket or export.
 
 #![forbid(unsafe_code)]
 
@@ -13,15 +13,15 @@ pub mod drivers;
 mod layer;
 pub mod multipath;
 mod pass;
-mod pieces;
 pub mod scheduler;
 mod split;
+mod split_requests;
 #[cfg(test)]
 mod testing;
 mod window;
 
 pub use cow::{Cow, CowLayer};
-pub use drivers::Words;
+pub use drivers::LayerOptions;
 pub use layer::Layer;
 pub use pass::Pass;
 pub use split::{Split, SplitLayer};

@@ -1,16 +1,16 @@
-//! A layer that does nothing: what the price of a layer is measured with.
+//! A layer that changes nothing: benchmarks measure the cost of a layer with it.
 
 use block::{Cookie, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
-/// Hands every request down, and up again.
+/// Passes every request down, and its status up.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     child: NodeId,
 }
 
 impl Pass {
-    /// One above `child`.
+    /// Creates a node over `child`.
     pub fn new(child: NodeId) -> Pass {
         Pass { child }
     }

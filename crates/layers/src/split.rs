@@ -1,13 +1,13 @@
-//! Cuts requests so that none goes beyond the queue limits of what stands below.
+//! Splits requests that exceed the queue limits of the device below.
 //!
-//! Where the cuts lie is the kernel's `__bio_split_to_limits`, in [`cuts`]. A request that needs none goes
-//! down as it is. One that does stays held here while its [pieces](crate::pieces) go down as child requests: as
-//! many at once as child requests are spare, the others as those end. It ends when the last one has, with the
-//! first error there was; after an error no more pieces are started.
+//! The split points follow the kernel's `__bio_split_to_limits`, see [`cuts`]. A request within the limits
+//! goes down unchanged. A larger one is held while its parts go down as [child
+//! requests](crate::split_requests): as many at once as child requests are spare, the others as those end. It
+//! completes after its last child, with the first error; after an error no further child is started.
 //!
-//! A flush, a prefetch, a question for extents or zones and what a zone is told are never cut; a zone append
-//! that would have to be is refused. Whether memory is aligned is the backend's
-//! matter here: it copies what it cannot take as it is (`dma_alignment` is not held against a request).
+//! Flushes, prefetches, extent queries, zone reports and zone management commands are never split; a zone
+//! append that exceeds the limits is rejected. `dma_alignment` is not enforced here: a backend copies data
+//! that is misaligned in memory.
 
 mod cuts;
 mod shared;
@@ -15,37 +15,37 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-use crate::pieces::{Piece, Pieces};
+use crate::split_requests::{ChildRange, SplitRequests};
 use block::{Cookie, Data, Flags, Op, QueueLimits, Request, Status};
 use cuts::Cuts;
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
 pub use shared::SplitLayer;
 
-/// The layer.
+/// The node of one hardware queue.
 pub struct Split {
     child: NodeId,
     cuts: Cuts,
-    pieces: Pieces,
+    split: SplitRequests,
 }
 
 impl Split {
-    /// Holds requests to `limits`, which were validated, on their way to `child`.
+    /// Creates a node that splits requests for `child` to the validated `limits`.
     pub fn new(limits: &QueueLimits, child: NodeId) -> Split {
-        Split { child, cuts: Cuts::new(limits), pieces: Pieces::default() }
+        Split { child, cuts: Cuts::new(limits), split: SplitRequests::default() }
     }
 
-    /// How many child requests the layer should have in a queue of that depth: four pieces for each
-    /// request, and never so few that one large request goes down piece by piece.
+    /// Returns how many child requests the layer needs in a queue of that depth: four for each request, and
+    /// at least 64, so that the children of one large request run in parallel.
     pub fn children(depth: u16) -> u16 {
         depth.saturating_mul(4).clamp(64, 8192)
     }
 
-    /// The long way of `submit`: a request that may have to be cut. Kept apart, so that the short one stays a
-    /// few instructions.
+    /// The slow path of `submit`: a request that may have to be split. It is not inlined, so that the fast
+    /// path stays a few instructions.
     #[inline(never)]
     fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if is_to_be_lent(req) {
+        if is_zero_copy(req) {
             return Verdict::Down(self.child);
         }
         let whole = head(&self.cuts, req, cx);
@@ -55,25 +55,38 @@ impl Split {
         if req.op == Op::ZoneAppend {
             return Verdict::Up(Status::Invalid);
         }
-        let Split { child, cuts, pieces } = self;
-        pieces.begin(io, req, cx, pieces_of(*child, cuts, Some(whole)))
+        let Split { child, cuts, split } = self;
+        split.begin(io, req, cx, next_child(*child, cuts, Some(whole)))
     }
 }
 
-/// What a request is cut into. `first`: the first piece's length, where it is known.
-fn pieces_of<R: Ring>(
+/// Returns the function that computes the next child request. `first` is the first child's length if it is
+/// known.
+fn next_child<R: Ring>(
     child: NodeId,
     cuts: &Cuts,
     mut first: Option<u64>,
-) -> impl FnMut(&Request, &Cx<'_, R>) -> Option<Piece> {
+) -> impl FnMut(&Request, &Cx<'_, R>) -> Option<ChildRange> {
     move |left, cx| {
         let len = first.take().unwrap_or_else(|| head(cuts, left, cx));
-        (len > 0).then_some(Piece { child, len, start: 0 })
+        (len > 0).then_some(ChildRange { child, len, start: 0 })
     }
 }
 
-/// How long the first piece of `req` is; its whole length when it need not be cut, 0 when it cannot be.
+/// Returns the length of the first child request: all of `req` if it need not be split, 0 if it cannot be.
+#[inline]
 fn head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
+    if let (Op::Read | Op::Write, Data::One(_)) = (req.op, req.data)
+        && let Some(len) = cuts.even_child(req.offset.0, req.len.0)
+    {
+        return len;
+    }
+    computed_head(cuts, req, cx)
+}
+
+/// As [`head`], by the kernel's rules for each operation.
+#[inline(never)]
+fn computed_head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
     match req.op {
         Op::Read | Op::Write => cuts.data(req.offset.0, cx.segments(req.data, req.len.0), req.len.0),
         Op::Discard => cuts.discard(req.offset.0, req.len.0),
@@ -85,15 +98,15 @@ fn head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
     }
 }
 
-/// A read that came without memory, when nothing stood here yet and what is below lends its own: it came before the
-/// limits, and goes past them.
-fn is_to_be_lent(req: &Request) -> bool {
-    req.flags.has(Flags::MAY_LEND) && matches!(req.data, Data::One(segment) if segment.len == 0)
+/// Returns whether the request is a read without memory of its own that the backend answers with a reference
+/// to its pages. Such a read was submitted before the limits were set, and is not split.
+fn is_zero_copy(req: &Request) -> bool {
+    req.flags.contains(Flags::ZERO_COPY) && matches!(req.data, Data::One(segment) if segment.len == 0)
 }
 
 impl<R: Ring> Node<R> for Split {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.pieces.attach(tags);
+        self.split.attach(tags);
     }
 
     #[inline]
@@ -112,10 +125,10 @@ impl<R: Ring> Node<R> for Split {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let Split { child, cuts, pieces } = self;
-        pieces.end(io, req, status, cx, pieces_of(*child, cuts, None))
+        let Split { child, cuts, split } = self;
+        split.end(io, req, status, cx, next_child(*child, cuts, None))
     }
 
-    /// Nothing of ours is with the ring: the pieces are as old as the request and are asked themselves.
+    /// Nothing to cancel here: the children are as old as the request, and are cancelled themselves.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

@@ -1,12 +1,12 @@
-//! A window: part of what stands below, as a device of its own. A partition, for example.
+//! A contiguous range of the device below as a device of its own, for example a partition.
 
 use crate::Layer;
 use crate::layer::stacked;
 use block::{Bytes, Cookie, Fact, LimitsError, Profile, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
-/// The shared part: where the window lies. Whoever makes it has checked that it lies within the child, on
-/// its logical blocks.
+/// The shared part: the range. The caller has checked that it lies within the child and is aligned to its
+/// logical blocks.
 #[derive(Clone, Debug)]
 pub struct WindowLayer {
     start: Bytes,
@@ -15,7 +15,7 @@ pub struct WindowLayer {
 }
 
 impl WindowLayer {
-    /// `len` bytes from `start`. `facts`: what it is, for `show`.
+    /// Creates a layer of `len` bytes from `start`. `facts` describe the range in `show`.
     pub fn new(start: Bytes, len: Bytes, facts: Vec<Fact>) -> WindowLayer {
         WindowLayer { start, len, facts }
     }
@@ -33,7 +33,7 @@ impl<R: Ring> Layer<R> for WindowLayer {
         Ok(Profile { limits, size: self.len, ..below.clone() })
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -46,7 +46,7 @@ impl<R: Ring> Layer<R> for WindowLayer {
     }
 }
 
-/// The node: moves requests on their way down, and back on their way up.
+/// The node: adds the start of the range to offsets on the way down, and subtracts it on the way up.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     start: Bytes,
@@ -54,7 +54,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// One over `child` that begins at `start` of it.
+    /// Creates a node over `child` whose range begins at `start` of it.
     pub fn new(start: Bytes, child: NodeId) -> Window {
         Window { start, child }
     }
@@ -84,7 +84,7 @@ mod tests {
     use block::{Op, Region, Segment};
 
     #[test]
-    fn requests_are_moved_on_the_way_down_and_back_on_the_way_up() {
+    fn offsets_are_shifted_down_and_back_up() {
         let mut bench = Bench::new(0, |child| Window { start: Bytes(65536), child });
         let memory = [Segment { offset: 0, len: 4096, region: Region(0) }];
         for op in Op::ORDINARY {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_off_the_physical_blocks_says_so_in_its_limits() {
+    fn a_misaligned_window_shows_in_alignment_offset() {
         let mut below = block::QueueLimits { physical_block_size: Bytes(4096), ..Default::default() };
         below.validate().unwrap();
         let profile = Profile {
@@ -107,8 +107,8 @@ mod tests {
             abilities: block::Abilities::MEMORY,
             limits: below,
             bytewise: true,
-            lends: true,
-            in_place: false,
+            zero_copy_reads: true,
+            inline: false,
             sparse: true,
             opaque: true,
         };
@@ -119,6 +119,6 @@ mod tests {
         assert_eq!(at(1 << 20).limits.alignment_offset, Bytes(0));
         assert_eq!(at(63 * 512).limits.alignment_offset, Bytes(512));
         assert_eq!(at(0).size, Bytes::mib(1));
-        assert!(at(0).lends && at(0).bytewise);
+        assert!(at(0).zero_copy_reads && at(0).bytewise);
     }
 }

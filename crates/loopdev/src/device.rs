@@ -1,4 +1,4 @@
-//! Binding and letting go.
+//! Binding and unbinding loop devices.
 
 use crate::sys::{self, Info};
 use crate::users::{self, User};
@@ -8,92 +8,89 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const CONTROL: &str = "/dev/loop-control";
-/// A free device may be taken before we are: losetup tries as often.
+/// The node through which devices are created and found.
+pub const CONTROL: &str = "/dev/loop-control";
+/// Attempts to bind a free device, which another process may take first: as many as losetup makes.
 const ATTEMPTS: u32 = 16;
-/// How long a device may take to let go of its file after its last user has closed it.
-const LET_GO_MAX: Duration = Duration::from_secs(15);
-const LOOK: Duration = Duration::from_micros(500);
-/// How long somebody may look at a device that is to go, and how often it is tried meanwhile.
-const LOOKED_MAX: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long a device may take to release its file after its last user has closed it.
+const RELEASE_MAX: Duration = Duration::from_secs(15);
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
+/// How long a process may have a device open before it counts as in use, and the interval of retries
+/// meanwhile.
+const IN_USE_AFTER: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why a loop device cannot be had, or not be let go of.
+/// Why a loop device cannot be bound or unbound.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// There is no loop driver for us.
+    /// The loop driver is not available to this process.
     #[error("{CONTROL}: {0} (load the loop module, and be root)")]
     Control(#[source] io::Error),
-    /// The file.
+    /// The backing file cannot be opened.
     #[error("{}: {source} (is its server alive?)", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// A device.
+    /// An operation on a device failed.
     #[error("/dev/loop{number}: {source} ({fix})")]
     Device {
-        /// Which.
+        /// Number of the device.
         number: u32,
-        /// Why.
+        /// The error.
         source: io::Error,
-        /// What to do.
+        /// Advice.
         fix: &'static str,
     },
-    /// The kernel would cache what is cached below already, or what is nobody's to cache.
+    /// The kernel cannot use direct I/O, so it would cache the data a second time.
     #[error("/dev/loop{number}: the kernel refuses direct I/O (choose a logical block of 4096 bytes)")]
     NotDirect {
-        /// Which.
+        /// Number of the device.
         number: u32,
     },
-    /// Somebody uses it.
+    /// The device is in use.
     #[error(
-        "/dev/loop{number} is in use{} (end that, or delete it with --force: what is not written is lost)",
+        "/dev/loop{number} is in use{} (end that, or delete it with --force: unwritten data is lost)",
         users::listed(users)
     )]
     InUse {
-        /// Which.
+        /// Number of the device.
         number: u32,
-        /// By whom, as far as it shows.
+        /// Users that are visible to this process.
         users: Vec<User>,
     },
 }
 
-/// What is to be bound.
+/// A file to bind.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The file.
     pub file: PathBuf,
-    /// Which device; none: any that is free.
+    /// Number of the device; `None`: any free one.
     pub number: Option<u32>,
-    /// Its logical block in bytes.
+    /// Logical block size in bytes.
     pub block_len: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// The kernel looks for partitions.
+    /// The kernel scans for partitions.
     pub partscan: bool,
 }
 
-/// A loop device that is bound.
+/// A bound loop device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bound {
-    /// Its number.
+    /// Number of the device.
     pub number: u32,
-    /// The file, as the kernel names it now.
+    /// The file, under its current name in the kernel.
     pub file: PathBuf,
 }
 
-/// Whether the kernel has a loop driver that we may use.
-pub fn is_available() -> bool {
-    open(CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).is_ok()
-}
-
-/// Bind a file with direct I/O; the device's number.
+/// Binds a file with direct I/O; returns the number of the device.
 ///
 /// # Errors
-/// [`LoopError`]; nothing is left bound.
+/// [`LoopError`]; no device is left bound.
 pub fn attach(request: &Request) -> Result<u32, LoopError> {
     let control = open(CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| LoopError::Control(errno.into()))?;
@@ -125,7 +122,7 @@ fn bind(number: u32, file: &OwnedFd, request: &Request) -> Result<(), LoopError>
         number,
         fix: match source.raw_os_error() {
             Some(libc::EBUSY) => "another file is bound to it: choose another number, or none",
-            Some(libc::EINVAL) => "does the kernel take this block size?",
+            Some(libc::EINVAL) => "does the kernel support this block size?",
             _ => "be root, and have a /dev with loop devices",
         },
         source,
@@ -139,18 +136,18 @@ fn bind(number: u32, file: &OwnedFd, request: &Request) -> Result<(), LoopError>
     if request.partscan {
         info.flags |= sys::LO_FLAGS_PARTSCAN;
     }
-    // As losetup has it: the end of what does not fit is cut off, and a zero follows.
+    // As losetup does: a name that is too long is truncated, and a zero follows.
     let name = request.file.as_os_str().as_encoded_bytes();
     let len = name.len().min(info.file_name.len() - 1);
     info.file_name[..len].copy_from_slice(&name[..len]);
     match sys::configure(device, file.as_fd(), request.block_len, info) {
-        // Before 5.8 there is no such call.
+        // Before 5.8 there is no LOOP_CONFIGURE.
         Err(why) if matches!(why.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
             bind_in_steps(device, file, request.block_len, info).map_err(failed)?;
         }
         other => other.map_err(failed)?,
     }
-    // A kernel that cannot do direct I/O drops the wish without a word.
+    // A kernel that cannot use direct I/O clears the flag without an error.
     let is_direct = sys::status(device).is_ok_and(|now| now.flags & sys::LO_FLAGS_DIRECT_IO != 0);
     if !is_direct && sys::call(device, sys::LOOP_SET_DIRECT_IO, 1).is_err() {
         let _ = sys::call(device, sys::LOOP_CLR_FD, 0);
@@ -176,7 +173,7 @@ fn bind_in_steps(
     rest().inspect_err(|_| drop(sys::call(device, sys::LOOP_CLR_FD, 0)))
 }
 
-/// Open a device, whose file in `/dev` may not have come yet, or never comes by itself in a container.
+/// Opens a device. Its node in `/dev` may not exist yet, or, in a container, is never created.
 fn open_device(number: u32, read_only: bool) -> io::Result<OwnedFd> {
     let path = crate::path(number);
     let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
@@ -196,30 +193,31 @@ fn open_device(number: u32, read_only: bool) -> io::Result<OwnedFd> {
     }
 }
 
-/// Let go of a device's file, writing first what the kernel still has of it. `force`: also while somebody uses the
-/// device, who gets errors from then on; it is gone when the last of them has closed it.
+/// Unbinds a device, after writing data that the kernel has cached. `force`: even while it is in use; its
+/// users then get errors, and it is unbound when the last of them has closed it.
 ///
 /// # Errors
-/// [`LoopError::InUse`] and what the kernel refuses; the device stays as it was.
+/// [`LoopError::InUse`], or the kernel refuses; the device stays bound.
 pub fn detach(number: u32, force: bool) -> Result<(), LoopError> {
     let start = Instant::now();
-    // The number may be another's as soon as it is free.
+    // The number may be reused as soon as it is free.
     let Some(file) = backing_file(number) else { return Ok(()) };
     loop {
         match detach_once(number, &file, force) {
-            // Who only looks, as udev does after every writer, has soon seen enough.
+            // Processes that only probe it, as udev does after every writer, close it soon.
             Err(LoopError::InUse { users, .. })
                 if users.iter().all(|user| matches!(user, User::Process { .. }))
-                    && start.elapsed() < LOOKED_MAX =>
+                    && start.elapsed() < IN_USE_AFTER =>
             {
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             outcome => return outcome,
         }
     }
 }
 
-/// Whether somebody uses a device, so that [`detach`] would refuse. Changes nothing, and does not open the device.
+/// Checks whether a device is in use, so that [`detach`] would refuse. Changes nothing, and does not open the
+/// device.
 ///
 /// # Errors
 /// [`LoopError::InUse`].
@@ -230,8 +228,8 @@ pub fn check_unused(number: u32) -> Result<(), LoopError> {
         let is_process = |user: &User| matches!(user, User::Process { .. });
         match users.is_empty() {
             true => return Ok(()),
-            false if users.iter().all(is_process) && start.elapsed() < LOOKED_MAX => {
-                std::thread::sleep(LOOK_AGAIN);
+            false if users.iter().all(is_process) && start.elapsed() < IN_USE_AFTER => {
+                std::thread::sleep(RETRY_INTERVAL);
             }
             false => return Err(LoopError::InUse { number, users }),
         }
@@ -241,7 +239,7 @@ pub fn check_unused(number: u32) -> Result<(), LoopError> {
 fn detach_once(number: u32, file: &Path, force: bool) -> Result<(), LoopError> {
     let failed = |source: io::Error| LoopError::Device { number, source, fix: "try losetup -d" };
     let users_of = || LoopError::InUse { number, users: users::users(number) };
-    // Who mounts it, swaps on it or stacks on it holds it exclusively.
+    // Mounts, swap and stacked devices hold it exclusively.
     let exclusive = open(crate::path(number), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
     let device = match exclusive {
         Ok(device) => device,
@@ -250,11 +248,11 @@ fn detach_once(number: u32, file: &Path, force: bool) -> Result<(), LoopError> {
                 .map_err(|errno| failed(errno.into()))?
         }
         Err(rustix::io::Errno::BUSY) => return Err(users_of()),
-        // It is gone, and that was the aim.
+        // It is unbound or removed already.
         Err(rustix::io::Errno::NXIO | rustix::io::Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(failed(errno.into())),
     };
-    // From now on nobody else can be bound to it.
+    // From now on it cannot be bound to another file.
     if backing_file(number).is_none_or(|bound| bound != file) {
         return Ok(());
     }
@@ -270,37 +268,38 @@ fn detach_once(number: u32, file: &Path, force: bool) -> Result<(), LoopError> {
         other => other.map_err(failed)?,
     };
     drop(device);
-    let is_done = force || is_let_go_of(file, LET_GO_MAX, || backing_file(number));
+    let is_done = force || is_released(file, RELEASE_MAX, || backing_file(number));
     if is_done { Ok(()) } else { Err(users_of()) }
 }
 
-/// Whether a device is bound to a file no more, within that time; to none, or already to another.
-fn is_let_go_of(file: &Path, limit: Duration, bound: impl Fn() -> Option<PathBuf>) -> bool {
+/// Waits until a device is not bound to a file any more, at most for that time; it may be bound to another
+/// file by then.
+fn is_released(file: &Path, limit: Duration, bound: impl Fn() -> Option<PathBuf>) -> bool {
     let start = Instant::now();
     while bound().is_some_and(|bound| bound == file) {
         if start.elapsed() > limit {
             return false;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     true
 }
 
-/// Have a device take its file's size anew.
+/// Updates the size of a device to that of its file.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel refuses.
 pub fn set_capacity(number: u32) -> Result<(), LoopError> {
     let failed = |source: io::Error| LoopError::Device { number, source, fix: "is it bound?" };
     let device = open_device(number, false).or_else(|_| open_device(number, true)).map_err(failed)?;
     sys::call(device.as_fd(), sys::LOOP_SET_CAPACITY, 0).map(drop).map_err(failed)
 }
 
-/// Drop what the kernel has cached of a block device of any driver and of its partitions, each of which has a cache of its
-/// own, writing first what is not written.
+/// Writes and drops the kernel's cache of a block device of any driver and of its partitions, each of which
+/// has its own cache.
 ///
 /// # Errors
-/// The first that the kernel refuses, when all were tried.
+/// The first error, after all were tried.
 pub fn flush_cache(node: &Path) -> io::Result<()> {
     let drop_of = |node: &Path| -> io::Result<()> {
         let device = open(node, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -309,7 +308,7 @@ pub fn flush_cache(node: &Path) -> io::Result<()> {
     let mut result = drop_of(node);
     for part in partitions(node) {
         match drop_of(&part) {
-            // It went meanwhile, or this /dev does not have it.
+            // It has been removed meanwhile, or has no node in this /dev.
             Err(why) if matches!(why.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => {}
             other => result = result.and(other),
         }
@@ -317,11 +316,11 @@ pub fn flush_cache(node: &Path) -> io::Result<()> {
     result
 }
 
-/// Have the kernel read the partition table of a block device of any driver again. One that it looks for no partitions on
-/// needs nothing.
+/// Makes the kernel read the partition table of a block device of any driver again. No effect on a device
+/// without partition scanning.
 ///
 /// # Errors
-/// What the kernel refuses: `EBUSY` while a partition is in use.
+/// The kernel refuses: `EBUSY` while a partition is in use.
 pub fn reread_partitions(node: &Path) -> io::Result<()> {
     let device = open(node, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     match sys::call(device.as_fd(), sys::BLKRRPART, 0) {
@@ -330,7 +329,7 @@ pub fn reread_partitions(node: &Path) -> io::Result<()> {
     }
 }
 
-/// The nodes of a block device's partitions.
+/// Nodes of a block device's partitions.
 fn partitions(node: &Path) -> Vec<PathBuf> {
     let Some(name) = node.file_name() else { return Vec::new() };
     let entries = std::fs::read_dir(Path::new("/sys/class/block").join(name)).into_iter().flatten().flatten();
@@ -338,16 +337,16 @@ fn partitions(node: &Path) -> Vec<PathBuf> {
     parts.map(|entry| node.with_file_name(entry.file_name())).collect()
 }
 
-/// Have the driver forget a device that is free, and its node with it.
+/// Removes a free device and its node.
 ///
 /// # Errors
-/// What the kernel refuses: `EBUSY` for one that is bound or open, `ENODEV` where there is none.
+/// The kernel refuses: `EBUSY` if it is bound or open, `ENODEV` if it does not exist.
 pub fn remove(number: u32) -> io::Result<()> {
     let control = open(CONTROL, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     sys::call(control.as_fd(), sys::LOOP_CTL_REMOVE, number.into()).map(drop)
 }
 
-/// The file that a device is bound to, as the kernel names it now. `None`: it is free.
+/// The file that a device is bound to, under its current name in the kernel. `None`: it is free.
 pub fn backing_file(number: u32) -> Option<PathBuf> {
     let text = std::fs::read_to_string(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;
     Some(PathBuf::from(text.strip_suffix('\n').unwrap_or(&text)))
@@ -368,16 +367,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_bound_to_another_file_by_now_is_let_go_of() {
+    fn a_number_bound_to_another_file_counts_as_released() {
         let (ours, other) = (Path::new("/run/ours"), Path::new("/run/other"));
-        assert!(is_let_go_of(ours, Duration::ZERO, || None));
-        assert!(is_let_go_of(ours, Duration::ZERO, || Some(other.to_owned())));
-        assert!(!is_let_go_of(ours, Duration::ZERO, || Some(ours.to_owned())));
+        assert!(is_released(ours, Duration::ZERO, || None));
+        assert!(is_released(ours, Duration::ZERO, || Some(other.to_owned())));
+        assert!(!is_released(ours, Duration::ZERO, || Some(ours.to_owned())));
         let looks = std::cell::Cell::new(0);
         let bound = || {
             looks.set(looks.get() + 1);
             (looks.get() < 3).then(|| ours.to_owned())
         };
-        assert!(is_let_go_of(ours, Duration::from_secs(60), bound));
+        assert!(is_released(ours, Duration::from_secs(60), bound));
     }
 }

@@ -1,8 +1,9 @@
-//! The kernel's loop driver: binding a file to a loop device, letting it go, and who is in the way.
+//! The kernel's loop driver: binding files to loop devices, unbinding them, and finding users of a device.
 //!
-//! [`attach`], [`detach`] and [`set_capacity`] wait for I/O on the file. When that is a FUSE file of ours they run in
-//! a process of their own, never in the one that answers: killed while one of its threads waits for itself, it could
-//! neither answer nor die. What is only read from `/sys` and `/proc` waits for nobody.
+//! [`attach`], [`detach`] and [`set_capacity`] wait for I/O on the file. When that is a FUSE file of ours,
+//! they run in a separate process, never in the one that serves the file: if that were killed while one of
+//! its threads waits for itself, it could neither serve nor die. Functions that only read `/sys` and `/proc`
+//! do not wait.
 //!
 //! Source: `include/uapi/linux/loop.h`, `drivers/block/loop.c`. *Invariant:* `unsafe` is in `sys.rs`.
 
@@ -13,10 +14,10 @@ mod sys;
 mod users;
 
 pub use device::{
-    Bound, LoopError, Request, attach, backing_file, bound_to, check_unused, detach, flush_cache,
-    is_available, remove, reread_partitions, set_capacity,
+    Bound, CONTROL, LoopError, Request, attach, backing_file, bound_to, check_unused, detach, flush_cache,
+    remove, reread_partitions, set_capacity,
 };
-pub use users::{User, is_used, users};
+pub use users::{User, is_used, stacked_on, users};
 
 /// The path of a loop device.
 pub fn path(number: u32) -> std::path::PathBuf {

@@ -15,7 +15,7 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 pub(crate) const LOOP_CTL_ADD: libc::c_ulong = 0x4C80;
 pub(crate) const LOOP_CTL_REMOVE: libc::c_ulong = 0x4C81;
 pub(crate) const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
-/// `_IO(0x12, 97)`: write what the kernel caches of a block device, and drop it.
+/// `_IO(0x12, 97)`: write and drop the kernel's cache of a block device.
 pub(crate) const BLKFLSBUF: libc::c_ulong = 0x1261;
 
 /// `_IO(0x12, 95)`: read the partition table of a block device again.
@@ -77,13 +77,13 @@ fn check(result: libc::c_int) -> io::Result<u32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as u32) }
 }
 
-/// One that takes a number; its answer.
+/// An ioctl with a number as argument; returns its result.
 pub(crate) fn call(device: BorrowedFd<'_>, what: libc::c_ulong, argument: libc::c_ulong) -> io::Result<u32> {
     // SAFETY: these take a number, no pointer.
     check(unsafe { libc::ioctl(device.as_raw_fd(), what as _, argument) })
 }
 
-/// Bind a file, at once and whole (5.8).
+/// Binds a file in a single step (5.8).
 pub(crate) fn configure(
     device: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -91,18 +91,18 @@ pub(crate) fn configure(
     info: Info,
 ) -> io::Result<()> {
     let config = Config { fd: file.as_raw_fd() as u32, block_size, info, reserved: [0; 8] };
-    // SAFETY: a readable structure as the kernel lays it out, until the call returns.
+    // SAFETY: a readable structure in the kernel's layout, until the call returns.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) }).map(drop)
 }
 
 pub(crate) fn status(device: BorrowedFd<'_>) -> io::Result<Info> {
     let mut info = Info::ZERO;
-    // SAFETY: a writable structure as the kernel lays it out, until the call returns.
+    // SAFETY: a writable structure in the kernel's layout, until the call returns.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, &raw mut info) })?;
     Ok(info)
 }
 
 pub(crate) fn set_status(device: BorrowedFd<'_>, info: Info) -> io::Result<()> {
-    // SAFETY: a readable structure as the kernel lays it out, until the call returns.
+    // SAFETY: a readable structure in the kernel's layout, until the call returns.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS64 as _, &raw const info) }).map(drop)
 }

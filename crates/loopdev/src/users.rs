@@ -1,21 +1,21 @@
-//! Who uses a block device: mounts, swap areas, devices stacked on it, processes that have it open.
+//! Finds the users of a block device: mounts, swap areas, stacked devices, processes that have it open.
 
 use std::path::{Path, PathBuf};
 
-/// One user of a device or of one of its partitions.
+/// A user of a device or of one of its partitions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum User {
-    /// A file system on it is mounted here.
+    /// A file system on it is mounted at this path.
     Mount(PathBuf),
     /// The kernel swaps to it.
     Swap(String),
-    /// Another block device is made of it.
+    /// Another block device is stacked on it.
     Holder(String),
     /// A process has it open.
     Process {
-        /// Which.
+        /// Its process id.
         pid: u32,
-        /// Its command's name.
+        /// Name of its command.
         name: String,
     },
 }
@@ -31,13 +31,13 @@ impl std::fmt::Display for User {
     }
 }
 
-/// Users as the end of a sentence: `: A; B`.
+/// Formats users for the end of a message: ` by A and B`.
 pub(crate) fn listed(users: &[User]) -> String {
     let all: Vec<String> = users.iter().map(User::to_string).collect();
     if all.is_empty() { String::new() } else { format!(" by {}", all.join(" and ")) }
 }
 
-/// Who uses loop device `number`, as far as this process may see it.
+/// The users of loop device `number` that are visible to this process.
 pub fn users(number: u32) -> Vec<User> {
     let (parts, numbers) = names(number);
     let mut users = mounts(&numbers);
@@ -47,19 +47,25 @@ pub fn users(number: u32) -> Vec<User> {
     users
 }
 
-/// Whether anybody does. All processes are looked at only if it is not mounted here, swapped to or stacked on, which three
-/// files tell.
-pub fn is_used(number: u32) -> bool {
+/// The mounts in this namespace, swap areas and stacked devices on loop device `number`: users that a few small files
+/// of the kernel list. Processes that have it open are not searched.
+pub fn stacked_on(number: u32) -> u64 {
     let (parts, numbers) = names(number);
     let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    !mounted_from(&mounts, &numbers).is_empty()
-        || !swaps(&parts).is_empty()
-        || !holders(&parts).is_empty()
-        || !processes(&parts).is_empty()
-        || !self::mounts(&numbers).is_empty()
+    (mounted_from(&mounts, &numbers).len() + swaps(&parts).len() + holders(&parts).len()) as u64
 }
 
-/// Names of the device and its partitions, and their numbers.
+/// Whether a device has users. Searches all processes only if three files show no mount in this namespace,
+/// swap area or stacked device.
+pub fn is_used(number: u32) -> bool {
+    if stacked_on(number) > 0 {
+        return true;
+    }
+    let (parts, numbers) = names(number);
+    !processes(&parts).is_empty() || !mounts(&numbers).is_empty()
+}
+
+/// Names of the device and its partitions, and their device numbers.
 fn names(number: u32) -> (Vec<String>, Vec<String>) {
     let disk = format!("loop{number}");
     let parts: Vec<String> = std::iter::once(disk.clone()).chain(partitions(&disk)).collect();
@@ -84,7 +90,7 @@ fn device_number(name: &str) -> Option<String> {
     Some(std::fs::read_to_string(format!("/sys/class/block/{name}/dev")).ok()?.trim().to_owned())
 }
 
-/// Mounts in every mount namespace that shows in `/proc`; each place once.
+/// Mounts in every mount namespace visible in `/proc`; each path once.
 fn mounts(numbers: &[String]) -> Vec<User> {
     let mut found: Vec<User> = Vec::new();
     let mut seen = std::collections::HashSet::new();
@@ -105,8 +111,8 @@ fn mounts(numbers: &[String]) -> Vec<User> {
     found
 }
 
-/// The places in a `mountinfo` at which one of these devices is mounted. btrfs shows a number of its own there, so
-/// the source is looked at, too.
+/// The paths in a `mountinfo` at which one of these devices is mounted. btrfs shows a device number of its
+/// own there, so the source is compared as well.
 fn mounted_from(text: &[u8], numbers: &[String]) -> Vec<PathBuf> {
     let text = String::from_utf8_lossy(text);
     let names: Vec<String> = numbers.iter().filter_map(|number| name_of(number)).collect();

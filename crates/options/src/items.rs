@@ -1,10 +1,10 @@
-//! Items between commas, and `key=value` options among them.
+//! Comma-separated items and the `key=value` options among them.
 
-use crate::SpecError;
+use crate::{Key, SpecError};
 use std::fmt;
 use std::str::FromStr;
 
-/// Splits at single commas; a doubled comma is one that belongs to the item.
+/// Splits a text at single commas. A doubled comma stands for one comma within an item.
 pub fn split(text: &str) -> Vec<String> {
     let mut items = vec![String::new()];
     let mut rest = text.chars().peekable();
@@ -18,46 +18,47 @@ pub fn split(text: &str) -> Vec<String> {
     items
 }
 
-/// A text with its commas doubled, so that [`split`] leaves it whole.
+/// Formats a text with its commas doubled, so that [`split`] returns it as one item.
 #[derive(Debug)]
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, piece) in self.0.split(',').enumerate() {
+        for (i, part) in self.0.split(',').enumerate() {
             f.write_str(if i == 0 { "" } else { ",," })?;
-            f.write_str(piece)?;
+            f.write_str(part)?;
         }
         Ok(())
     }
 }
 
-/// The options that follow the first item. They are taken one by one; what is left is unknown.
+/// The options of a description. A driver takes them one by one, by key.
 #[derive(Debug)]
 pub struct Options {
     kind: &'static str,
-    known: &'static [&'static str],
+    known: Vec<&'static str>,
     given: Vec<(String, Option<String>)>,
 }
 
 impl Options {
-    /// From the items after the first. `known`: every key of this kind, for messages.
+    /// Parses items as options of a kind. `known` lists its options, as [`OptionRow`](crate::OptionRow)s or keys.
     ///
     /// # Errors
-    /// A key is unknown, or given twice.
-    pub fn new(
+    /// A key is unknown or given twice.
+    pub fn new<K: Key>(
         kind: &'static str,
-        known: &'static [&'static str],
+        known: &[K],
         items: impl Iterator<Item = String>,
     ) -> Result<Options, SpecError> {
+        let known: Vec<&'static str> = known.iter().map(Key::key).collect();
         let mut given: Vec<(String, Option<String>)> = Vec::new();
         for item in items {
             let (key, value) = match item.split_once('=') {
                 Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
                 None => (item, None),
             };
-            if !known.contains(&key.as_str()) {
-                return Err(unknown(kind, known, &key));
+            if !known.iter().any(|known| *known == key) {
+                return Err(unknown(kind, &known, &key));
             }
             if given.iter().any(|(other, _)| *other == key) {
                 return Err(SpecError::new(format!("option {key} is given twice"), "leave one out"));
@@ -73,15 +74,15 @@ impl Options {
         Some(self.given.swap_remove(at))
     }
 
-    /// An option that was given, not yet taken, and begins with `prefix`.
+    /// Returns the first option with that prefix that was given and not taken yet.
     pub fn given(&self, prefix: &str) -> Option<&str> {
         self.given.iter().map(|(key, _)| key.as_str()).find(|key| key.starts_with(prefix))
     }
 
-    /// An option that stands alone: whether it is there.
+    /// Takes an option without a value. Returns whether it was given.
     ///
     /// # Errors
-    /// It has a value.
+    /// It was given with a value.
     pub fn flag(&mut self, key: &str) -> Result<bool, SpecError> {
         match self.take(key) {
             None => Ok(false),
@@ -92,10 +93,10 @@ impl Options {
         }
     }
 
-    /// The text of an option that has a value.
+    /// Takes an option with a value. Returns the value as text; `None` if the option was not given.
     ///
     /// # Errors
-    /// It has none.
+    /// It was given without a value.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, SpecError> {
         match self.take(key) {
             None => Ok(None),
@@ -106,10 +107,10 @@ impl Options {
         }
     }
 
-    /// The value of an option that has one, parsed. `example`: a value, for messages.
+    /// Takes an option with a value and parses it. The message of an error shows `example` as a valid value.
     ///
     /// # Errors
-    /// It has none, or one that does not parse.
+    /// It was given without a value, or with one that does not parse.
     pub fn value<T: FromStr<Err: fmt::Display>>(
         &mut self,
         key: &str,
@@ -121,10 +122,10 @@ impl Options {
         })
     }
 
-    /// One of several words.
+    /// Takes an option whose value is one of several words.
     ///
     /// # Errors
-    /// It has none, or another.
+    /// It was given without a value, or with another word.
     pub fn choice<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>, SpecError> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         match choices.iter().find(|(word, _)| *word == text) {
@@ -133,7 +134,11 @@ impl Options {
                 let words: Vec<_> = choices.iter().map(|choice| choice.0).collect();
                 Err(SpecError::new(
                     format!("option {key} does not know \"{text}\""),
-                    format!("use one of {}", words.join(", ")),
+                    format!(
+                        "{}use one of {}",
+                        crate::did_you_mean(&text, words.iter().copied()),
+                        words.join(", ")
+                    ),
                 ))
             }
         }
@@ -143,7 +148,7 @@ impl Options {
 fn unknown(kind: &str, known: &[&str], key: &str) -> SpecError {
     if key.is_empty() {
         return SpecError::new(
-            "there is nothing between two commas",
+            "an item between two commas is empty",
             "write a comma that belongs to a path twice: ,,",
         );
     }
@@ -151,7 +156,7 @@ fn unknown(kind: &str, known: &[&str], key: &str) -> SpecError {
         [] => format!("{kind} has no options"),
         _ => format!("{kind} has {}; a comma within a path is written twice", known.join(", ")),
     };
-    let meant = match crate::nearest(key, known.iter().copied()) {
+    let meant = match crate::nearest::nearest(key, known.iter().copied()) {
         Some(near) => format!(": did you mean {near}?"),
         None => String::new(),
     };

@@ -1,8 +1,9 @@
-//! What somebody may have meant.
+//! Suggestions for misspelt words ("did you mean").
 
-/// The candidate that is nearest to a word, if one is near enough: one letter wrong, missing, too many or swapped with its
-/// neighbour, two in a word of six letters and more, or a word that begins like it.
-pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// Returns the candidate that is nearest to a word, or `None` if none is near enough. A candidate is near enough if it starts
+/// with the word, or differs from it by one edit (a letter changed, added, removed, or swapped with its neighbour); words of
+/// six letters or more may differ by two.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = if word.chars().count() >= 6 { 2 } else { 1 };
     let begins = |candidate: &str| word.len() >= 3 && candidate.starts_with(word);
     let scored = candidates.into_iter().map(|candidate| {
@@ -12,7 +13,12 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     scored.filter(|(steps, _)| *steps <= most).min_by_key(|(steps, _)| *steps).map(|(_, candidate)| candidate)
 }
 
-/// Letters to change, add, leave out or swap with a neighbour.
+/// Returns `did you mean NAME? `, to stand before a list of the candidates; empty if none is near enough.
+pub fn did_you_mean<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, candidates).map_or(String::new(), |near| format!("did you mean {near}? "))
+}
+
+/// Returns the edit distance of two words: letters changed, added, removed, or swapped with a neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
@@ -36,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_word_and_another_word_does_not() {
+    fn a_misspelt_word_finds_the_nearest_candidate() {
         let words = ["throttle", "delay", "flakey", "log", "kyber", "mq-deadline"];
         for (slip, meant) in [
             ("throtle", "throttle"),

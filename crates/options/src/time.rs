@@ -1,14 +1,14 @@
-//! Times as users write them: a whole number with `ns`, `us`, `ms` or `s`.
+//! Times in descriptions: a whole number with `ns`, `us`, `ms` or `s`.
 
 use crate::SpecError;
 use std::time::Duration;
 
 const UNITS: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
-/// Reads `10us`, `5ms`, `0`.
+/// Parses a time: `10us`, `5ms`, `0`.
 ///
 /// # Errors
-/// Without a unit (except 0), with a fraction, or above 2^64 ns.
+/// The unit is missing (except for 0) or unknown, the number has a fraction, or the time is above 2^64 ns.
 pub fn parse_time(text: &str) -> Result<Duration, SpecError> {
     let error = |why: &str| SpecError::new(format!("\"{text}\" is not a time: {why}"), "for example 10us");
     if text == "0" {
@@ -24,7 +24,7 @@ pub fn parse_time(text: &str) -> Result<Duration, SpecError> {
     number.checked_mul(*scale).map(Duration::from_nanos).ok_or_else(|| error("it is too long"))
 }
 
-/// The exact time, to the nanosecond, in the largest unit that divides it: `1500us`, `2s`.
+/// Formats a time exactly, in the largest unit of which it is a multiple: `1500us`, `2s`.
 pub fn format_time(time: Duration) -> String {
     let nanos = time.as_nanos();
     let (unit, scale) =

@@ -1,19 +1,19 @@
-//! Options as a driver writes them back.
+//! Formatting of options.
 
 use std::fmt;
 
-/// `,WORD` if it is so.
+/// Writes `,WORD` if the flag is set.
 ///
 /// # Errors
-/// Those of the writer.
+/// Errors of the formatter.
 pub fn write_flag(f: &mut fmt::Formatter<'_>, is: bool, word: &str) -> fmt::Result {
     if is { write!(f, ",{word}") } else { Ok(()) }
 }
 
-/// `,KEY=WORD` for one of several choices, unless it is the default.
+/// Writes `,KEY=WORD` for a choice that is not the default.
 ///
 /// # Errors
-/// Those of the writer.
+/// Errors of the formatter.
 pub fn write_choice<T: Copy + PartialEq + Default>(
     f: &mut fmt::Formatter<'_>,
     key: &str,

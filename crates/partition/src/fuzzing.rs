@@ -1,8 +1,9 @@
-//! Body of the fuzz target: any disk in, a panic only for a mistake of ours.
+//! Body of the fuzz target: no disk may cause a panic, unless it reveals a bug.
 //!
 //! The input is a sparse image: one byte of settings, then records of an offset (in units of 64 bytes, two
-//! bytes), a length (one byte) and as many bytes. So a fuzzer reaches both ends of a disk with few bytes.
-//! Checksums of GPT headers and entries are made right where a setting says so: else it would never get past them.
+//! bytes), a length (one byte) and as many bytes. So a fuzzer reaches both ends of a disk with few bytes. If
+//! a setting says so, checksums of GPT headers and entries are corrected: otherwise the fuzzer would never
+//! get past them.
 
 use crate::{Disk, ENTRIES_LEN_MAX, READS_MAX, Selector, read, u32_at, u64_at};
 use block::Bytes;
@@ -34,7 +35,7 @@ impl Disk for Image {
 }
 
 impl Image {
-    /// From a fuzzer's bytes.
+    /// Builds the image from a fuzzer's bytes.
     fn new(input: &[u8]) -> Image {
         let (&settings, mut rest) = input.split_first().unwrap_or((&0, &[]));
         let block = if settings & 1 == 0 { 512 } else { 4096 };
@@ -48,15 +49,15 @@ impl Image {
         }
         if settings & 2 != 0 {
             for at in [block as usize, bytes.len() - bytes.len() % block as usize - block as usize] {
-                mend(&mut bytes, at, block);
+                fix_checksums(&mut bytes, at, block);
             }
         }
         Image { bytes, block, reads: 0 }
     }
 }
 
-/// Make the checksums of a header and its entries right, if there could be one at `at`.
-fn mend(bytes: &mut [u8], at: usize, block: u32) {
+/// Corrects the checksums of a header and its entries, if there can be one at `at`.
+fn fix_checksums(bytes: &mut [u8], at: usize, block: u32) {
     let header = &bytes[at..at + block as usize];
     let (entries_lba, len) = (u64_at(header, 72), u32_at(header, 12) as usize);
     let entries_len = u64::from(u32_at(header, 80)).checked_mul(u32_at(header, 84).into());
@@ -74,12 +75,12 @@ fn mend(bytes: &mut [u8], at: usize, block: u32) {
     }
 }
 
-/// Read the table of a disk, and check what is promised of it.
+/// Reads the partition table of a disk, and checks its invariants.
 pub fn partition(input: &[u8]) {
     check(input);
 }
 
-/// The same; how many partitions there are, `None` without a table.
+/// Checks the partition table; returns the number of partitions, or `None` without a table.
 fn check(input: &[u8]) -> Option<usize> {
     let mut image = Image::new(input);
     let table = read(&mut image).expect("memory does not fail");
@@ -104,7 +105,7 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::Index;
 
-    /// An image as a fuzzer writes it.
+    /// Encodes an image as a fuzzer's input.
     fn encode(settings: u8, image: &Image) -> Vec<u8> {
         let mut out = vec![settings];
         for (index, piece) in image.bytes.chunks(64).enumerate() {
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_fuzzer_starts_from_is_read() {
+    fn seed_images_are_read() {
         assert_eq!(check(&encode(0, &gpt_image(512))), Some(2));
         assert_eq!(check(&encode(0, &mbr_image())), Some(4));
         for seed in ["seed-gpt", "seed-mbr"] {
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kept_input_is_survived() {
+    fn kept_inputs_do_not_panic() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/partition");
         for entry in std::fs::read_dir(folder).expect("a corpus") {
             partition(&std::fs::read(entry.expect("an entry").path()).expect("an input"));

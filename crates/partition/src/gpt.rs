@@ -1,23 +1,23 @@
-//! GPT: a header behind the first block and another in the last, each with entries of its own.
+//! GPT: a header after the first block and another in the last, each with its own partition entries.
 //!
-//! Source: UEFI 2.10, section 5.3, and the kernel's block/partitions/efi.c. The primary is used when header and
-//! entries are sound; else the backup, which is looked for where a sound primary header says, and at the end
-//! of the disk.
+//! Source: UEFI 2.10, section 5.3, and the kernel's block/partitions/efi.c. The primary table is used if
+//! header and entries are valid; otherwise the backup, which is looked for where a valid primary header says,
+//! and at the end of the disk.
 
 use crate::{Disk, ENTRIES_LEN_MAX, Format, Guid, Partition, Table, Type};
 use crate::{add, read_within, u16_at, u32_at, u64_at};
 use block::Bytes;
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";
-/// What every header has; the CRC covers as much as it says it is long.
+/// Smallest length of a header; the CRC covers the length in its header field.
 const HEADER_LEN_MIN: u32 = 92;
-/// An entry is that long, or a power of two longer.
+/// Length of an entry: this, or a larger power of two.
 const ENTRY_LEN_MIN: u32 = 128;
 const ENTRY_LEN_MAX: u32 = 4096;
 const NAME_AT: usize = 56;
 const NAME_UNITS: usize = 36;
 
-/// A header of which the checksum is right and the numbers make sense.
+/// A header with a correct checksum and valid numbers.
 struct Header {
     own_lba: u64,
     alternate_lba: u64,
@@ -30,7 +30,7 @@ struct Header {
     entries_crc: u32,
 }
 
-/// Read the table as if blocks were that long. `None`: there is no sound one.
+/// Reads the table with this block size. `None`: there is no valid one.
 pub(crate) fn read<D: Disk>(disk: &mut D, block: u32) -> Result<Option<Table>, D::Error> {
     let last_lba = (disk.size().0 / u64::from(block)).saturating_sub(1);
     let primary = read_header(disk, block, 1)?;
@@ -49,8 +49,8 @@ pub(crate) fn read<D: Disk>(disk: &mut D, block: u32) -> Result<Option<Table>, D
         }
         return Ok(Some(table));
     }
-    let told = primary.map(|header| header.alternate_lba);
-    for lba in told.into_iter().chain([last_lba]) {
+    let alternate = primary.map(|header| header.alternate_lba);
+    for lba in alternate.into_iter().chain([last_lba]) {
         if let Some(header) = read_header(disk, block, lba)?
             && let Some(entries) = read_entries(disk, block, &header)?
         {
@@ -76,13 +76,13 @@ fn read_header<D: Disk>(disk: &mut D, block: u32, lba: u64) -> Result<Option<Hea
     }))
 }
 
-/// `bytes`: a whole block, of 512 bytes at least.
+/// `bytes`: a whole block, of at least 512 bytes.
 fn parse_header(bytes: &[u8]) -> Option<Header> {
     let len = u32_at(bytes, 12);
     if !bytes.starts_with(SIGNATURE) || len < HEADER_LEN_MIN || len as usize > bytes.len() {
         return None;
     }
-    // The checksum is of the header with the checksum itself as zeroes.
+    // The checksum covers the header with the checksum field as zeroes.
     let mut crc = crc32fast::Hasher::new();
     [&bytes[..16], &[0; 4], &bytes[20..len as usize]].into_iter().for_each(|piece| crc.update(piece));
     let disk_id = Guid(bytes[56..72].try_into().ok()?);
@@ -105,7 +105,7 @@ impl Header {
     }
 }
 
-/// The entries, if they are what the header's checksum is of.
+/// The entries, if they match the checksum in the header.
 fn read_entries<D: Disk>(disk: &mut D, block: u32, header: &Header) -> Result<Option<Vec<u8>>, D::Error> {
     let Some(offset) = header.entries_lba.checked_mul(block.into()) else { return Ok(None) };
     let entries = read_within(disk, offset, header.entries_len())?;
@@ -134,7 +134,7 @@ fn table_of<D: Disk>(disk: &D, block: u32, header: &Header, entries: &[u8]) -> T
         let bytes = |blocks: u64| blocks.checked_mul(block.into()).map(Bytes);
         let place = last.checked_sub(first).and_then(|n| Some((bytes(first)?, bytes(n.checked_add(1)?)?)));
         let Some((start, len)) = place else {
-            table.notes.push(format!("partition {number} ends before it begins and is left out"));
+            table.notes.push(format!("partition {number} ends before it begins and is ignored"));
             continue;
         };
         let name = name_of(&entry[NAME_AT..NAME_AT + 2 * NAME_UNITS]);
@@ -145,7 +145,7 @@ fn table_of<D: Disk>(disk: &D, block: u32, header: &Header, entries: &[u8]) -> T
     table
 }
 
-/// UTF-16 up to the first 0. What is no character becomes U+FFFD.
+/// Decodes UTF-16 up to the first 0. Invalid units become U+FFFD.
 fn name_of(bytes: &[u8]) -> String {
     let units = (0..NAME_UNITS).map(|index| u16_at(bytes, 2 * index)).take_while(|&unit| unit != 0);
     char::decode_utf16(units).map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
@@ -158,11 +158,11 @@ mod tests {
     use block::Bytes;
 
     #[test]
-    fn partitions_are_found_by_either_size_of_block() {
+    fn partitions_are_found_with_both_block_sizes() {
         for made_for in [512, 4096] {
-            for told in [512, 4096] {
+            for reported in [512, 4096] {
                 let mut image = gpt_image(made_for);
-                image.block = told;
+                image.block = reported;
                 let table = read(&mut image).unwrap().expect("a table");
                 assert_eq!((table.format, table.block), (Format::Gpt, made_for));
                 assert_eq!(table.notes, [""; 0]);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_backup_is_told_of() {
+    fn a_damaged_backup_is_noted() {
         let last = gpt_image(512).bytes.len() as u64 - 512;
         let table = damaged(last + 40).expect("a table");
         assert_eq!(table.partitions.len(), 2);
@@ -224,18 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_cut_off_keeps_what_is_left() {
+    fn a_truncated_gpt_is_invalid() {
         let mut image = gpt_image(512);
         image.bytes.truncate(150 * 512);
-        // The header speaks of blocks that are not there: nothing in it is believed.
+        // The header refers to blocks past the end, so it is invalid.
         let table = read(&mut image).unwrap().expect("the protective entry");
         assert_eq!(table.format, Format::Mbr);
-        // That entry is none to be written to: the GPT lies in it.
+        // That entry must not be written to: it contains the GPT.
         assert_eq!(table.partitions, []);
     }
 
     #[test]
-    fn what_covers_a_gpt_that_is_damaged_twice_is_no_partition() {
+    fn the_protective_entry_of_a_damaged_gpt_is_no_partition() {
         let mut image = gpt_image(512);
         let last = image.bytes.len() - 512;
         image.bytes[512 + 16] ^= 1;

@@ -1,13 +1,13 @@
 //! Partition tables, GPT and MBR, as the kernel's `block/partitions` reads them.
 //!
-//! [`read`] asks a [`Disk`] for the few blocks that it needs, and answers with a [`Table`]: every partition
-//! with its number, place, type, name and PARTUUID. A [`Selector`] picks one, as a user names it.
+//! [`read`] reads the few blocks that it needs from a [`Disk`] and returns a [`Table`]: number, offset, type,
+//! name and PARTUUID of every partition. A [`Selector`] is a user's choice of one.
 //!
-//! What stands on a disk was written by anyone. All of it is checked before it is used, and whatever a table
-//! claims, reading it takes at most [`READS_MAX`] reads and [`ENTRIES_LEN_MAX`] bytes of memory for entries.
-//! A table that is damaged in part is used as far as it is sound, and says so in its notes.
+//! The content of a disk is untrusted. All of it is checked before use, and whatever a table claims, reading
+//! it takes at most [`READS_MAX`] reads and [`ENTRIES_LEN_MAX`] bytes of memory for entries. A partly damaged
+//! table is used as far as it is valid, with a note.
 //!
-//! *Invariant:* no bytes of a disk make anything here panic. A partition of a table lies within its disk.
+//! *Invariant:* no content of a disk causes a panic. All partitions of a table lie within the disk.
 
 #![forbid(unsafe_code)]
 
@@ -23,40 +23,40 @@ pub use select::{SelectError, Selector};
 use block::Bytes;
 use std::fmt;
 
-/// Blocks that are tried when the disk's own does not fit: an image does not say for which it was made.
+/// Block sizes tried when the disk's own does not fit: an image does not record for which one it was made.
 const BLOCKS: [u32; 2] = [512, 4096];
-/// The most bytes of GPT entries that are read: 128 entries of 128 bytes is what everyone writes.
+/// Most bytes of GPT entries that are read; the usual table has 128 entries of 128 bytes.
 pub const ENTRIES_LEN_MAX: u64 = 1 << 20;
-/// The most logical partitions: as the kernel, which numbers 256 partitions of a disk.
+/// Most logical partitions: as in the kernel, which numbers 256 partitions of a disk.
 const LOGICAL_MAX: usize = 252;
-/// How often [`read`] reads at most: the first block; for each of three sizes of block three headers, the
-/// alternate of the first, and their entries; the chain of logical partitions.
+/// Most calls of [`Disk::read`] by [`read`]: the first block; for each of three block sizes three headers,
+/// the alternate of the first, and their entries; the chain of logical partitions.
 pub const READS_MAX: usize = 1 + 3 * 7 + LOGICAL_MAX;
 
-/// What a table is read from.
+/// A disk with a partition table.
 pub trait Disk {
-    /// What its reads fail with.
+    /// Error of its reads.
     type Error;
 
-    /// How long it is.
+    /// Size of the disk.
     fn size(&self) -> Bytes;
 
-    /// Its logical block, in bytes.
+    /// Logical block size in bytes.
     fn block(&self) -> u32;
 
-    /// Fill `into` from `offset` on. Both lie within the disk.
+    /// Fills `into` from `offset` on. The range must lie within the disk.
     ///
     /// # Errors
-    /// What keeps the disk from being read.
+    /// The disk cannot be read.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
-/// Which format a table has.
+/// Format of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// The UEFI specification's.
+    /// GPT, of the UEFI specification.
     Gpt,
-    /// The PC's, with its logical partitions.
+    /// MBR, with logical partitions.
     Mbr,
 }
 
@@ -69,12 +69,12 @@ impl fmt::Display for Format {
     }
 }
 
-/// What a partition is for.
+/// Type of a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Type {
-    /// GPT's.
+    /// Type GUID of GPT.
     Guid(Guid),
-    /// MBR's.
+    /// Type code of MBR.
     Code(u8),
 }
 
@@ -87,12 +87,12 @@ impl fmt::Display for Type {
     }
 }
 
-/// A GUID as it stands on the disk: its first three parts are little-endian.
+/// A GUID as on disk: its first three parts are little-endian.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Guid(pub [u8; 16]);
 
 impl fmt::Display for Guid {
-    /// In lower case, as the kernel has it.
+    /// In lower case, as the kernel prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const ORDER: [usize; 16] = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
         for (position, byte) in ORDER.into_iter().enumerate() {
@@ -103,27 +103,27 @@ impl fmt::Display for Guid {
     }
 }
 
-/// One partition.
+/// A partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Partition {
-    /// Its number, as in the kernel's names: 1 and up; logical ones from 5.
+    /// Number as in the kernel's device names, from 1; logical partitions from 5.
     pub number: u32,
-    /// Where it begins.
+    /// Offset on the disk.
     pub start: Bytes,
-    /// How long it is; never 0.
+    /// Length; never 0.
     pub len: Bytes,
-    /// What it is for.
+    /// Type of the partition.
     pub kind: Type,
-    /// Its name; empty in an MBR, which has none.
+    /// Name; empty in an MBR, which has no names.
     pub name: String,
-    /// Its PARTUUID, in lower case.
+    /// PARTUUID, in lower case.
     pub uuid: String,
-    /// It only holds logical partitions.
+    /// An extended partition, which contains logical partitions.
     pub extended: bool,
 }
 
 impl fmt::Display for Partition {
-    /// In a few words, for lists: `2 "root" (10G)`.
+    /// Short form for lists: `2 "root" (10G)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.number)?;
         if !self.name.is_empty() {
@@ -133,25 +133,25 @@ impl fmt::Display for Partition {
     }
 }
 
-/// A table.
+/// A partition table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// Its format.
+    /// Format of the table.
     pub format: Format,
-    /// The block in which it counts, in bytes.
+    /// Block size in bytes that its numbers count.
     pub block: u32,
-    /// The disk's own identity: a GUID, or an MBR's 32 bits in hexadecimal.
+    /// Id of the disk: a GUID, or the 32 bits of an MBR in hexadecimal.
     pub id: String,
-    /// Its partitions by number.
+    /// Partitions by number.
     pub partitions: Vec<Partition>,
-    /// What is wrong with it, in whole words; nothing when it is sound.
+    /// Defects of the table, as sentences; empty if it is valid.
     pub notes: Vec<String>,
 }
 
-/// Read the table of a disk. `None`: it has none.
+/// Reads the partition table of a disk. `None`: it has none.
 ///
 /// # Errors
-/// What the disk said.
+/// The error of the disk.
 pub fn read<D: Disk>(disk: &mut D) -> Result<Option<Table>, D::Error> {
     let mut first = [0; 512];
     if disk.size().0 < first.len() as u64 {
@@ -171,7 +171,7 @@ pub fn read<D: Disk>(disk: &mut D) -> Result<Option<Table>, D::Error> {
     mbr::read(disk, &boot)
 }
 
-/// Read from a disk what lies within it. `None`: it does not.
+/// Reads a range. `None`: it is not within the disk.
 fn read_within<D: Disk>(disk: &mut D, offset: u64, len: u64) -> Result<Option<Vec<u8>>, D::Error> {
     if offset.checked_add(len).is_none_or(|end| end > disk.size().0) {
         return Ok(None);
@@ -181,13 +181,13 @@ fn read_within<D: Disk>(disk: &mut D, offset: u64, len: u64) -> Result<Option<Ve
     Ok(Some(bytes))
 }
 
-/// Add a partition, if it lies within the disk; else note that it does not.
+/// Adds a partition if it lies within the disk, and a note otherwise.
 fn add(table: &mut Table, disk_len: Bytes, partition: Partition) {
     let end = partition.start.checked_add(partition.len);
     if end.is_some_and(|end| end <= disk_len) {
         table.partitions.push(partition);
     } else {
-        table.notes.push(format!("partition {} ends past the device and is left out", partition.number));
+        table.notes.push(format!("partition {} ends past the device and is ignored", partition.number));
     }
 }
 

@@ -1,7 +1,8 @@
-//! MBR: four entries in the first block, and a chain of blocks for the logical partitions of an extended one.
+//! MBR: four entries in the first block, and a chain of blocks for the logical partitions of an extended
+//! partition.
 //!
-//! Source: the kernel's block/partitions/msdos.c. Entries count in logical blocks. The chain is followed while
-//! it stays within the extended partition and goes forward or back to blocks not yet seen.
+//! Source: the kernel's block/partitions/msdos.c. Entries count logical blocks. The chain is followed as long
+//! as it stays within the extended partition and reaches no block twice.
 
 use crate::{Disk, Format, LOGICAL_MAX, Partition, Table, Type, add, read_within, u16_at, u32_at};
 use block::Bytes;
@@ -11,7 +12,7 @@ const ENTRY_LEN: usize = 16;
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 const PROTECTIVE: u8 = 0xee;
 
-/// One entry, in blocks.
+/// An entry, in blocks.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     code: u8,
@@ -29,20 +30,20 @@ impl Entry {
     }
 }
 
-/// A first block that is a table, or the link of a chain.
+/// A boot record with a table: the first block, or a link of the chain.
 pub(crate) struct Boot {
     disk_id: u32,
     entries: [Entry; 4],
 }
 
 impl Boot {
-    /// It says that there is a GPT.
+    /// Whether it has the protective entry of a GPT.
     pub(crate) fn is_protective(&self) -> bool {
         self.entries.iter().any(|entry| entry.code == PROTECTIVE && entry.start == 1)
     }
 }
 
-/// `None`: it has no signature, or is the boot sector of a file system rather than a table: that has code
+/// Parses a boot record. `None`: it has no signature, or is the boot sector of a file system, which has code
 /// where a table has flags (0 or 0x80).
 pub(crate) fn parse(bytes: &[u8; 512]) -> Option<Boot> {
     if u16_at(bytes, 510) != 0xaa55 {
@@ -59,7 +60,7 @@ pub(crate) fn parse(bytes: &[u8; 512]) -> Option<Boot> {
     Some(Boot { disk_id: u32_at(bytes, 440), entries })
 }
 
-/// The table that the first block is, on a disk without a sound GPT. `None`: none of its entries is used.
+/// Reads the table of a disk without a valid GPT. `None`: none of its entries is used.
 pub(crate) fn read<D: Disk>(disk: &mut D, boot: &Boot) -> Result<Option<Table>, D::Error> {
     if boot.entries.iter().all(|entry| entry.is_empty()) {
         return Ok(None);
@@ -71,7 +72,7 @@ pub(crate) fn read<D: Disk>(disk: &mut D, boot: &Boot) -> Result<Option<Table>, 
         partitions: Vec::new(),
         notes: Vec::new(),
     };
-    // Such an entry is not a partition but covers them all: whoever wrote to it would write over the table of the GPT.
+    // The protective entry covers the disk but is no partition: writing to it would overwrite the GPT.
     if boot.entries.iter().any(|entry| entry.code == PROTECTIVE) {
         table.notes.push("it says that there is a GPT, which is damaged in both places".to_owned());
         return Ok(Some(table));
@@ -87,7 +88,7 @@ pub(crate) fn read<D: Disk>(disk: &mut D, boot: &Boot) -> Result<Option<Table>, 
     Ok(Some(table))
 }
 
-/// Follow the chain of an extended partition.
+/// Follows the chain of an extended partition.
 fn follow<D: Disk>(disk: &mut D, table: &mut Table, extended: Entry) -> Result<(), D::Error> {
     let block = u64::from(disk.block());
     let (first, end) = (u64::from(extended.start), u64::from(extended.start) + u64::from(extended.len));
@@ -96,40 +97,42 @@ fn follow<D: Disk>(disk: &mut D, table: &mut Table, extended: Entry) -> Result<(
     let mut number = 5;
     loop {
         if seen.contains(&at) || seen.len() == LOGICAL_MAX {
-            table.notes.push("the chain of logical partitions never ends: the rest is left out".to_owned());
+            table.notes.push("the chain of logical partitions is a loop: the rest is ignored".to_owned());
             return Ok(());
         }
         seen.push(at);
         let sector = read_within(disk, at * block, 512)?;
         let link = sector.and_then(|bytes| parse(bytes.as_slice().try_into().ok()?));
         let Some(link) = link else {
-            table.notes.push("the chain of logical partitions is broken: the rest is left out".to_owned());
+            table.notes.push("the chain of logical partitions is broken: the rest is ignored".to_owned());
             return Ok(());
         };
         for &entry in link.entries.iter().filter(|entry| !entry.is_empty() && !entry.is_extended()) {
-            // Where it begins is counted from its link.
+            // The start is relative to the link.
             let start = at + u64::from(entry.start);
             if start + u64::from(entry.len) > end {
-                table.notes.push(format!("partition {number} ends past its extended one and is left out"));
+                table
+                    .notes
+                    .push(format!("partition {number} ends past its extended partition and is ignored"));
             } else {
                 push(table, disk.size(), number, start, entry);
             }
             number += 1;
         }
-        // Where the next link is, is counted from the extended partition.
+        // The next link is relative to the extended partition.
         let Some(next) = link.entries.iter().find(|entry| entry.is_extended() && !entry.is_empty()) else {
             return Ok(());
         };
         at = first + u64::from(next.start);
         if at >= end {
-            table.notes.push("the chain of logical partitions is broken: the rest is left out".to_owned());
+            table.notes.push("the chain of logical partitions is broken: the rest is ignored".to_owned());
             return Ok(());
         }
     }
 }
 
 fn push(table: &mut Table, disk_len: Bytes, number: u32, start: u64, entry: Entry) {
-    // 33 bits of blocks of at most 17 bits: this fits.
+    // 33 bits of blocks of at most 2^17 bytes: no overflow.
     let block = u64::from(table.block);
     let partition = Partition {
         number,
@@ -170,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_bites_its_tail_ends() {
+    fn a_circular_chain_ends() {
         let mut image = mbr_image();
         // The second link points back to the first.
         image.entry(150, 1, 0x05, 0, 50);
         let table = table(&mut image);
         assert_eq!(numbers(&table), [1, 2, 5, 6]);
-        assert!(table.notes[0].contains("never ends"), "{:?}", table.notes);
+        assert!(table.notes[0].contains("is a loop"), "{:?}", table.notes);
         // To itself.
         let mut image = mbr_image();
         image.entry(150, 1, 0x05, 50, 50);
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_many_links_is_cut() {
+    fn a_chain_of_many_links_is_truncated() {
         let mut image = Image::new(4 << 20, 512);
         image.sign(0);
         image.entry(0, 0, 0x05, 100, 4000);
@@ -199,16 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn partitions_past_the_end_are_left_out_and_told_of() {
+    fn partitions_past_the_end_are_ignored_with_a_note() {
         let mut image = mbr_image();
         image.entry(0, 2, 0x83, 1000, u32::MAX);
         let table = table(&mut image);
         assert_eq!(numbers(&table), [1, 2, 5, 6]);
-        assert_eq!(table.notes, ["partition 3 ends past the device and is left out"]);
+        assert_eq!(table.notes, ["partition 3 ends past the device and is ignored"]);
     }
 
     #[test]
-    fn the_boot_sector_of_a_file_system_is_no_table() {
+    fn the_boot_sector_of_a_file_system_is_not_a_table() {
         let mut image = Image::new(1 << 20, 512);
         image.sign(0);
         image.bytes[446] = 0xeb;
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_4096_are_what_entries_count_in() {
+    fn entries_count_blocks_of_4096_bytes() {
         let mut image = Image::new(1 << 20, 4096);
         image.sign(0);
         image.entry(0, 0, 0x83, 16, 32);

@@ -1,18 +1,18 @@
-//! How a user names a partition.
+//! Selection of a partition by the user.
 
 use crate::{Partition, Table};
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
-/// One partition of a table: `2`, `PARTUUID=0f5c…`, `LABEL=root`, or a bare name.
+/// Selects a partition of a table: `2`, `PARTUUID=0f5c…`, `LABEL=root`, or a bare name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Selector {
     /// By number.
     Number(u32),
-    /// By PARTUUID, in any case of letters.
+    /// By PARTUUID, case-insensitive.
     Uuid(String),
-    /// By the name that a GPT gives it.
+    /// By the partition's name in a GPT.
     Label(String),
 }
 
@@ -43,43 +43,43 @@ impl fmt::Display for Selector {
     }
 }
 
-/// Why no partition, or no single one, is meant.
+/// Why a selector matches no partition, or several.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SelectError {
-    /// None is.
+    /// No partition matches.
     #[error("there is no partition {selector} ({there})")]
     None {
-        /// What was asked for.
+        /// The selector.
         selector: Selector,
-        /// Which there are.
+        /// The existing partitions.
         there: String,
     },
-    /// Several are.
+    /// Several partitions match.
     #[error("several partitions are called {selector}: {numbers} (choose one by its number)")]
     Several {
-        /// What was asked for.
+        /// The selector.
         selector: Selector,
-        /// Their numbers.
+        /// Numbers of the matching partitions.
         numbers: String,
     },
-    /// It only holds others.
-    #[error("partition {number} is an extended one, which only holds others ({there})")]
+    /// The partition is extended and contains only logical partitions.
+    #[error("partition {number} is an extended partition, which only contains logical ones ({there})")]
     Extended {
-        /// Its number.
+        /// Number of the partition.
         number: u32,
-        /// Which there are.
+        /// The existing partitions.
         there: String,
     },
 }
 
-/// How many partitions a message names.
+/// Most partitions that a message lists.
 const NAMED_MAX: usize = 16;
 
 impl Table {
-    /// The partition that is meant.
+    /// Finds the selected partition.
     ///
     /// # Errors
-    /// [`SelectError`], which names those that there are.
+    /// [`SelectError`], which lists the existing partitions.
     pub fn select(&self, selector: &Selector) -> Result<&Partition, SelectError> {
         let is_meant = |partition: &&Partition| match selector {
             Selector::Number(number) => partition.number == *number,
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Its partitions in a few words.
+    /// Lists the partitions for a message.
     fn there(&self) -> String {
         let named: Vec<_> = self.partitions.iter().take(NAMED_MAX).map(ToString::to_string).collect();
         match self.partitions.len() {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_says_which_partitions_there_are() {
+    fn a_miss_lists_the_existing_partitions() {
         let table = read(&mut gpt_image(512)).unwrap().unwrap();
         let error = table.select(&selector("2")).unwrap_err().to_string();
         assert_eq!(error, "there is no partition 2 (there are 1 \"boot\" (32K), 3 \"röot\" (32K))");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_several_have_is_not_guessed_at() {
+    fn an_ambiguous_name_is_refused() {
         let mut table = read(&mut gpt_image(512)).unwrap().unwrap();
         table.partitions[0].name = "röot".to_owned();
         let error = table.select(&selector("röot")).unwrap_err().to_string();

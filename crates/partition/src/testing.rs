@@ -1,15 +1,15 @@
-//! Disks in memory with tables on them, for the tests here.
+//! Disks in memory with partition tables, for the tests of this crate.
 
 use crate::Disk;
 use block::Bytes;
 
-/// A disk in memory, which counts what is read.
+/// A disk in memory, which counts reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Image {
     pub(crate) bytes: Vec<u8>,
     pub(crate) block: u32,
     pub(crate) reads: usize,
-    /// The longest read.
+    /// Length of the longest read.
     pub(crate) read_max: usize,
 }
 
@@ -23,7 +23,7 @@ impl Image {
         self.bytes[at + 510..at + 512].copy_from_slice(&[0x55, 0xaa]);
     }
 
-    /// An entry of an MBR, or of the link of a chain.
+    /// Writes an entry of an MBR, or of a link of the chain.
     pub(crate) fn entry(&mut self, lba: u64, index: usize, code: u8, start: u32, len: u32) {
         let at = lba as usize * self.block as usize + 446 + index * 16;
         self.bytes[at + 4] = code;
@@ -31,7 +31,7 @@ impl Image {
         self.bytes[at + 12..at + 16].copy_from_slice(&len.to_le_bytes());
     }
 
-    /// Change a field of the GPT header at `at`, and make its checksum right.
+    /// Changes a field of the GPT header at `at`, and corrects its checksum.
     pub(crate) fn set_header(&mut self, at: u64, field: usize, value: &[u8]) {
         let at = at as usize;
         self.bytes[at + field..at + field + value.len()].copy_from_slice(value);
@@ -103,7 +103,7 @@ pub(crate) fn gpt_image(block: u32) -> Image {
     image
 }
 
-/// 1 primary of 20 blocks, 2 extended from 100, with logical ones in links at 100 and 150.
+/// 1 primary partition of 20 blocks, 2 extended from 100, with logical ones in links at 100 and 150.
 pub(crate) fn mbr_image() -> Image {
     let mut image = Image::new(1000 * 512, 512);
     image.bytes[440..444].copy_from_slice(&0xcafe_f00du32.to_le_bytes());

@@ -1,13 +1,13 @@
 //! Writes the seeds of the NBD fuzz corpora: `cargo run -p blockyard-proto --example nbd_seeds`.
 //!
-//! They are what our own ends say to each other, so each target starts from bytes that lead deep into
-//! its parser. Run it again when the protocol's code learns something new; it overwrites its own
-//! files only, and leaves alone what a fuzzer has found.
+//! The seeds are the messages of our own client and server, so each target starts from bytes that reach deep
+//! into its parser. Run it again when the protocol code gains a feature; it overwrites its own files only and
+//! keeps what a fuzzer has found.
 
 use std::path::{Path, PathBuf};
 
 use block::{Bytes, Extent};
-use blockyard_proto::nbd::client::{self, Goal, TlsWish, Wish};
+use blockyard_proto::nbd::client::{self, Goal, HandshakeOptions, TlsPolicy};
 use blockyard_proto::nbd::extents::{StatusQuery, put_block_status};
 use blockyard_proto::nbd::fuzzing::catalogue;
 use blockyard_proto::nbd::server::{self, Config, TlsMode};
@@ -15,14 +15,14 @@ use blockyard_proto::nbd::{Command, CommandFlags, ExportId, NbdError, Request, S
 
 fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-    for (name, settings, wish, config) in handshakes() {
-        let (said, answered, style) = negotiate(wish, config);
-        // Where the handshake leads on to transmission, so does the seed.
+    for (name, settings, request, config) in handshakes() {
+        let (sent, answered, style) = negotiate(request, config);
+        // A handshake that leads to transmission is followed by requests and replies in the seed.
         let seed = |stream: &[u8], then: fn(Style) -> Vec<u8>| {
             let then = style.map(then).unwrap_or_default();
             [&[settings, 63][..], stream, &then].concat()
         };
-        write(&root, "nbd_server_handshake", name, &seed(&said, requests))?;
+        write(&root, "nbd_server_handshake", name, &seed(&sent, requests))?;
         write(&root, "nbd_client_handshake", name, &seed(&answered, replies))?;
     }
     for (number, style) in [Style::Simple, Style::Structured, Style::Extended].into_iter().enumerate() {
@@ -48,29 +48,45 @@ fn write(root: &Path, target: &str, name: &str, bytes: &[u8]) -> std::io::Result
     std::fs::write(folder.join(format!("seed-{name}")), bytes)
 }
 
-/// Names, the settings byte that both targets read, and what the ends want.
-fn handshakes() -> [(&'static str, u8, Wish, Config); 5] {
-    let plain = Wish { structured: false, extended: false, allocation: false, ..Wish::new("disk") };
+/// Name, settings byte (read by both targets), and configuration of client and server.
+fn handshakes() -> [(&'static str, u8, HandshakeOptions, Config); 5] {
+    let plain = HandshakeOptions {
+        structured: false,
+        extended: false,
+        allocation: false,
+        ..HandshakeOptions::new("disk")
+    };
     let tls = Config { tls: TlsMode::Optional, ..Config::default() };
     [
         ("plain", 8 | 16 | 32, plain, Config::default()),
-        ("structured", 16, Wish { extended: false, ..Wish::new("disk") }, Config::default()),
-        ("extended", 0, Wish::new("disk"), Config::default()),
-        ("tls", 1, Wish { tls: TlsWish::IfOffered, ..Wish::new("disk") }, tls),
-        ("list", 4, Wish { goal: Goal::List, ..Wish::new("disk") }, Config::default()),
+        (
+            "structured",
+            16,
+            HandshakeOptions { extended: false, ..HandshakeOptions::new("disk") },
+            Config::default(),
+        ),
+        ("extended", 0, HandshakeOptions::new("disk"), Config::default()),
+        ("tls", 1, HandshakeOptions { tls: TlsPolicy::IfOffered, ..HandshakeOptions::new("disk") }, tls),
+        (
+            "list",
+            4,
+            HandshakeOptions { goal: Goal::List, ..HandshakeOptions::new("disk") },
+            Config::default(),
+        ),
     ]
 }
 
-/// What either end says until both have come to an end, and the style they agreed on, if any.
-fn negotiate(wish: Wish, config: Config) -> (Vec<u8>, Vec<u8>, Option<Style>) {
-    let (mut client, mut server) = (client::Handshake::new(wish), server::Handshake::new(config));
-    let (mut said, mut answered) = (Vec::new(), Vec::new());
+/// Runs a handshake to its end: bytes sent by the client, bytes sent by the server, and the negotiated style,
+/// if any.
+fn negotiate(request: HandshakeOptions, config: Config) -> (Vec<u8>, Vec<u8>, Option<Style>) {
+    let (mut client, mut server) = (client::Handshake::new(request), server::Handshake::new(config));
+    let (mut sent, mut answered) = (Vec::new(), Vec::new());
     loop {
         let to_client = std::mem::take(server.output());
         answered.extend_from_slice(&to_client);
         client.input(&to_client);
         let to_server = std::mem::take(client.output());
-        said.extend_from_slice(&to_server);
+        sent.extend_from_slice(&to_server);
         let mut rest = &to_server[..];
         while !rest.is_empty() {
             let taken = server.input(rest, &catalogue());
@@ -84,12 +100,12 @@ fn negotiate(wish: Wish, config: Config) -> (Vec<u8>, Vec<u8>, Option<Style>) {
                 client::Step::Ready(session) => Some(session.style),
                 _ => None,
             };
-            return (said, answered, style);
+            return (sent, answered, style);
         }
     }
 }
 
-/// One of every request there is, with its payload.
+/// One request of each kind, with its payload.
 fn requests(style: Style) -> Vec<u8> {
     let extended = style == Style::Extended;
     let all = [
@@ -123,7 +139,7 @@ fn requests(style: Style) -> Vec<u8> {
     bytes
 }
 
-/// One of every reply there is; cookies choose the request that the target holds them against.
+/// One reply of each kind; the cookie selects the request that the target checks it against.
 fn replies(style: Style) -> Vec<u8> {
     let read = Request::new(Command::Read, 0, 0, 4096);
     let (query, write) = (Request::new(Command::BlockStatus, 1, 0, 1 << 20), Request::write(2, 0, 4096));

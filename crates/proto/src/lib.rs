@@ -1,10 +1,13 @@
 //! Protocols as codecs and sessions without I/O or clock.
 //!
-//! Every protocol is a module of its own: bytes in, meaning out, and back. Nothing here opens a
-//! socket, reads a clock, starts a thread or waits; whoever owns the connection feeds bytes in and
-//! carries bytes out. No byte that a peer can send makes anything here panic.
+//! Every protocol has a module that parses and encodes its messages. Nothing here opens a socket, reads a
+//! clock, starts a thread or waits; the owner of the connection moves the bytes. No byte that a peer can send
+//! causes a panic.
 
 #![forbid(unsafe_code)]
 
+pub mod exec;
 pub mod fuse;
+pub mod iscsi;
 pub mod nbd;
+pub mod vhost_user;

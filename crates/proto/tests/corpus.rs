@@ -1,18 +1,25 @@
 //! Replays the fuzz corpora: every kept input, and mutations of it, through the body of its target.
 //!
-//! What a fuzzer finds is kept in `fuzz/corpus/TARGET/` and from then on tried here at every test run.
+//! Inputs found by a fuzzer are kept in `fuzz/corpus/TARGET/` and replayed by every test run.
 
 use std::path::Path;
 
+use blockyard_proto::exec;
 use blockyard_proto::fuse;
+use blockyard_proto::iscsi::fuzzing as iscsi;
 use blockyard_proto::nbd::fuzzing;
+use blockyard_proto::vhost_user;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
 type Body = fn(&[u8]);
 
-const TARGETS: [(&str, Body); 7] = [
+const TARGETS: [(&str, Body); 12] = [
+    ("exec_replies", exec::fuzzing::replies),
+    ("iscsi_pdu", iscsi::headers),
+    ("iscsi_login", iscsi::login),
+    ("iscsi_initiator", iscsi::initiator),
     ("nbd_server_handshake", fuzzing::server_handshake),
     ("nbd_request", fuzzing::request),
     ("nbd_client_handshake", fuzzing::client_handshake),
@@ -20,9 +27,10 @@ const TARGETS: [(&str, Body); 7] = [
     ("nbd_uri", fuzzing::uri),
     ("fuse_call", fuse::fuzzing::call),
     ("fuse_entry", fuse::fuzzing::entry),
+    ("vhost_user", vhost_user::fuzzing::session),
 ];
 
-/// Every input that is kept for a target, with its name. There must be some.
+/// All inputs kept for a target, with their names. Fails if there are none.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut inputs: Vec<_> = std::fs::read_dir(&folder)
@@ -37,7 +45,7 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 #[test]
-fn every_kept_input_is_survived() {
+fn kept_inputs_do_not_panic() {
     for (target, body) in TARGETS {
         for (name, input) in corpus(target) {
             println!("{name}");
@@ -52,7 +60,9 @@ fn every_target_has_a_corpus_and_every_corpus_a_target() {
     let mut folders: Vec<_> = std::fs::read_dir(root.join("corpus"))
         .expect("there are corpora")
         .map(|entry| entry.expect("the folder is readable").file_name().into_string().expect("a plain name"))
-        .filter(|name| name.starts_with("nbd_") || name.starts_with("fuse_"))
+        .filter(|name| {
+            ["exec_", "nbd_", "fuse_", "iscsi_", "vhost_"].iter().any(|protocol| name.starts_with(protocol))
+        })
         .collect();
     folders.sort();
     let mut targets = TARGETS.map(|(target, _)| target);
@@ -63,7 +73,7 @@ fn every_target_has_a_corpus_and_every_corpus_a_target() {
     }
 }
 
-/// A small change to an input: overwrite, insert, remove or cut somewhere.
+/// Mutates an input: overwrites, inserts, removes or truncates at a random place.
 fn mutate(input: &mut Vec<u8>, kind: u8, place: Index, byte: u8) {
     if input.is_empty() {
         return input.push(byte);
@@ -79,16 +89,17 @@ fn mutate(input: &mut Vec<u8>, kind: u8, place: Index, byte: u8) {
 }
 
 #[test]
-fn mutations_of_kept_inputs_are_survived() {
+fn mutated_inputs_do_not_panic() {
     for (target, body) in TARGETS {
         let inputs = corpus(target);
         let changes = proptest::collection::vec((any::<u8>(), any::<Index>(), any::<u8>()), 1..6);
-        // The second byte of a state machine's input is the size of the pieces it is fed in.
+        // The second byte of a state machine's input is the size of the pieces in which it is fed.
         let strategy = (any::<Index>(), changes, any::<u8>());
         TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() })
             .run(&strategy, |(which, changes, piece)| {
                 let mut input = which.get(&inputs).1.clone();
-                if target.ends_with("handshake") && input.len() > 1 {
+                let is_stream = ["handshake", "login", "initiator"].iter().any(|end| target.ends_with(end));
+                if is_stream && input.len() > 1 {
                     input[1] = piece;
                 }
                 for (kind, place, byte) in changes {
@@ -102,7 +113,7 @@ fn mutations_of_kept_inputs_are_survived() {
 }
 
 #[test]
-fn random_bytes_are_survived() {
+fn random_bytes_do_not_panic() {
     for (target, body) in TARGETS {
         TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() })
             .run(&proptest::collection::vec(any::<u8>(), 0..300), |input| {

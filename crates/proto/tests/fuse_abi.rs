@@ -1,13 +1,13 @@
-//! The structures of FUSE as we read and write them, held against the kernel's own header by a C compiler.
+//! Checks our layout of FUSE structures against the kernel's header, with a C compiler.
 //!
-//! Skipped by name where there is no compiler or no header.
+//! Skipped with a reason if there is no compiler or no header.
 
 use blockyard_proto::fuse::wire::{self, falloc, fattr, fopen, init, opcode};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Sizes and places of fields that `call.rs` and `reply.rs` count on.
+/// Sizes and field offsets that `call.rs` and `reply.rs` rely on.
 const LAYOUT: &[(&str, usize)] = &[
     ("sizeof(struct fuse_in_header)", wire::IN_HEADER_LEN),
     ("offsetof(struct fuse_in_header, opcode)", 4),
@@ -95,7 +95,7 @@ const LAYOUT: &[(&str, usize)] = &[
     ("FUSE_MAX_PAGES", init::MAX_PAGES as usize),
 ];
 
-/// What older headers do not have: checked where it is defined.
+/// Constants that older headers lack: checked where they are defined.
 const NEWER: &[(&str, u64)] = &[
     ("FOPEN_NOFLUSH", fopen::NOFLUSH as u64),
     ("FOPEN_PARALLEL_DIRECT_WRITES", fopen::PARALLEL_DIRECT_WRITES as u64),
@@ -107,7 +107,7 @@ const NEWER: &[(&str, u64)] = &[
 ];
 
 #[test]
-fn structures_are_laid_out_as_the_kernels_header_has_them() {
+fn structures_have_the_kernels_layout() {
     let mut source = String::from(
         "#include <stddef.h>\n#include <stdint.h>\n#include <linux/falloc.h>\n#include <linux/fuse.h>\n",
     );
@@ -124,12 +124,12 @@ fn structures_are_laid_out_as_the_kernels_header_has_them() {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut compiler) = compiler else { return eprintln!("skipped: there is no C compiler") };
-    // It may end before it has read everything.
+    // The compiler may exit before it has read everything.
     let _ = compiler.stdin.take().map(|mut pipe| pipe.write_all(source.as_bytes()));
     let outcome = compiler.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&outcome.stderr);
-    if said.contains("linux/fuse.h: No such file") {
+    let errors = String::from_utf8_lossy(&outcome.stderr);
+    if errors.contains("linux/fuse.h: No such file") {
         return eprintln!("skipped: there are no kernel headers");
     }
-    assert!(outcome.status.success(), "{said}");
+    assert!(outcome.status.success(), "{errors}");
 }

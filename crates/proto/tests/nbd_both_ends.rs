@@ -1,31 +1,38 @@
-//! Our client against our server, in memory: every combination of what either can be made to want,
-//! in pieces of every size, and then some requests in the style they agreed on.
+//! Our client against our server, in memory: every combination of options, in pieces of every size, and then
+//! some requests in the negotiated style.
 
 use block::{Bytes, Extent};
-use blockyard_proto::nbd::client::{self, Goal, Progress, Reply, TlsWish, Track, Wish, parse_reply};
+use blockyard_proto::nbd::client::{
+    self, Goal, HandshakeOptions, Progress, Reply, TlsPolicy, Track, parse_reply,
+};
 use blockyard_proto::nbd::extents::put_block_status;
 use blockyard_proto::nbd::fuzzing::catalogue;
 use blockyard_proto::nbd::server::{self, Accepted, Catalogue, Config, Refused, TlsMode, check};
 use blockyard_proto::nbd::{Command, CommandFlags, NbdError, Request, Session, Style, request};
 
-/// How both ends came out of a handshake.
+/// Results of a handshake.
 struct Outcome {
     client: client::Step,
     server: server::Step,
-    /// What the client said, for byte-exact comparison.
-    said: Vec<u8>,
-    /// What the server answered.
+    /// Bytes sent by the client, for byte-exact comparison.
+    sent: Vec<u8>,
+    /// Bytes sent by the server.
     answered: Vec<u8>,
 }
 
-/// Carries bytes to and fro, `piece` at a time, until both ends have come to an end.
-fn negotiate(wish: Wish, config: Config, catalogue: &dyn Catalogue, piece: usize) -> Outcome {
-    let mut client = client::Handshake::new(wish);
+/// Passes bytes between client and server, `piece` at a time, until both have ended.
+fn negotiate(
+    requested: HandshakeOptions,
+    config: Config,
+    catalogue: &dyn Catalogue,
+    piece: usize,
+) -> Outcome {
+    let mut client = client::Handshake::new(requested);
     let mut server = server::Handshake::new(config);
     let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
-    let (mut said, mut answered) = (Vec::new(), Vec::new());
+    let (mut sent, mut answered) = (Vec::new(), Vec::new());
     for _ in 0..100_000 {
-        said.extend_from_slice(client.output());
+        sent.extend_from_slice(client.output());
         answered.extend_from_slice(server.output());
         to_server.append(client.output());
         to_client.append(server.output());
@@ -38,12 +45,12 @@ fn negotiate(wish: Wish, config: Config, catalogue: &dyn Catalogue, piece: usize
             client.tls_started();
             server.tls_started();
         }
-        // A client that has ended does not wait for the answer to its ABORT.
+        // A client that has ended does not wait for the reply to its ABORT.
         let closed = matches!(server.poll(), server::Step::Closed(_));
         let idle = to_server.is_empty() && (to_client.is_empty() || closed);
         let ended = !matches!(client.poll(), client::Step::NeedInput | client::Step::StartTls);
         if ended && idle && client.output().is_empty() && server.output().is_empty() {
-            return Outcome { client: client.poll(), server: server.poll(), said, answered };
+            return Outcome { client: client.poll(), server: server.poll(), sent, answered };
         }
     }
     panic!("it never ends: client {:?}, server {:?}", client.poll(), server.poll());
@@ -54,22 +61,22 @@ fn bools() -> [bool; 2] {
 }
 
 #[test]
-fn every_combination_agrees_on_the_best_of_both() {
+fn every_combination_negotiates_the_best_common_options() {
     let mut combinations = 0;
-    for tls in [TlsWish::Never, TlsWish::IfOffered, TlsWish::Always] {
+    for tls in [TlsPolicy::Never, TlsPolicy::IfOffered, TlsPolicy::Always] {
         for mode in [TlsMode::Off, TlsMode::Optional, TlsMode::Required] {
             for bits in 0..32u8 {
                 let bit = |at: u8| bits >> at & 1 != 0;
-                let wish = Wish {
+                let requested = HandshakeOptions {
                     tls,
                     structured: bit(0),
                     extended: bit(1),
                     allocation: bit(2),
-                    ..Wish::new("disk")
+                    ..HandshakeOptions::new("disk")
                 };
                 let config = Config { tls: mode, list: true, structured: bit(3), extended: bit(4) };
                 for piece in [1, 7, usize::MAX] {
-                    agree(&wish, config, piece);
+                    agree(&requested, config, piece);
                     combinations += 1;
                 }
             }
@@ -78,41 +85,41 @@ fn every_combination_agrees_on_the_best_of_both() {
     assert_eq!(combinations, 9 * 32 * 3);
 }
 
-/// One combination: what they agree on is what the table of the protocol makes of it.
-fn agree(wish: &Wish, config: Config, piece: usize) {
-    let encrypted = wish.tls != TlsWish::Never && config.tls != TlsMode::Off;
-    let impossible = [(TlsWish::Always, TlsMode::Off), (TlsWish::Never, TlsMode::Required)];
-    let possible = !impossible.contains(&(wish.tls, config.tls));
-    let outcome = negotiate(wish.clone(), config, &catalogue(), piece);
+/// Checks one combination: client and server negotiate what the protocol document specifies.
+fn agree(requested: &HandshakeOptions, config: Config, piece: usize) {
+    let encrypted = requested.tls != TlsPolicy::Never && config.tls != TlsMode::Off;
+    let impossible = [(TlsPolicy::Always, TlsMode::Off), (TlsPolicy::Never, TlsMode::Required)];
+    let possible = !impossible.contains(&(requested.tls, config.tls));
+    let outcome = negotiate(requested.clone(), config, &catalogue(), piece);
     if !possible {
-        assert!(matches!(outcome.client, client::Step::Failed(_)), "{wish:?} {config:?}");
+        assert!(matches!(outcome.client, client::Step::Failed(_)), "{requested:?} {config:?}");
         assert!(matches!(outcome.server, server::Step::Closed(server::Closed::Aborted)));
         return;
     }
     let (client::Step::Ready(client), server::Step::Ready(server)) = (&outcome.client, &outcome.server)
     else {
-        panic!("{wish:?} {config:?} became {:?} and {:?}", outcome.client, outcome.server);
+        panic!("{requested:?} {config:?} became {:?} and {:?}", outcome.client, outcome.server);
     };
-    let style = if wish.extended && config.extended {
+    let style = if requested.extended && config.extended {
         Style::Extended
-    } else if wish.structured && config.structured {
+    } else if requested.structured && config.structured {
         Style::Structured
     } else {
         Style::Simple
     };
-    assert_eq!((client.style, client.tls), (style, encrypted), "{wish:?} {config:?}");
-    assert_eq!(client.base_allocation.is_some(), wish.allocation && style != Style::Simple);
+    assert_eq!((client.style, client.tls), (style, encrypted), "{requested:?} {config:?}");
+    assert_eq!(client.base_allocation.is_some(), requested.allocation && style != Style::Simple);
     assert_eq!((client.size, client.block_sizes.minimum), (1 << 30, 512));
     assert!(client.block_sizes.is_valid(client.size) && client.block_sizes_agreed);
-    // Both ends hold the same session.
+    // Client and server have equal sessions.
     assert_eq!(client, server);
 }
 
 #[test]
-fn a_list_is_the_same_at_both_ends() {
+fn the_client_receives_the_servers_list() {
     for piece in [1, 5, usize::MAX] {
-        let wish = Wish { goal: Goal::List, ..Wish::new("") };
-        let outcome = negotiate(wish, Config::default(), &catalogue(), piece);
+        let requested = HandshakeOptions { goal: Goal::List, ..HandshakeOptions::new("") };
+        let outcome = negotiate(requested, Config::default(), &catalogue(), piece);
         let client::Step::Listed(listed) = outcome.client else { panic!("{:?}", outcome.client) };
         let listed: Vec<_> = listed.iter().map(|l| (l.name.as_str(), l.description.as_str())).collect();
         assert_eq!(listed, [("disk", "a disk"), ("rom", "")]);
@@ -121,28 +128,34 @@ fn a_list_is_the_same_at_both_ends() {
 }
 
 #[test]
-fn an_export_that_is_not_there_is_told_to_the_client() {
+fn an_unknown_export_is_reported_to_the_client() {
     for bits in bools() {
-        let wish = Wish { extended: bits, structured: bits, ..Wish::new("nothing") };
-        let outcome = negotiate(wish, Config::default(), &catalogue(), 3);
+        let requested =
+            HandshakeOptions { extended: bits, structured: bits, ..HandshakeOptions::new("nothing") };
+        let outcome = negotiate(requested, Config::default(), &catalogue(), 3);
         let client::Step::Failed(failure) = outcome.client else { panic!("{:?}", outcome.client) };
         assert!(failure.to_string().contains("no export of that name"), "{failure}");
     }
 }
 
-/// A hex dump as it stands in a test, with whatever white space.
+/// Parses a hex dump with any white space.
 fn hex(text: &str) -> Vec<u8> {
     let digits: String = text.split_whitespace().collect();
     (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
 }
 
 #[test]
-fn the_plainest_negotiation_is_byte_for_byte_the_documents() {
-    let wish = Wish { structured: false, extended: false, allocation: false, ..Wish::new("rom") };
-    let outcome = negotiate(wish, Config::default(), &catalogue(), usize::MAX);
-    let said = "00000003
+fn the_minimal_negotiation_matches_the_document_byte_for_byte() {
+    let requested = HandshakeOptions {
+        structured: false,
+        extended: false,
+        allocation: false,
+        ..HandshakeOptions::new("rom")
+    };
+    let outcome = negotiate(requested, Config::default(), &catalogue(), usize::MAX);
+    let sent = "00000003
         49484156454f5054 00000007 0000000b 00000003 726f6d 0001 0003";
-    assert_eq!(outcome.said, hex(said));
+    assert_eq!(outcome.sent, hex(sent));
     // Flags 0x050f: has flags, read only, flush, FUA, multi conn, cache.
     let answered = "4e42444d41474943 49484156454f5054 0003
         0003e889045565a9 00000007 00000003 0000000c 0000 0000000000100000 050f
@@ -152,13 +165,13 @@ fn the_plainest_negotiation_is_byte_for_byte_the_documents() {
 }
 
 #[test]
-fn the_fullest_negotiation_is_byte_for_byte_the_documents() {
-    let outcome = negotiate(Wish::new("disk"), Config::default(), &catalogue(), usize::MAX);
-    let said = "00000003
+fn the_full_negotiation_matches_the_document_byte_for_byte() {
+    let outcome = negotiate(HandshakeOptions::new("disk"), Config::default(), &catalogue(), usize::MAX);
+    let sent = "00000003
         49484156454f5054 0000000b 00000000
         49484156454f5054 0000000a 0000001f 00000004 6469736b 00000001 0000000f 626173653a616c6c6f636174696f6e
         49484156454f5054 00000007 0000000c 00000004 6469736b 0001 0003";
-    assert_eq!(outcome.said, hex(said));
+    assert_eq!(outcome.sent, hex(sent));
     // Flags 0x1ded: everything but read only, rotational and resize.
     let answered = "4e42444d41474943 49484156454f5054 0003
         0003e889045565a9 0000000b 00000001 00000000
@@ -170,7 +183,7 @@ fn the_fullest_negotiation_is_byte_for_byte_the_documents() {
     assert_eq!(outcome.answered, hex(answered));
 }
 
-/// A server of a disk of one hole of a block between data, as far as it matters here.
+/// A server of a disk with a hole of one block between data.
 fn serve(session: &Session, request: &Request) -> Vec<u8> {
     let mut out = vec![0; 256];
     let taken = match check(session, request) {
@@ -194,7 +207,7 @@ fn serve(session: &Session, request: &Request) -> Vec<u8> {
     out
 }
 
-/// Sends a request over and reads its reply: the data, or how it failed.
+/// Sends a request and parses its reply: the data, or the error.
 fn exchange(session: &Session, request: &Request) -> Result<Vec<u8>, NbdError> {
     let mut header = [0; 32];
     let len = request.put(&mut header, session.extended());
@@ -217,10 +230,10 @@ fn exchange(session: &Session, request: &Request) -> Result<Vec<u8>, NbdError> {
 }
 
 #[test]
-fn requests_and_replies_meet_in_every_style() {
+fn requests_and_replies_match_in_every_style() {
     for (extended, structured) in [(false, false), (false, true), (true, true)] {
-        let wish = Wish { extended, structured, ..Wish::new("disk") };
-        let outcome = negotiate(wish, Config::default(), &catalogue(), 11);
+        let requested = HandshakeOptions { extended, structured, ..HandshakeOptions::new("disk") };
+        let outcome = negotiate(requested, Config::default(), &catalogue(), 11);
         let client::Step::Ready(session) = outcome.client else { panic!("{:?}", outcome.client) };
         let size = session.size;
 

@@ -1,28 +1,28 @@
 //! A bounded cache of metadata clusters: L2 tables by L1 index, or refcount blocks by their index.
 //!
-//! Owned by [`crate::meta::Meta`], under its mutex. A table that was changed, or is being written, stays until a flush has
-//! made it durable: so the cache may be larger than its bound for a moment, and whoever changes tables flushes first when
-//! [`Cache::is_strained`].
+//! Owned by [`crate::meta::Meta`], under its mutex. A table that is dirty, or being written, stays until a
+//! flush has made it durable: so the cache may exceed its bound for a moment, and a caller that changes
+//! tables flushes first when [`Cache::is_strained`].
 
 use std::collections::HashMap;
 
-/// The unit that a power cut tears at.
+/// Unit of tearing in a power cut.
 pub(crate) const SECTOR: usize = 512;
 
-/// A metadata cluster, as its bytes on disk are to be.
+/// A metadata cluster with its current content.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// Its key.
+    /// Its key in the cache.
     pub(crate) index: u64,
-    /// Its place in the file.
+    /// Offset in the file.
     pub(crate) at: u64,
     pub(crate) bytes: Box<[u8]>,
-    /// By sector: changed since the last flush began.
+    /// Bitmap of sectors changed since the last flush started.
     changed: Box<[u64]>,
     is_changed: bool,
-    /// Nothing on disk refers to it yet: the next flush writes all of it, ahead of what refers to it.
+    /// Nothing on disk refers to it yet: the next flush writes all of it, before anything that refers to it.
     pub(crate) fresh: bool,
-    /// A flush has taken a copy of its changes, and not ended.
+    /// A flush in progress has taken a copy of its changes.
     flushing: bool,
     used: bool,
 }
@@ -39,7 +39,7 @@ impl Table {
         !self.is_changed && !self.flushing
     }
 
-    /// The changed sectors, in runs: offset in the table and bytes. The whole table if it is fresh.
+    /// Runs of changed sectors, as offset in the table and bytes. The whole table if it is fresh.
     fn pieces(&self) -> Vec<(usize, Vec<u8>)> {
         if self.fresh {
             return vec![(0, self.bytes.to_vec())];
@@ -57,7 +57,7 @@ impl Table {
     }
 }
 
-/// What a flush writes of one table.
+/// The changes of one table that a flush writes.
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) index: u64,
@@ -77,22 +77,22 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Of at most `max` tables, as long as no more are changed.
+    /// Creates a cache of at most `max` tables, unless more are dirty.
     pub(crate) fn new(max: usize) -> Cache {
         Cache { slots: Vec::new(), places: HashMap::new(), hand: 0, max: max.max(4), changed: 0 }
     }
 
-    /// Whether so many are changed that a flush is due.
+    /// Whether so many tables are dirty that a flush is due.
     pub(crate) fn is_strained(&self) -> bool {
         self.changed * 2 > self.max
     }
 
-    /// Whether a table is changed.
+    /// Whether any table is dirty.
     pub(crate) fn has_changes(&self) -> bool {
         self.changed > 0
     }
 
-    /// The table of that index, if it is cached.
+    /// Finds the slot of a cached table.
     pub(crate) fn find(&mut self, index: u64) -> Option<usize> {
         let slot = *self.places.get(&index)?;
         self.slots[slot].used = true;
@@ -108,7 +108,8 @@ impl Cache {
         &self.slots[slot]
     }
 
-    /// Add a table, or replace the one of the same index, which must be unchanged. The slot is good until the next call.
+    /// Inserts a table, or replaces the one of the same index, which must be clean. The slot is valid until
+    /// the next call.
     pub(crate) fn insert(&mut self, table: Table) -> usize {
         self.changed += usize::from(table.is_changed);
         if let Some(&slot) = self.places.get(&table.index) {
@@ -132,7 +133,7 @@ impl Cache {
         slot
     }
 
-    /// A clean slot for another table, by second chance; `None`: there is room, or nothing is clean.
+    /// Finds a clean slot to evict, by second chance; `None`: the cache is not full, or no table is clean.
     fn victim(&mut self) -> Option<usize> {
         if self.slots.len() < self.max {
             return None;
@@ -148,7 +149,7 @@ impl Cache {
         None
     }
 
-    /// Change bytes of a table, within one sector.
+    /// Changes bytes of a table, within one sector.
     pub(crate) fn put(&mut self, slot: usize, at: usize, bytes: &[u8]) {
         let table = &mut self.slots[slot];
         table.bytes[at..at + bytes.len()].copy_from_slice(bytes);
@@ -158,7 +159,7 @@ impl Cache {
         table.is_changed = true;
     }
 
-    /// Take copies of all changes, for a flush that [`Cache::flushed`] or [`Cache::restore`] ends.
+    /// Takes copies of all changes, for a flush that ends with [`Cache::flushed`] or [`Cache::restore`].
     pub(crate) fn take_changes(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         for table in self.slots.iter_mut().filter(|table| table.is_changed) {
@@ -171,12 +172,12 @@ impl Cache {
         parts
     }
 
-    /// The flush of all changes that were taken is over.
+    /// The flush of the taken changes has succeeded.
     pub(crate) fn flushed(&mut self) {
         self.slots.iter_mut().for_each(|table| table.flushing = false);
     }
 
-    /// The flush failed: these are to be written again. `fresh`: those that were fresh still are.
+    /// The flush has failed: marks the changes dirty again. `fresh`: fresh tables are still fresh.
     pub(crate) fn restore(&mut self, parts: &[Part], fresh: bool) {
         self.flushed();
         for part in parts {
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_tables_stay_and_others_go() {
+    fn only_clean_tables_are_evicted() {
         let mut cache = Cache::new(4);
         for index in 0..20 {
             let slot = cache.insert(table(index));
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_flush_took_is_taken_again() {
+    fn changes_of_a_failed_flush_are_taken_again() {
         let mut cache = Cache::new(4);
         cache.insert(Table::new(1, 0, vec![1; 1024], true));
         let parts = cache.take_changes();

@@ -8,17 +8,18 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 
-/// Clusters that were expanded last, by their place: small requests in a row need each of them several times.
+/// Cache of the clusters decompressed last, by their offset: consecutive small requests read a cluster
+/// several times.
 ///
-/// What is compressed never changes as long as an entry names it, so nothing here gets stale.
+/// Compressed data does not change as long as an entry refers to it, so the cache never becomes stale.
 #[derive(Debug, Default)]
-pub(crate) struct Expanded(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
+pub(crate) struct Decompressed(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 
 /// As many as there are threads that read an image.
-const EXPANDED_MAX: usize = 4;
+const CACHED_MAX: usize = 4;
 
-impl Expanded {
-    /// The cluster at `at`, expanded by `expand` if it is not there.
+impl Decompressed {
+    /// Returns the cluster at `at`, decompressed by `expand` if it is not cached.
     pub(crate) fn cluster(
         &self,
         at: u64,
@@ -29,20 +30,20 @@ impl Expanded {
         }
         let cluster = Arc::new(expand()?);
         let mut clusters = lock(&self.0);
-        clusters.truncate(EXPANDED_MAX - 1);
+        clusters.truncate(CACHED_MAX - 1);
         clusters.push_front((at, cluster.clone()));
         Ok(cluster)
     }
 }
 
-/// The cluster of `len` bytes that was compressed to `bytes`, behind which there may be others.
+/// Decompresses a cluster of `len` bytes; `bytes` may continue with other clusters.
 pub(crate) fn expand(compression: Compression, bytes: &[u8], len: usize) -> io::Result<Vec<u8>> {
     let mut cluster = vec![0; len];
     match compression {
         Compression::Deflate => {
             let flags = inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
             let (status, _, done) = decompress(&mut DecompressorOxide::new(), bytes, &mut cluster, 0, flags);
-            // It may end with the cluster and say so only after more of its input.
+            // The decoder may produce the whole cluster before it has consumed the end of its input.
             let whole = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput) && done == len;
             if !whole {
                 return Err(damaged("a compressed cluster is damaged"));
@@ -63,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_clusters_are_expanded_once() {
-        let (expanded, count) = (Expanded::default(), std::cell::Cell::new(0));
+    fn the_last_clusters_are_decompressed_once() {
+        let (expanded, count) = (Decompressed::default(), std::cell::Cell::new(0));
         let read = |at: u64| {
             let expand = || {
                 count.set(count.get() + 1);
@@ -75,11 +76,11 @@ mod tests {
         [1, 1, 2, 3, 4, 1, 2].into_iter().for_each(read);
         assert_eq!(count.get(), 4);
         [5, 1].into_iter().for_each(read);
-        assert_eq!(count.get(), 6, "the oldest is gone");
+        assert_eq!(count.get(), 6, "the oldest was evicted");
     }
 
     #[test]
-    fn deflated_clusters_expand_with_others_behind_them() {
+    fn deflated_clusters_are_decompressed_from_longer_input() {
         let cluster: Vec<u8> = (0..4096u32).map(|at| (at / 7) as u8).collect();
         let mut bytes = miniz_oxide::deflate::compress_to_vec(&cluster, 6);
         let len = bytes.len();

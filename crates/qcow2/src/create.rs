@@ -1,4 +1,4 @@
-//! New images.
+//! Creates images.
 
 use crate::entry::Geometry;
 use crate::header::{L1_LEN_MAX, MAGIC};
@@ -6,20 +6,20 @@ use crate::refcounts::with_count;
 use crate::{Storage, unsupported};
 use std::io;
 
-/// What a new image is like.
+/// Properties of a new image.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreateOptions {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// 2 or 3.
     pub version: u32,
-    /// Bytes of a cluster: a power of two, 512 to 2 MiB.
+    /// Cluster size in bytes: a power of two, 512 to 2 MiB.
     pub cluster_size: u64,
-    /// A refcount has 2^that bits, 0 to 6; version 2 knows 4 only.
+    /// `log2` of the bits of a refcount, 0 to 6; version 2 requires 4.
     pub refcount_order: u32,
-    /// Subclusters; version 3 with clusters of 16 KiB and more.
+    /// Use subclusters; requires version 3 and clusters of at least 16 KiB.
     pub extended_l2: bool,
-    /// The backing file's name and format.
+    /// Name and format of the backing file.
     pub backing: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -36,7 +36,7 @@ impl CreateOptions {
         }
     }
 
-    /// Checks that the options fit together and that the format holds a disk of this size.
+    /// Checks that the options are consistent and that the format supports a disk of this size.
     ///
     /// # Errors
     /// `Unsupported`; the message says which option is wrong.
@@ -81,10 +81,10 @@ impl CreateOptions {
     }
 }
 
-/// Make an empty file an image, durably.
+/// Writes an image to an empty file, durably.
 ///
 /// # Errors
-/// The options make no sense together, or it cannot be written.
+/// The options are inconsistent, or the file cannot be written.
 pub fn create(storage: &dyn Storage, options: &CreateOptions) -> io::Result<()> {
     options.check()?;
     let shape = options.shape();
@@ -119,7 +119,7 @@ pub fn create(storage: &dyn Storage, options: &CreateOptions) -> io::Result<()> 
     storage.write_at(&table, 1 << bits)?;
     storage.write_at(&vec![0; (l1_clusters << bits) as usize], block_at(blocks))?;
     storage.sync()?;
-    // The header makes it an image: it is written when all else is there.
+    // The header is written last, because it makes the file a valid image.
     storage.write_at(&header(options, l1_entries, block_at(blocks), table_clusters), 0)?;
     storage.sync()
 }
@@ -130,7 +130,7 @@ fn header(options: &CreateOptions, l1_entries: u64, l1_at: u64, table_clusters: 
     let mut put = |bytes: &[u8]| header.extend_from_slice(bytes);
     put(&MAGIC.to_be_bytes());
     put(&options.version.to_be_bytes());
-    // The backing file's name is filled in below.
+    // The name of the backing file is filled in below.
     put(&[0; 12]);
     put(&bits.to_be_bytes());
     put(&options.size.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Entries of L2 tables: what a cluster of the disk is.
+//! Entries of L2 tables: the state of a cluster of the disk.
 
 use crate::damaged;
 use crate::header::Header;
@@ -9,20 +9,20 @@ pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 /// Reads as zeroes; version 3, without extended L2 entries.
 pub(crate) const ZERO: u64 = 1;
-/// The bits of an entry that are a place in the file.
+/// The bits of an entry that are an offset in the file.
 pub(crate) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
-/// Subclusters of a cluster with extended L2 entries.
+/// Subclusters per cluster with extended L2 entries.
 const SUBCLUSTERS: u32 = 32;
 const SUB_ALL_DATA: u64 = 0xffff_ffff;
 const SUB_ALL_ZERO: u64 = 0xffff_ffff << 32;
 
-/// Facts about the shape of an image that every part needs.
+/// The geometry of an image.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     pub(crate) cluster_bits: u32,
     pub(crate) version: u32,
     pub(crate) extended: bool,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub(crate) size: u64,
 }
 
@@ -33,13 +33,13 @@ pub(crate) struct Entry {
     pub(crate) bitmap: u64,
 }
 
-/// What a piece of a cluster reads as.
+/// Content of a part of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Nothing is stored: the backing file's, or zeroes.
+    /// Not allocated: reads as the backing file, or zeroes.
     Unallocated,
     Zero,
-    /// Bytes of the file, from there.
+    /// Stored in the file, from offset `at` on.
     Data {
         at: u64,
     },
@@ -61,7 +61,7 @@ impl Geometry {
         1 << self.cluster_bits
     }
 
-    /// Bytes of an entry.
+    /// Bytes of an L2 entry.
     pub(crate) fn entry_len(&self) -> usize {
         if self.extended { 16 } else { 8 }
     }
@@ -71,12 +71,12 @@ impl Geometry {
         self.cluster() / self.entry_len() as u64
     }
 
-    /// Whether clusters that read as zeroes have an entry that says so.
+    /// Whether the format has entries for zero clusters.
     pub(crate) fn has_zero_clusters(&self) -> bool {
         self.version >= 3
     }
 
-    /// An entry that reads as zeroes and owns nothing.
+    /// An entry that reads as zeroes and refers to no cluster.
     pub(crate) fn zero_entry(&self) -> Entry {
         match (self.has_zero_clusters(), self.extended) {
             (false, _) => Entry::default(),
@@ -85,15 +85,15 @@ impl Geometry {
         }
     }
 
-    /// An entry for a cluster of data that nothing else refers to.
+    /// An entry for a data cluster with refcount one.
     pub(crate) fn data_entry(&self, at: u64) -> Entry {
         Entry { word: at | COPIED, bitmap: if self.extended { SUB_ALL_DATA } else { 0 } }
     }
 
-    /// The first cluster of the file that an entry refers to, and how many it refers to; 0: none.
+    /// The first cluster of the file that an entry refers to, and the number of clusters; 0: none.
     ///
     /// # Errors
-    /// The place is not aligned.
+    /// The offset is not aligned.
     pub(crate) fn owned(&self, entry: Entry) -> io::Result<(u64, u64)> {
         if entry.word & COMPRESSED != 0 {
             let (at, len) = self.compressed(entry.word);
@@ -102,12 +102,12 @@ impl Geometry {
         }
         let at = entry.word & PLACE;
         if !at.is_multiple_of(self.cluster()) {
-            return Err(damaged("an L2 entry names a place between clusters"));
+            return Err(damaged("an L2 entry has an unaligned offset"));
         }
         Ok((at >> self.cluster_bits, u64::from(at != 0)))
     }
 
-    /// Whether an entry is for a cluster that is not compressed, and so has a `COPIED` flag.
+    /// Whether the `COPIED` flag applies to an entry: it refers to a cluster that is not compressed.
     pub(crate) fn has_copied_flag(entry: Entry) -> bool {
         entry.word & COMPRESSED == 0 && entry.word & PLACE != 0
     }
@@ -119,11 +119,11 @@ impl Geometry {
         (at, (sectors + 1) * 512 - at % 512)
     }
 
-    /// What is at `skip` bytes into the cluster of this entry, and for how many bytes up to `len` it is of that kind.
-    /// `skip + len` is at most a cluster.
+    /// Content at `skip` bytes into the cluster of this entry, and the number of bytes up to `len` with that
+    /// content. `skip + len` is at most a cluster.
     ///
     /// # Errors
-    /// The entry makes no sense.
+    /// The entry is invalid.
     pub(crate) fn kind(&self, entry: Entry, skip: u64, len: u64) -> io::Result<(Kind, u64)> {
         if entry.word & COMPRESSED != 0 {
             let (at, compressed_len) = self.compressed(entry.word);
@@ -151,7 +151,7 @@ impl Geometry {
             (0, 0) => Kind::Unallocated,
             (0, _) => Kind::Zero,
             (_, 0) if at != 0 => Kind::Data { at: at + skip },
-            _ => return Err(damaged("the subclusters of an extended L2 entry make no sense")),
+            _ => return Err(damaged("the subclusters of an extended L2 entry are inconsistent")),
         };
         let mut next = first + 1;
         while next * sub < skip + len && state(next) == state(first) {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_say_what_a_cluster_is() {
+    fn entries_are_decoded() {
         let shape = geometry(16, 3, false);
         let kind = |word: u64| shape.kind(Entry { word, bitmap: 0 }, 512, 1024);
         assert_eq!(kind(0).unwrap(), (Kind::Unallocated, 1024));
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(kind(COPIED | 0x50000 | ZERO).unwrap(), (Kind::Zero, 1024));
         assert!(kind(0x50200).is_err(), "between clusters");
         assert!(geometry(16, 2, false).kind(Entry { word: ZERO, bitmap: 0 }, 0, 512).is_err());
-        // 54 bits of place, 8 of sectors.
+        // 54 bits of offset, 8 of sectors.
         let word = COMPRESSED | 2 << 54 | 0x50210;
         assert_eq!(kind(word).unwrap().0, Kind::Compressed { at: 0x50210, len: 3 * 512 - 0x10 });
         let over = COMPRESSED | 1 << 54 | 0x5fe00;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn subclusters_have_kinds_of_their_own() {
+    fn subclusters_have_separate_states() {
         let shape = geometry(16, 3, true);
         let entry = Entry { word: COPIED | 0x50000, bitmap: 0b11 | 1 << 34 };
         assert_eq!(shape.kind(entry, 512, 65024).unwrap(), (Kind::Data { at: 0x50200 }, 4096 - 512));

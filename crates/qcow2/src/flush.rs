@@ -1,24 +1,24 @@
-//! Flushes: what [`Meta::plan`] gathered, written in its order, with a sync after each step.
+//! Flushes: writes the changes gathered by [`Meta::plan`] in its order, with a sync after each step.
 //!
-//! One flush runs at a time. Those that are asked for meanwhile share the next one. A *write* that fails fails the flush and is
-//! tried again with the next. After a *sync* that failed the kernel may have dropped what was written: no flush and no
-//! write succeeds on the disk any more, until it is opened anew.
+//! One flush runs at a time. Flushes requested meanwhile share the next one. A *write* that fails has_fault the
+//! flush fail and is retried with the next. After a failed *sync* the kernel may have dropped data: no flush
+//! and no write succeeds on the disk any more, until it is reopened.
 
 use crate::cache::{Part, SECTOR};
 use crate::header::AT_TABLE;
 use crate::meta::{Meta, Plan};
 use crate::refcounts::with_count;
-use crate::{Disk, Mistake, full, lock};
+use crate::{Disk, SeededFault, full, lock};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Whose turn it is to flush. Rounds are counted from 1.
+/// Serialises flushes. Rounds are counted from 1.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     state: Mutex<State>,
     ended: Condvar,
-    /// Held by the round, and by what else writes metadata.
+    /// Held by the current round, and by other writers of metadata.
     pub(crate) alone: Mutex<()>,
 }
 
@@ -26,31 +26,31 @@ pub(crate) struct Rounds {
 struct State {
     begun: u64,
     ended: u64,
-    /// The latest that succeeded: it covers all before it.
+    /// The latest round that succeeded: it covers all earlier ones.
     good: u64,
-    /// Why the last that failed did.
+    /// Error of the last failed round.
     error: Option<(io::ErrorKind, Option<i32>)>,
 }
 
-/// How far a plan was carried out.
+/// A plan failed.
 struct Failure {
-    /// In the first step, whose sync did not end.
+    /// In the first step, whose sync did not complete.
     early: bool,
     error: io::Error,
 }
 
 impl Disk {
-    /// Put everything that was written before this call on stable storage.
+    /// Puts everything written before this call on stable storage.
     ///
     /// # Errors
-    /// It cannot be written; it is tried again with the next flush, unless a sync failed, now or before.
+    /// A write failed, which the next flush retries, unless a sync has failed, now or before.
     pub fn flush(&self) -> io::Result<()> {
         if !self.writable {
             return Ok(());
         }
         let rounds = &self.rounds;
         let mut state = lock(&rounds.state);
-        // One that runs already may have begun before the caller's last write.
+        // A round in progress may have started before the caller's last write.
         let wanted = state.begun + 1;
         loop {
             if state.good >= wanted {
@@ -78,7 +78,7 @@ impl Disk {
         }
     }
 
-    /// Write nothing any more: the file is not what it was.
+    /// Stops writing: the file was truncated by someone else.
     pub fn give_up(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -99,7 +99,7 @@ impl Disk {
         let _alone = lock(&self.rounds.alone);
         self.check_failed()?;
         let mut plan = lock(&self.meta).plan();
-        if let Err(failure) = self.carry_out(&plan) {
+        if let Err(failure) = self.execute(&plan) {
             lock(&self.meta).restore(plan, failure.early);
             return Err(failure.error);
         }
@@ -112,7 +112,7 @@ impl Disk {
         if last.is_empty() {
             return Ok(());
         }
-        // Before they can be used again.
+        // Before the clusters can be reused.
         let bits = self.shape.cluster_bits;
         for free in &last {
             self.storage.punch(free.first << bits, free.count << bits);
@@ -121,7 +121,7 @@ impl Disk {
         Ok(())
     }
 
-    fn carry_out(&self, plan: &Plan) -> Result<(), Failure> {
+    fn execute(&self, plan: &Plan) -> Result<(), Failure> {
         let early = |error| Failure { early: true, error };
         let late = |error| Failure { early: false, error };
         let is_fresh = |part: &&Part| part.fresh;
@@ -130,7 +130,7 @@ impl Disk {
             .chain(plan.tables.iter().filter(is_fresh))
             .try_for_each(|part| self.write_part(part))
             .map_err(early)?;
-        if !self.makes(Mistake::NoEarlySync) {
+        if !self.has_fault(SeededFault::NoEarlySync) {
             self.sync().map_err(early)?;
         }
         if !plan.table.is_empty() {
@@ -150,10 +150,11 @@ impl Disk {
         part.pieces.iter().try_for_each(|(at, bytes)| self.storage.write_at(bytes, part.at + *at as u64))
     }
 
-    /// Give the refcount table more room: a longer one at the end of what it can count, with blocks that count itself.
+    /// Grows the refcount table: moves it to a larger area at the end of what it can count, with blocks that
+    /// count that area.
     ///
     /// # Errors
-    /// There is no room, or it cannot be written; the old table stays.
+    /// There is no space, or a write failed; the old table remains in use.
     pub(crate) fn grow_table(&self) -> io::Result<()> {
         let _alone = lock(&self.rounds.alone);
         self.check_failed()?;
@@ -182,12 +183,12 @@ impl Disk {
         let mut table = meta.refs.table.clone();
         table.extend((0..blocks).map(|number| (start + number) << bits));
         table.resize((clusters * per_cluster) as usize, 0);
-        // One sector: the old one, or the new.
-        // After an error either may be on disk: then nothing is written any more.
+        // A single sector, so the header refers to the old or the new table. After an error either may be on
+        // disk: then nothing is written any more.
         let switched = self.storage.write_at(&entry, AT_TABLE as u64).and_then(|()| self.storage.sync());
         switched.inspect_err(|_| self.failed.store(true, Ordering::Release))?;
         meta.refs.moved(table, table_at);
-        if self.makes(Mistake::ForgetTable) {
+        if self.has_fault(SeededFault::ForgetTable) {
             meta.refs.table_changed.clear();
         }
         for cluster in 0..old {
@@ -196,7 +197,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Write the new table and its blocks, durably. Nothing refers to them yet.
+    /// Writes the new table and its blocks, durably. Nothing refers to them yet.
     fn write_grown(&self, meta: &mut Meta, start: u64, blocks: u64, clusters: u64) -> io::Result<()> {
         let (bits, order, per_block) = (self.shape.cluster_bits, self.order, meta.refs.per_block());
         for block in 0..blocks {
@@ -210,7 +211,7 @@ impl Disk {
         }
         let mut table: Vec<u8> = Vec::with_capacity((clusters << bits) as usize);
         for (index, at) in meta.refs.table.iter().enumerate() {
-            // What a block holds that nothing on disk refers to is not written yet.
+            // Blocks that nothing on disk refers to have not been written yet.
             let at = if meta.refs.blocks.is_fresh(index as u64) { 0 } else { *at };
             table.extend(at.to_be_bytes());
         }

@@ -1,15 +1,14 @@
 //! The header of an image and its extensions.
 //!
-//! Facts are those of QEMU's `docs/interop/qcow2.txt`. All numbers are big-endian. *Invariant:* [`Header::parse`] accepts
-//! no number that a later step would have to distrust, apart from places in the file, which the reader and
-//! [`crate::verify`] check.
+//! Source: QEMU's `docs/interop/qcow2.txt`. All numbers are big-endian. *Invariant:* all numbers accepted by
+//! [`Header::parse`] are valid, except for offsets in the file, which the reader and [`crate::verify`] check.
 
 use crate::{damaged, unsupported};
 use std::io;
 
 /// "QFI\xfb".
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
-/// Length of a header of version 2, and the least of version 3.
+/// Length of a header of version 2, and the shortest of version 3.
 const LEN_V2: usize = 72;
 const LEN_V3: usize = 104;
 /// QEMU's limits: the L1 table, the refcount table, the number of snapshots, the name of the backing file.
@@ -27,7 +26,7 @@ const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear feature: the bitmaps extension is consistent with the data.
 pub(crate) const BITMAPS_CONSISTENT: u64 = 1;
 
-/// Offsets of fields that change.
+/// Offsets of fields that are updated.
 pub(crate) const AT_TABLE: usize = 48;
 pub(crate) const AT_INCOMPATIBLE: usize = 72;
 pub(crate) const AT_AUTOCLEAR: usize = 88;
@@ -37,17 +36,17 @@ const EXT_END: u32 = 0;
 const EXT_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXT_FEATURE_NAMES: u32 = 0x6803_f857;
 const EXT_BITMAPS: u32 = 0x2385_2875;
-/// An entry of the feature name table.
+/// Length of an entry in the feature name table.
 const FEATURE_NAME_LEN: usize = 48;
 
-/// How clusters are compressed.
+/// Compression of clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Compression {
     Deflate,
     Zstd,
 }
 
-/// Where the bitmap directory lies.
+/// The bitmap directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bitmaps {
     pub(crate) count: u32,
@@ -75,7 +74,7 @@ pub(crate) struct Header {
     pub(crate) backing: Option<Vec<u8>>,
     pub(crate) backing_format: Option<Vec<u8>>,
     pub(crate) bitmaps: Option<Bitmaps>,
-    /// Extensions of types that this crate does not know, which may own clusters.
+    /// There are extensions of unknown types, which may own clusters.
     pub(crate) unknown_extensions: bool,
 }
 
@@ -87,10 +86,10 @@ pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from(half(bytes, at)) << 32 | u64::from(half(bytes, at + 4))
 }
 
-/// How many bytes [`Header::parse`] needs: the first cluster, whose size is in the header.
+/// Bytes that [`Header::parse`] needs: the first cluster, whose size is in the header.
 pub(crate) fn first_cluster_len(start: &[u8; LEN_V2]) -> io::Result<usize> {
     if half(start, 0) != MAGIC {
-        // Not `InvalidData`: no repair makes it one.
+        // Not `InvalidData`: repair cannot make it one.
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it is not a qcow2 image: its header is missing",
@@ -98,27 +97,32 @@ pub(crate) fn first_cluster_len(start: &[u8; LEN_V2]) -> io::Result<usize> {
     }
     let bits = half(start, 20);
     if !(9..=21).contains(&bits) {
-        return Err(unsupported(format!(
-            "its clusters of 2^{bits} bytes are no size that qcow2 allows (512 to 2 MiB)"
-        )));
+        // Neither `InvalidData` nor `Unsupported`: it can be neither repaired nor converted.
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "its header is invalid: clusters of 2^{bits} bytes, where qcow2 allows 2^9 to 2^21 \
+                 (restore the image from a copy; format=raw serves the file as it is)"
+            ),
+        ));
     }
     Ok(1 << bits)
 }
 
 impl Header {
-    /// Parse the first cluster.
+    /// Parses the first cluster.
     ///
     /// # Errors
-    /// `Unsupported`: a feature is missing here, and is named. `InvalidData`: the header makes no sense.
+    /// `Unsupported`: an unsupported feature, with its name. `InvalidData`: the header is invalid.
     pub(crate) fn parse(cluster: &[u8]) -> io::Result<Header> {
         let version = half(cluster, 4);
         if !(2..=3).contains(&version) {
-            return Err(unsupported(format!("version {version} of qcow2 is not known (2 and 3 are)")));
+            return Err(unsupported(format!("version {version} of qcow2 is not supported (2 and 3 are)")));
         }
         let v3 = version == 3;
         let header_len = if v3 { half(cluster, 100) as usize } else { LEN_V2 };
         if v3 && (header_len < LEN_V3 || header_len > cluster.len() || !header_len.is_multiple_of(8)) {
-            return Err(damaged("the length of its header makes no sense"));
+            return Err(damaged("the length of its header is invalid"));
         }
         let mut header = Header {
             version,
@@ -146,13 +150,13 @@ impl Header {
         header.check_features(&names)?;
         if half(cluster, 32) != 0 {
             let kind = if half(cluster, 32) == 2 { " with LUKS" } else { "" };
-            return Err(unsupported(format!("it is encrypted{kind}, and only others can be read")));
+            return Err(unsupported(format!("it is encrypted{kind}, which is not supported")));
         }
         if header.incompatible & COMPRESSION != 0 {
             header.compression = match cluster[LEN_V3..].first().filter(|_| header_len > LEN_V3) {
                 Some(0) => Compression::Deflate,
                 Some(1) => Compression::Zstd,
-                kind => return Err(unsupported(format!("its compression type {kind:?} is not known"))),
+                kind => return Err(unsupported(format!("its compression type {kind:?} is not supported"))),
             };
         }
         header.extended_l2 = header.incompatible & EXTENDED_L2 != 0;
@@ -160,7 +164,7 @@ impl Header {
             let fits = name_len <= BACKING_NAME_MAX
                 && name_at.checked_add(name_len).is_some_and(|end| end <= cluster.len() as u64);
             if !fits {
-                return Err(damaged("the name of its backing file lies outside its header"));
+                return Err(damaged("the name of its backing file is outside its header"));
             }
             header.backing = Some(cluster[name_at as usize..(name_at + name_len) as usize].to_vec());
         }
@@ -168,7 +172,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether sizes and places fit each other.
+    /// Checks the consistency of sizes and offsets.
     pub(crate) fn check_numbers(&self) -> io::Result<()> {
         let cluster = 1u64 << self.cluster_bits;
         if self.refcount_order > 6 {
@@ -178,7 +182,7 @@ impl Header {
             return Err(damaged("it has extended L2 entries in clusters of less than 16 KiB"));
         }
         if self.size > i64::MAX as u64 {
-            return Err(damaged("its disk is larger than can be"));
+            return Err(damaged("its disk is too large"));
         }
         if self.l1_entries * 8 > L1_LEN_MAX
             || self.table_clusters << self.cluster_bits > TABLE_LEN_MAX.max(cluster)
@@ -193,21 +197,21 @@ impl Header {
         }
         let aligned = |at: u64| at.is_multiple_of(cluster) && at <= i64::MAX as u64;
         if !aligned(self.l1_at) || (self.l1_entries > 0 && self.l1_at == 0) {
-            return Err(damaged("its L1 table does not lie on a cluster"));
+            return Err(damaged("its L1 table is not aligned to a cluster"));
         }
         if !aligned(self.table_at) || self.table_at == 0 || self.table_clusters == 0 {
-            return Err(damaged("its refcount table is missing, or does not lie on a cluster"));
+            return Err(damaged("its refcount table is missing, or not aligned to a cluster"));
         }
         if self.snapshots > SNAPSHOTS_MAX || (self.snapshots > 0 && !aligned(self.snapshots_at)) {
-            return Err(damaged("its table of snapshots makes no sense"));
+            return Err(damaged("its snapshot table is invalid"));
         }
         Ok(())
     }
 
-    /// Parse the extensions; returns the feature name table.
+    /// Parses the extensions; returns the feature name table.
     fn parse_extensions(&mut self, cluster: &[u8], from: usize, end: usize) -> io::Result<Vec<u8>> {
         let (mut at, mut names) = (from, Vec::new());
-        // An extension needs eight bytes at least, so this ends.
+        // An extension has at least eight bytes, so this ends.
         while at + 8 <= end {
             let (kind, len) = (half(cluster, at), half(cluster, at + 4) as usize);
             if kind == EXT_END {
@@ -220,7 +224,7 @@ impl Header {
             match kind {
                 EXT_BACKING_FORMAT => self.backing_format = Some(data.to_vec()),
                 EXT_FEATURE_NAMES if !len.is_multiple_of(FEATURE_NAME_LEN) => {
-                    return Err(damaged("its table of feature names is cut off"));
+                    return Err(damaged("its feature name table is truncated"));
                 }
                 EXT_FEATURE_NAMES => names = data.to_vec(),
                 EXT_BITMAPS if len >= 24 => {
@@ -237,7 +241,7 @@ impl Header {
         Ok(names)
     }
 
-    /// Refuse features that are not known here, by their names.
+    /// Refuses unknown incompatible features, by name.
     fn check_features(&self, names: &[u8]) -> io::Result<()> {
         if self.incompatible & DATA_FILE != 0 {
             return Err(io::Error::new(
@@ -260,6 +264,6 @@ impl Header {
             .filter(|bit| unknown >> bit & 1 != 0)
             .map(|bit| name(bit).unwrap_or_else(|| format!("bit {bit}")))
             .collect();
-        Err(unsupported(format!("it needs features that are not known here: {}", list.join(", "))))
+        Err(unsupported(format!("it needs unsupported features: {}", list.join(", "))))
     }
 }

@@ -1,18 +1,20 @@
-//! qcow2 images, read and written.
+//! qcow2 images, for reading and writing.
 //!
-//! A [`Disk`] works on a [`Storage`], a file for instance, and is called by any number of threads. It knows versions 2 and
-//! 3, all cluster sizes and refcount widths, backing files, compressed clusters (deflate and zstd), extended L2 entries
-//! and internal snapshots, which stay what they are and can be read. Facts are those of QEMU's `docs/interop/qcow2.txt`.
+//! A [`Disk`] works on a [`Storage`], such as a file, and may be used by several threads. It supports
+//! versions 2 and 3, all cluster sizes and refcount widths, backing files, compressed clusters (deflate and
+//! zstd), extended L2 entries and internal snapshots, which can be read and are preserved. Source: QEMU's
+//! `docs/interop/qcow2.txt`.
 //!
-//! Metadata reaches the storage in an order ([`meta`]) such that each power cut leaves a consistent image, whatever part of
-//! the writes since the last sync survives: no refcount is too low, no cluster is shown that belongs to another, and what
-//! was flushed is there. A cut may leak clusters; [`verify`] frees them when the image is next opened to be written.
+//! Metadata is written in such an order ([`meta`]) that every power cut leaves a consistent image, whatever
+//! part of the writes since the last sync survives: no refcount is too low, no cluster is visible that
+//! belongs to another, and flushed data is present. A power cut may leak clusters; [`verify`] frees them when
+//! the image is next opened for writing.
 //!
-//! Requests that change what a cluster is hold its range exclusively ([`ranges`]).
+//! Requests that change the state of a cluster hold a range lock exclusively ([`ranges`]).
 //!
-//! *Invariant:* after a sync that failed nothing is written to the storage any more.
-//! *Invariant:* no byte of an image makes this panic, or run without end; memory is bounded by [`Options`], by the L1
-//! table (32 MiB at most) and the refcount table (8 MiB), and while an image is checked by 64 MiB more.
+//! *Invariant:* after a failed sync nothing is written to the storage any more.
+//! *Invariant:* no content of an image causes a panic or an endless loop; memory is bounded by [`Options`],
+//! by the L1 table (at most 32 MiB) and the refcount table (8 MiB), and during a check by 64 MiB more.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +39,6 @@ mod write;
 
 pub use create::{CreateOptions, create};
 pub use open::{Names, names};
-pub use snapshots::{Snapshot, snapshots};
 pub use storage::Storage;
 pub use verify::{Report, check};
 
@@ -50,32 +51,32 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What an image stands on: it is read where the image holds nothing.
+/// A backing file: read where the image has no data.
 pub trait Source: Send + Sync {
-    /// Bytes of it. What lies behind reads as zeroes.
+    /// Size in bytes. Data past the end reads as zeroes.
     fn size(&self) -> u64;
 
-    /// Fill `into` from there; the range lies within the size.
+    /// Reads into `into` from `at`; the range is within the size.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The backing file cannot be read.
     fn read(&self, into: &mut [u8], at: u64) -> io::Result<()>;
 
-    /// Whether zeroes are read there because nothing is stored, and for how many bytes up to `len` it is so.
+    /// Whether the range is unallocated and zero at `at`, and for how many bytes up to `len`.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The backing file cannot be read.
     fn mapping(&self, at: u64, len: u64) -> io::Result<(bool, u64)>;
 }
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// To be written, too.
+    /// Open for writing.
     pub writable: bool,
-    /// Bytes of L2 tables in memory; four tables at least.
+    /// Bytes of cached L2 tables; at least four tables.
     pub l2_cache_len: u64,
-    /// Bytes of refcount blocks in memory; four blocks at least.
+    /// Bytes of cached refcount blocks; at least four blocks.
     pub refcount_cache_len: u64,
 }
 
@@ -85,20 +86,20 @@ impl Default for Options {
     }
 }
 
-/// A seeded fault, which the model has to find.
+/// A seeded fault, which the model has to detect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests make them"))]
-pub(crate) enum Mistake {
+pub(crate) enum SeededFault {
     None,
     /// Entries may reach the disk before the refcounts and the data that they refer to.
     NoEarlySync,
-    /// Clusters are used again before their old entry is durably gone.
+    /// Clusters are reused before the removal of their old entry is durable.
     FreeAtOnce,
-    /// Requests do not wait for each other.
+    /// Requests do not take range locks.
     NoRanges,
-    /// Clusters that were used before are not filled.
+    /// Reused clusters are not filled.
     NoFill,
-    /// A refcount table that grows forgets which of its entries are still to be written.
+    /// A refcount table that grows loses which of its entries still have to be written.
     ForgetTable,
 }
 
@@ -109,16 +110,16 @@ pub struct Disk {
     shape: Geometry,
     order: u32,
     compression: Compression,
-    expanded: compress::Expanded,
+    expanded: compress::Decompressed,
     writable: bool,
     meta: Mutex<Meta>,
     ranges: Ranges,
     rounds: Rounds,
     failed: AtomicBool,
-    /// The header has autoclear features, which go before the first write.
+    /// The header has autoclear features, which must be cleared before the first write.
     autoclear: AtomicBool,
     #[cfg(test)]
-    mistake: Mistake,
+    fault: SeededFault,
 }
 
 impl std::fmt::Debug for Disk {
@@ -138,7 +139,7 @@ fn unsupported(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
-/// There is no room in the image.
+/// The image has no space left.
 fn full() -> io::Error {
     io::ErrorKind::StorageFull.into()
 }
@@ -148,7 +149,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Disk {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.shape.size
     }
@@ -158,22 +159,22 @@ impl Disk {
         self.shape.cluster()
     }
 
-    /// Whether a flush failed for good: nothing is written any more.
+    /// Whether a flush has failed for good: nothing is written any more.
     pub fn has_failed(&self) -> bool {
         self.failed.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Whether there are changes to tables that only a flush writes.
+    /// Whether tables have changes that only a flush writes.
     pub fn has_changes(&self) -> bool {
         self.writable && lock(&self.meta).has_changes()
     }
 
-    fn makes(&self, mistake: Mistake) -> bool {
+    fn has_fault(&self, fault: SeededFault) -> bool {
         #[cfg(test)]
-        return self.mistake == mistake;
+        return self.fault == fault;
         #[cfg(not(test))]
         {
-            let _ = mistake;
+            let _ = fault;
             false
         }
     }
@@ -181,19 +182,20 @@ impl Disk {
     fn hold(&self, offset: u64, len: u64, exclusive: bool) -> Held<'_> {
         let bits = self.shape.cluster_bits;
         let clusters = offset >> bits..(offset + len).div_ceil(1 << bits);
-        self.ranges.hold(clusters, exclusive && !self.makes(Mistake::NoRanges))
+        self.ranges.hold(clusters, exclusive && !self.has_fault(SeededFault::NoRanges))
     }
 
-    /// Fill `into` from there. The range lies within the disk.
+    /// Reads into `into` from `offset`. The range must be within the disk.
     ///
     /// # Errors
-    /// The file cannot be read, or a table makes no sense.
+    /// The file cannot be read, or a table is invalid.
     pub fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let _held = self.hold(offset, into.len() as u64, false);
         self.read_held(into, offset)
     }
 
-    /// The same, for who holds the range; it may go past the end of the disk, where zeroes are.
+    /// Like [`read`](Disk::read), for a caller that holds the range; it may extend past the end of the disk,
+    /// which reads as zeroes.
     fn read_held(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -229,10 +231,10 @@ impl Disk {
         }
     }
 
-    /// Whether zeroes are read there because nothing is stored, and for how many bytes up to `len` it is so.
+    /// Whether the range is unallocated and zero at `offset`, and for how many bytes up to `len`.
     ///
     /// # Errors
-    /// A table cannot be read, or makes no sense.
+    /// A table cannot be read, or is invalid.
     pub fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         let mut done = 0;
         let mut found = None;
@@ -257,7 +259,7 @@ impl Disk {
         }
     }
 
-    /// Whether what has no entry there reads as zeroes.
+    /// Whether unallocated clusters read as zeroes there.
     fn is_bare(&self, offset: u64) -> bool {
         self.backing.as_ref().is_none_or(|backing| offset >= backing.size())
     }
@@ -278,12 +280,12 @@ impl Source for Disk {
 }
 
 impl Drop for Disk {
-    /// Write what is left, and give the file its length without the room to grow.
+    /// Flushes, and truncates the file to the length in use.
     fn drop(&mut self) {
         if !self.writable || self.has_failed() {
             return;
         }
-        // The first flush frees clusters; the second writes that they are free.
+        // The first flush frees clusters; the second writes their refcounts.
         let flushed = self.flush().and_then(|()| if self.has_changes() { self.flush() } else { Ok(()) });
         if let Err(error) = flushed {
             tracing::error!("flushing a qcow2 image at its end failed: {error}");
@@ -291,7 +293,7 @@ impl Drop for Disk {
         }
         let meta = lock(&self.meta);
         if meta.refs.file_len() > meta.refs.used_len() {
-            // What it costs if it fails is space.
+            // A failure only wastes space.
             let _ = self.storage.set_len(meta.refs.used_len());
         }
     }

@@ -1,16 +1,20 @@
-//! The tables of an open image: L1 and L2, refcounts, and clusters that wait to be freed. Under one mutex of
-//! [`crate::Disk`], which is held for look-ups and changes in memory, and to read a table that is not cached.
+//! The tables of an open image: L1 and L2, refcounts, and clusters that wait to be freed. Protected by one
+//! mutex of [`crate::Disk`], which is held for look-ups and changes in memory, and for reading a table that
+//! is not cached.
 //!
-//! A change is made in memory first. [`Meta::plan`] hands a flush copies of all changes in the order in which they have to
-//! reach the disk:
+//! Changes are made in memory first. [`Meta::plan`] gives a flush copies of all changes, in the order in
+//! which they must reach the disk:
 //!
-//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. Data that was written comes with them.
+//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. Written data is synced
+//!    with them.
 //! 2. `table`: entries of the refcount table, for new blocks.
 //! 3. `late`: entries of L2 tables in use, and of the L1 table.
-//! 4. `frees`: clusters that the new entries no longer refer to; now they may be counted down and used again.
+//! 4. `frees`: clusters that the new entries no longer refer to; their refcounts may be decremented now, and
+//!    they may be reused.
 //!
-//! Each step is durable before the next begins, and each sector of a step may be written or not: an entry never refers to
-//! what is not durable, or counted as free. So every power cut leaves a consistent image, with clusters leaked at most.
+//! Each step is durable before the next begins, and each sector of a step may be written or not: an entry
+//! never refers to data that is not durable, or to clusters counted as free. So every power cut leaves a
+//! consistent image; at most, clusters are leaked.
 
 use crate::cache::{Cache, Part, SECTOR, Table};
 use crate::damaged;
@@ -21,17 +25,17 @@ use crate::storage::Storage;
 use std::collections::BTreeSet;
 use std::io;
 
-/// Clusters whose last reference on disk is about to go.
+/// Clusters whose last reference on disk is about to be removed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Free {
     pub(crate) first: u64,
     pub(crate) count: u64,
 }
 
-/// Bytes to be written there.
+/// An offset and the bytes to write there.
 pub(crate) type Piece = (u64, Vec<u8>);
 
-/// What one flush writes.
+/// The changes that one flush writes.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) blocks: Vec<Part>,
@@ -43,14 +47,14 @@ pub(crate) struct Plan {
     pub(crate) frees: Vec<Free>,
 }
 
-/// What a write has to do next.
+/// Next step of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// Write that many bytes there.
+    /// Write that many bytes in place.
     InPlace { at: u64, len: u64 },
-    /// Write these clusters, which are taken for it, and publish them.
+    /// Write these newly allocated clusters, and publish them.
     New(Run),
-    /// Let the refcount table grow, and ask again.
+    /// Grow the refcount table, and retry.
     GrowTable,
 }
 
@@ -72,7 +76,7 @@ impl Meta {
         Meta { shape, l1, l1_at, l1_changed: BTreeSet::new(), l2, refs, frees: Vec::new() }
     }
 
-    /// Whether so much is changed that it has to be flushed before more is.
+    /// Whether so much is dirty that a flush must come before more changes.
     pub(crate) fn is_strained(&self) -> bool {
         self.l2.is_strained() || self.refs.blocks.is_strained()
     }
@@ -82,7 +86,7 @@ impl Meta {
         ((cluster / self.shape.l2_entries()) as usize, cluster % self.shape.l2_entries())
     }
 
-    /// The L2 table of an index of the L1 table; `None`: there is none.
+    /// The L2 table for an index of the L1 table; `None`: there is none.
     fn table(&mut self, storage: &dyn Storage, index: usize) -> io::Result<Option<usize>> {
         if let Some(slot) = self.l2.find(index as u64) {
             return Ok(Some(slot));
@@ -92,7 +96,7 @@ impl Meta {
             return Ok(None);
         }
         if !at.is_multiple_of(self.shape.cluster()) {
-            return Err(damaged("an L1 entry names a place between clusters"));
+            return Err(damaged("an L1 entry has an unaligned offset"));
         }
         let mut bytes = vec![0; self.shape.cluster() as usize];
         storage.read_at(&mut bytes, at)?;
@@ -105,10 +109,10 @@ impl Meta {
         Entry { word: word(bytes, at), bitmap: if self.shape.extended { word(bytes, at + 8) } else { 0 } }
     }
 
-    /// What the disk has at `offset`, and for how many bytes up to `len` (at least one) it goes on like that.
+    /// The content at `offset`, and the number of bytes up to `len` (at least one) that continue it.
     ///
     /// # Errors
-    /// A table cannot be read, or makes no sense.
+    /// A table cannot be read, or is invalid.
     pub(crate) fn lookup(&mut self, storage: &dyn Storage, offset: u64, len: u64) -> io::Result<(Kind, u64)> {
         let (table, first) = self.split(offset);
         let cluster = self.shape.cluster();
@@ -134,10 +138,10 @@ impl Meta {
         Ok((kind, run))
     }
 
-    /// Where `offset` can be written in place, and how many bytes up to `len`.
+    /// The file offset where `offset` can be written in place, and the number of bytes up to `len`.
     ///
     /// # Errors
-    /// As those of [`Meta::lookup`].
+    /// As [`Meta::lookup`].
     pub(crate) fn in_place(
         &mut self,
         storage: &dyn Storage,
@@ -174,10 +178,10 @@ impl Meta {
         }
     }
 
-    /// What a write of `len` bytes at `offset` begins with. The caller holds the range exclusively.
+    /// The first step of a write of `len` bytes at `offset`. The caller holds the range exclusively.
     ///
     /// # Errors
-    /// A table cannot be read, or there is no room.
+    /// A table cannot be read, or there is no space.
     pub(crate) fn next_step(
         &mut self,
         storage: &dyn Storage,
@@ -194,7 +198,7 @@ impl Meta {
         let spanned = (offset % cluster + len).div_ceil(cluster);
         let most = spanned.min(self.shape.l2_entries() - first).min(clusters_max).max(1);
         let mut wanted = 1;
-        // Whatever can be written in place by itself is not moved.
+        // Clusters that can be written in place are not moved.
         while wanted < most {
             let entry = self.entry(slot, first + wanted);
             let left = (offset % cluster + len - wanted * cluster).min(cluster);
@@ -208,8 +212,8 @@ impl Meta {
         Ok(self.refs.allocate(storage, wanted)?.map_or(Step::GrowTable, Step::New))
     }
 
-    /// An L2 table that can be changed: a new one where there is none, a copy where a snapshot has it, too. `None`: the
-    /// refcount table has to grow first.
+    /// Returns an L2 table that can be changed: a new one if there is none, a copy if a snapshot shares it.
+    /// `None`: the refcount table has to grow first.
     fn writable_table(&mut self, storage: &dyn Storage, index: usize) -> io::Result<Option<usize>> {
         let slot = self.table(storage, index)?;
         if let Some(slot) = slot.filter(|_| self.l1[index] & COPIED != 0) {
@@ -244,14 +248,14 @@ impl Meta {
         Ok(())
     }
 
-    /// Let the disk have clusters that [`Meta::next_step`] took for `offset`, now that they are written.
+    /// Publishes clusters that [`Meta::next_step`] allocated for `offset`, after they were written.
     ///
     /// # Errors
     /// The table cannot be read; nothing is changed.
     pub(crate) fn publish(&mut self, storage: &dyn Storage, offset: u64, run: Run) -> io::Result<()> {
         let (table, first) = self.split(offset);
-        let slot = self.writable_table(storage, table)?.ok_or_else(|| damaged("an L2 table is gone"))?;
-        // All or nothing: the caller gives back what was not published.
+        let slot = self.writable_table(storage, table)?.ok_or_else(|| damaged("an L2 table is missing"))?;
+        // All or nothing: the caller gives back unpublished clusters.
         (0..run.count).try_for_each(|number| self.shape.owned(self.entry(slot, first + number)).map(drop))?;
         for number in 0..run.count {
             let at = (run.first + number) << self.shape.cluster_bits;
@@ -260,19 +264,20 @@ impl Meta {
         Ok(())
     }
 
-    /// Give back clusters that were never published.
+    /// Gives back clusters that were never published.
     pub(crate) fn give_back(&mut self, storage: &dyn Storage, run: Run) {
         for cluster in run.first..run.first + run.count {
-            // What cannot be given back is leaked.
+            // Clusters that cannot be given back are leaked.
             let _ = self.refs.release(storage, cluster);
         }
     }
 
-    /// Make whole clusters read as zeroes, from a cluster's beginning, as many of `count` as one table has: how many,
-    /// `None`: the refcount table has to grow first. `bare`: what has no entry reads as zeroes anyway.
+    /// Makes whole clusters read as zeroes, from the start of a cluster, as many of `count` as are in one
+    /// table; returns their number, or `None` if the refcount table has to grow first. `bare`: unallocated
+    /// clusters read as zeroes anyway.
     ///
     /// # Errors
-    /// A table cannot be read, or there is no room for one; a part may be done.
+    /// A table cannot be read, or there is no space for one; a part may be done.
     pub(crate) fn zero(
         &mut self,
         storage: &dyn Storage,
@@ -296,7 +301,7 @@ impl Meta {
         Ok(Some(count))
     }
 
-    /// Take copies of everything that has to be written, in its order.
+    /// Takes copies of all changes, in the order in which they must be written.
     pub(crate) fn plan(&mut self) -> Plan {
         let table_sectors = std::mem::take(&mut self.refs.table_changed);
         let table = pieces(&table_sectors, &self.refs.table, self.refs.table_at);
@@ -313,14 +318,14 @@ impl Meta {
         }
     }
 
-    /// A plan was carried out. What it frees is freed with [`Meta::free`].
+    /// A plan was executed. Its clusters are freed with [`Meta::free`].
     pub(crate) fn planned(&mut self) {
         self.refs.blocks.flushed();
         self.l2.flushed();
     }
 
-    /// A plan failed: all of it is to be done again. `early`: its first step did not end, so that nothing on disk refers
-    /// to what is fresh.
+    /// A plan has failed: all of it must be repeated. `early`: its first step did not complete, so that
+    /// nothing on disk refers to fresh tables.
     pub(crate) fn restore(&mut self, mut plan: Plan, early: bool) {
         self.refs.blocks.restore(&plan.blocks, early);
         self.l2.restore(&plan.tables, early);
@@ -329,8 +334,8 @@ impl Meta {
         self.frees.append(&mut plan.frees);
     }
 
-    /// Count down clusters that nothing on disk refers to any more. The last reference of a cluster is left for
-    /// `last`: it is pushed there instead.
+    /// Decrements the refcounts of clusters that nothing on disk refers to any more. Clusters with a refcount
+    /// of one are pushed to `last` instead, if given.
     pub(crate) fn free(&mut self, storage: &dyn Storage, frees: &[Free], mut last: Option<&mut Vec<Free>>) {
         for cluster in frees.iter().flat_map(|free| free.first..free.first + free.count) {
             if let Some(last) =
@@ -346,19 +351,19 @@ impl Meta {
         }
     }
 
-    /// A seeded fault: what waits to be freed is free now.
+    /// A seeded fault: frees clusters at once.
     pub(crate) fn free_at_once(&mut self, storage: &dyn Storage) {
         let frees = std::mem::take(&mut self.frees);
         self.free(storage, &frees, None);
     }
 
-    /// Whether a flush would write anything of these.
+    /// Whether a flush would write any changes of these tables.
     pub(crate) fn has_changes(&self) -> bool {
         self.l2.has_changes() || self.refs.blocks.has_changes() || !self.l1_changed.is_empty()
     }
 }
 
-/// The sectors of a table of words, as bytes and places, neighbours together.
+/// Converts changed sectors of a table to bytes with file offsets; neighbours are merged.
 fn pieces(sectors: &BTreeSet<u64>, words: &[u64], at: u64) -> Vec<Piece> {
     let per_sector = SECTOR / 8;
     let mut pieces: Vec<Piece> = Vec::new();

@@ -1,6 +1,6 @@
 //! Opening an image.
 
-use crate::compress::Expanded;
+use crate::compress::Decompressed;
 use crate::entry::Geometry;
 use crate::flush::Rounds;
 use crate::header::{BITMAPS_CONSISTENT, CORRUPT, Header, first_cluster_len};
@@ -12,16 +12,16 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// What an image stands on, as its header says.
+/// The backing file in an image's header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// The backing file's name.
+    /// Name of the backing file.
     pub backing: Option<Vec<u8>>,
-    /// The backing file's format.
+    /// Format of the backing file.
     pub format: Option<Vec<u8>>,
 }
 
-/// Read and check a header.
+/// Reads and checks a header.
 pub(crate) fn read_header(storage: &dyn Storage) -> io::Result<Header> {
     let mut start = [0; 72];
     storage.read_at(&mut start, 0)?;
@@ -30,33 +30,37 @@ pub(crate) fn read_header(storage: &dyn Storage) -> io::Result<Header> {
     Header::parse(&cluster)
 }
 
-/// Read a table of words, all of which has to be in the file.
+/// Reads a table of words, which must be within the file.
 pub(crate) fn read_words(storage: &dyn Storage, at: u64, count: u64, what: &str) -> io::Result<Vec<u64>> {
     let end = at.checked_add(count * 8).filter(|end| *end <= i64::MAX as u64);
     if end.is_none_or(|end| storage.len().is_ok_and(|len| end > len)) {
-        return Err(damaged(&format!("{what} lies past the end of the file")));
+        // Not `InvalidData`: repair cannot restore what is missing.
+        let why = format!(
+            "{what} is past the end of the file: the file is truncated, or its header is damaged (restore it from a copy)"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let mut bytes = vec![0; count as usize * 8];
     storage.read_at(&mut bytes, at)?;
     Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
 }
 
-/// What an image stands on. Its header is checked.
+/// The backing file in an image's header, which is checked.
 ///
 /// # Errors
-/// It cannot be read, is damaged, or needs a feature that is missing here, which is named.
+/// The image cannot be read, is damaged, or needs an unsupported feature, which the message names.
 pub fn names(storage: &dyn Storage) -> io::Result<Names> {
     let header = read_header(storage)?;
     Ok(Names { backing: header.backing, format: header.backing_format })
 }
 
 impl Disk {
-    /// Open an image over what it stands on ([`names`]); without it, what the image does not hold reads as zeroes.
+    /// Opens an image with its backing file ([`names`]); without one, unallocated clusters read as zeroes.
     ///
-    /// One that is to be written is checked as a whole first, and repaired durably where refcounts are too low.
+    /// For writing, the whole image is checked first, and refcounts that are too low are repaired durably.
     ///
     /// # Errors
-    /// As those of [`names`]; or it is to be written and cannot be repaired here.
+    /// As [`names`]; or it is opened for writing and cannot be repaired.
     pub fn open(
         storage: Arc<dyn Storage>,
         backing: Option<Box<dyn Source>>,
@@ -66,11 +70,10 @@ impl Disk {
         Disk::with_header(storage, header, backing, options)
     }
 
-    /// Open the disk as it was when an internal snapshot was made: the one with that id, else with that name. It is only
-    /// read.
+    /// Opens an internal snapshot, by its id or else its name, read-only.
     ///
     /// # Errors
-    /// As those of [`names`]; `InvalidInput`: there is no such snapshot, or there are several.
+    /// As [`names`]; `InvalidInput`: there is no such snapshot, or there are several.
     pub fn open_snapshot(
         storage: Arc<dyn Storage>,
         backing: Option<Box<dyn Source>>,
@@ -113,7 +116,7 @@ impl Disk {
             shape,
             order,
             compression: header.compression,
-            expanded: Expanded::default(),
+            expanded: Decompressed::default(),
             writable: options.writable,
             meta: Mutex::new(Meta::new(shape, l1, header.l1_at, options.l2_cache_len, refs)),
             ranges: Ranges::default(),
@@ -121,7 +124,7 @@ impl Disk {
             failed: AtomicBool::new(false),
             autoclear: AtomicBool::new(header.autoclear != 0),
             #[cfg(test)]
-            mistake: crate::Mistake::None,
+            fault: crate::SeededFault::None,
         })
     }
 }

@@ -1,7 +1,8 @@
-//! Locks on ranges of clusters.
+//! Range locks on clusters.
 //!
-//! Requests that only read, or write in place, share a range; one that changes what a cluster is holds it exclusively.
-//! Requests are served in their order of arrival, so none starves. One thread holds one range at a time: no deadlock.
+//! Requests that only read, or write in place, share a range; requests that change the state of a cluster
+//! hold it exclusively. Locks are granted in order of arrival, so none starves. A thread holds one range at a
+//! time, so there is no deadlock.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -16,12 +17,12 @@ struct Claim {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// Holders, and those that wait, in their order of arrival.
+    /// Holders and waiters, in order of arrival.
     claims: Vec<Claim>,
     waiting: usize,
 }
 
-/// The locks of a disk.
+/// The range locks of a disk.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     state: Mutex<State>,
@@ -36,7 +37,7 @@ pub(crate) struct Held<'a> {
 }
 
 impl State {
-    /// Whether no earlier claim stands against this one.
+    /// Whether no earlier claim conflicts with this one.
     fn may_go(&self, number: u64) -> bool {
         let Some(place) = self.claims.iter().position(|claim| claim.number == number) else { return true };
         let claim = &self.claims[place];
@@ -49,7 +50,7 @@ impl State {
 }
 
 impl Ranges {
-    /// Wait for a range of clusters.
+    /// Waits for a range of clusters.
     pub(crate) fn hold(&self, clusters: Range<u64>, exclusive: bool) -> Held<'_> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let number = state.next;
@@ -83,7 +84,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn exclusive_holders_wait_for_those_that_share_and_hold_back_later_ones() {
+    fn exclusive_claims_wait_for_shared_ones_and_block_later_ones() {
         let (ranges, wrote) = (Ranges::default(), AtomicBool::new(false));
         std::thread::scope(|scope| {
             let reading = ranges.hold(0..4, false);
@@ -98,7 +99,7 @@ mod tests {
             }
             scope.spawn(|| {
                 drop(ranges.hold(0..4, false));
-                assert!(wrote.load(SeqCst), "it came later");
+                assert!(wrote.load(SeqCst), "it arrived later");
             });
             std::thread::sleep(Duration::from_millis(20));
             assert!(!wrote.load(SeqCst));

@@ -1,7 +1,7 @@
-//! Refcounts, and the allocation of clusters by them.
+//! Refcounts, and the allocation of clusters.
 //!
-//! Owned by [`crate::meta::Meta`], under its mutex. *Invariant:* a count in memory is at least the one that any state of the
-//! disk needs; it goes down only after what referred to the cluster is durably gone.
+//! Owned by [`crate::meta::Meta`], under its mutex. *Invariant:* a refcount in memory is at least as high as
+//! in any possible state of the disk; it is decremented only after the removal of the reference is durable.
 
 use crate::cache::{Cache, Table};
 use crate::storage::Storage;
@@ -9,7 +9,7 @@ use crate::{damaged, full};
 use std::collections::BTreeSet;
 use std::io;
 
-/// The file grows by at least that much, so that not each allocation has to make it longer.
+/// The file grows by at least this much, so that not every allocation extends it.
 const GROW_LEN: u64 = 4 << 20;
 
 /// Consecutive clusters.
@@ -17,7 +17,7 @@ const GROW_LEN: u64 = 4 << 20;
 pub(crate) struct Run {
     pub(crate) first: u64,
     pub(crate) count: u64,
-    /// They were never written: they read as zeroes.
+    /// The clusters were never written: they read as zeroes.
     pub(crate) blank: bool,
 }
 
@@ -26,22 +26,22 @@ pub(crate) struct Run {
 pub(crate) struct Refcounts {
     cluster_bits: u32,
     order: u32,
-    /// The refcount table: where blocks are; 0: no cluster of it is taken.
+    /// The refcount table: offsets of blocks; 0: none of its clusters is in use.
     pub(crate) table: Vec<u64>,
     pub(crate) table_at: u64,
     /// Sectors of the table that a flush has to write.
     pub(crate) table_changed: BTreeSet<u64>,
     pub(crate) blocks: Cache,
-    /// By block: no cluster before that is free.
+    /// By block: no cluster before this index is free.
     first_free: Vec<u32>,
-    /// No block before that has a free cluster.
+    /// No block before this one has a free cluster.
     hint: usize,
-    /// Clusters from there on were never written.
+    /// Clusters from here on were never written.
     blank_from: u64,
     file_len: u64,
 }
 
-/// Read one count of a block.
+/// Reads one refcount of a block.
 pub(crate) fn count_at(bytes: &[u8], index: usize, order: u32) -> u64 {
     if order < 3 {
         let bit = index << order;
@@ -52,7 +52,8 @@ pub(crate) fn count_at(bytes: &[u8], index: usize, order: u32) -> u64 {
     bytes[index * len..(index + 1) * len].iter().fold(0, |count, byte| count << 8 | u64::from(*byte))
 }
 
-/// The bytes that hold one count, changed to `count`: their offset in the block, and how many of the array they are.
+/// The bytes of one refcount, changed to `count`: their offset in the block, and how many of the array are
+/// used.
 pub(crate) fn with_count(bytes: &[u8], index: usize, order: u32, count: u64) -> (usize, [u8; 8], usize) {
     let mut out = [0; 8];
     if order < 3 {
@@ -66,7 +67,7 @@ pub(crate) fn with_count(bytes: &[u8], index: usize, order: u32, count: u64) -> 
     (index * len, out, len)
 }
 
-/// The greatest count.
+/// The largest refcount.
 pub(crate) fn count_max(order: u32) -> u64 {
     if order == 6 { u64::MAX } else { (1 << (1 << order)) - 1 }
 }
@@ -94,7 +95,7 @@ impl Refcounts {
         }
     }
 
-    /// Counts in a block.
+    /// Refcounts per block.
     pub(crate) fn per_block(&self) -> u64 {
         1 << (self.cluster_bits + 3 - self.order)
     }
@@ -109,7 +110,7 @@ impl Refcounts {
         self.blank_from << self.cluster_bits
     }
 
-    /// The length that the file was given.
+    /// Length of the file.
     pub(crate) fn file_len(&self) -> u64 {
         self.file_len
     }
@@ -128,7 +129,7 @@ impl Refcounts {
         ((cluster / self.per_block()) as usize, (cluster % self.per_block()) as usize)
     }
 
-    /// How often a cluster is referred to.
+    /// Refcount of a cluster.
     pub(crate) fn count(&mut self, storage: &dyn Storage, cluster: u64) -> io::Result<u64> {
         let (block, index) = self.locate(cluster);
         if self.table.get(block).is_none_or(|at| *at == 0) {
@@ -143,7 +144,7 @@ impl Refcounts {
         self.blocks.put(slot, at, &bytes[..len]);
     }
 
-    /// One reference less. *Only* for one that is durably gone, or never was on disk.
+    /// Decrements a refcount. *Only* for a reference whose removal is durable, or that never was on disk.
     pub(crate) fn release(&mut self, storage: &dyn Storage, cluster: u64) -> io::Result<()> {
         let count = self.count(storage, cluster)?;
         let (block, index) = self.locate(cluster);
@@ -159,10 +160,10 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Take up to `wanted` consecutive clusters; `None`: the refcount table has to grow first.
+    /// Allocates up to `wanted` consecutive clusters; `None`: the refcount table has to grow first.
     ///
     /// # Errors
-    /// A block cannot be read, or the file not be made longer; nothing is taken.
+    /// A block cannot be read, or the file cannot be extended; nothing is allocated.
     pub(crate) fn allocate(&mut self, storage: &dyn Storage, wanted: u64) -> io::Result<Option<Run>> {
         let per_block = self.per_block() as usize;
         for block in self.hint..self.table.len() {
@@ -182,7 +183,7 @@ impl Refcounts {
             };
             let first = (block * per_block + start) as u64;
             let blank = first >= self.blank_from;
-            // A run is blank as a whole, or not at all.
+            // A run is blank entirely, or not at all.
             let most = if blank { wanted } else { wanted.min(self.blank_from - first) };
             let most = most.min((per_block - start) as u64) as usize;
             let count = (start..start + most).take_while(is_free).count();
@@ -195,7 +196,7 @@ impl Refcounts {
         Ok(None)
     }
 
-    /// Add a block where there is none: its first cluster is its own.
+    /// Adds a missing block, stored in the first cluster that it counts.
     fn add_block(&mut self, storage: &dyn Storage, block: usize) -> io::Result<usize> {
         let cluster = block as u64 * self.per_block();
         self.cover(storage, cluster + 1)?;
@@ -209,12 +210,12 @@ impl Refcounts {
         Ok(slot)
     }
 
-    /// Make the file long enough for clusters up to `end`, and note that they are written.
+    /// Extends the file for clusters up to `end`, and records that they are written.
     pub(crate) fn cover(&mut self, storage: &dyn Storage, end: u64) -> io::Result<()> {
         let len =
             end.checked_mul(1 << self.cluster_bits).filter(|len| *len <= i64::MAX as u64).ok_or_else(full)?;
         if len > self.file_len {
-            // Not more than needed if a limit is near.
+            // Only as much as needed if a limit is near.
             let roomy = len.next_multiple_of(GROW_LEN);
             let grown =
                 storage.set_len(roomy).map(|()| roomy).or_else(|_| storage.set_len(len).map(|()| len))?;
@@ -224,7 +225,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// The table has moved, with more entries. What is to be written of it still is: at its new place.
+    /// The table was moved and has more entries. Its pending changes are written at the new offset.
     pub(crate) fn moved(&mut self, table: Vec<u64>, table_at: u64) {
         self.first_free.resize(table.len(), 0);
         (self.table, self.table_at) = (table, table_at);
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_every_width_are_stored_and_found() {
+    fn counts_of_every_width_are_stored_and_read() {
         for order in 0..=6 {
             let mut bytes = vec![0xa5; 512];
             let (at, with, len) = with_count(&bytes, 9, order, 1);
@@ -247,7 +248,7 @@ mod tests {
             bytes[at..at + len].copy_from_slice(&with[..len]);
             assert_eq!((count_at(&bytes, 8, order), count_at(&bytes, 9, order)), (most, 1), "order {order}");
         }
-        // The first of several counts in a byte is in the lowest bits; wide ones are big-endian.
+        // The first of several refcounts in a byte is in the lowest bits; wide ones are big-endian.
         assert_eq!(count_at(&[0b0000_0010], 1, 0), 1);
         assert_eq!(count_at(&[1, 2], 0, 4), 0x102);
     }

@@ -1,34 +1,33 @@
-//! The table of internal snapshots: earlier states of a disk that its image keeps.
+//! The table of internal snapshots: earlier states of a disk in its image.
 
 use crate::header::{Header, half, word};
-use crate::open::read_header;
 use crate::{Storage, damaged, unsupported};
 use std::io;
 
 /// Bytes of an entry before its extra data.
 const HEAD_LEN: u64 = 40;
-/// Bytes of the table at most, as in QEMU: 65536 entries of 1 KiB.
+/// Largest table in bytes, as in QEMU: 65536 entries of 1 KiB.
 const TABLE_LEN_MAX: u64 = 64 << 20;
-/// Names that a message has at most.
+/// Most names in a message.
 const NAMED_MAX: usize = 8;
 
 /// An entry of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Snapshot {
-    /// Unique in the image, as a rule a number in decimal.
-    pub id: String,
-    /// What its maker called it. Several may have one name.
-    pub name: String,
-    /// Bytes of the disk at that time.
-    pub size: u64,
+pub(crate) struct Snapshot {
+    /// Unique in the image, usually a decimal number.
+    id: String,
+    /// Name given by the user. Several snapshots may have the same.
+    name: String,
+    /// Size of the disk at that time, in bytes.
+    size: u64,
     pub(crate) l1_at: u64,
     pub(crate) l1_entries: u64,
 }
 
-/// Hand every entry to `each`, in the order of the table. Where the table ends.
+/// Passes every entry to `each`, in the order of the table. Returns the end of the table.
 ///
 /// # Errors
-/// It cannot be read, lies past the end of the file, or `each` fails.
+/// The table cannot be read, is past the end of the file, or `each` fails.
 pub(crate) fn for_each(
     storage: &dyn Storage,
     header: &Header,
@@ -43,7 +42,7 @@ pub(crate) fn for_each(
         let (id_len, name_len, extra_len) = (lens >> 16, lens & 0xffff, u64::from(half(&head, 36)));
         let len = HEAD_LEN + extra_len + u64::from(id_len) + u64::from(name_len);
         let end = at.checked_add(len.next_multiple_of(8)).filter(|end| *end <= file_len);
-        let end = end.ok_or_else(|| damaged("its table of snapshots lies past the end of the file"))?;
+        let end = end.ok_or_else(|| damaged("its table of snapshots is past the end of the file"))?;
         if end - header.snapshots_at > TABLE_LEN_MAX {
             return Err(unsupported("its table of snapshots is larger than QEMU allows (64 MiB)".into()));
         }
@@ -51,7 +50,7 @@ pub(crate) fn for_each(
         if extra_len >= 16 {
             storage.read_at(&mut size, at + HEAD_LEN + 8)?;
         } else {
-            // Version 2 does not have it: the disk had the size that it has now.
+            // Version 2 lacks it: the disk had its current size.
             size = header.size.to_be_bytes();
         }
         let mut names = vec![0; (id_len + name_len) as usize];
@@ -69,20 +68,7 @@ pub(crate) fn for_each(
     Ok(at)
 }
 
-/// The snapshots of an image, in the order of its table.
-///
-/// # Errors
-/// As those of [`names`](crate::names), or the table makes no sense.
-pub fn snapshots(storage: &dyn Storage) -> io::Result<Vec<Snapshot>> {
-    let mut all = Vec::new();
-    for_each(storage, &read_header(storage)?, |snapshot| {
-        all.push(snapshot);
-        Ok(())
-    })?;
-    Ok(all)
-}
-
-/// The header as if the disk were in the state of a snapshot: the one with that id, else the only one with that name.
+/// Changes the header to that of a snapshot: the one with this id, or else the only one with this name.
 pub(crate) fn select(storage: &dyn Storage, header: &mut Header, wanted: &str) -> io::Result<()> {
     let (mut by_id, mut by_name, mut named) = (None, Vec::new(), Vec::new());
     for_each(storage, header, |snapshot| {
@@ -98,7 +84,7 @@ pub(crate) fn select(storage: &dyn Storage, header: &mut Header, wanted: &str) -
     })?;
     if by_id.is_none() && by_name.len() > 1 {
         let why =
-            format!("several of its snapshots are called {wanted:?}: give the id ({})", named.join(", "));
+            format!("several of its snapshots are called {wanted:?}: use the id ({})", named.join(", "));
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     let Some(snapshot) = by_id.or_else(|| by_name.pop()) else {

@@ -1,50 +1,50 @@
-//! What an image is stored in.
+//! The storage of an image.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A file, or what stands in for one in tests. All methods may be called by several threads at once.
+/// A file, or a replacement in tests. All methods may be called by several threads at once.
 pub trait Storage: Send + Sync {
-    /// Fill `into` from there. Bytes past the end read as zeroes.
+    /// Reads into `into` from `at`. Bytes past the end read as zeroes.
     ///
     /// # Errors
-    /// Whatever the file says.
+    /// Errors of the file.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
 
-    /// Write all of it there.
+    /// Writes all of `from` at `at`.
     ///
     /// # Errors
-    /// Whatever the file says; any part of it may have been written.
+    /// Errors of the file; any part may have been written.
     fn write_at(&self, from: &[u8], at: u64) -> io::Result<()>;
 
-    /// Put everything that was written, and the length, on stable storage.
+    /// Puts everything written, and the length, on stable storage.
     ///
     /// # Errors
-    /// Some of it may be lost; nothing that was written since the last sync is to be relied on.
+    /// Some data may be lost: nothing written since the last sync can be relied on.
     fn sync(&self) -> io::Result<()>;
 
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     ///
     /// # Errors
-    /// Whatever the file says.
+    /// Errors of the file.
     fn len(&self) -> io::Result<u64>;
 
-    /// Whether it holds nothing.
+    /// Whether the length is 0.
     ///
     /// # Errors
-    /// Whatever the file says.
+    /// Errors of the file.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Make it longer, with zeroes, or shorter.
+    /// Extends the file with zeroes, or truncates it.
     ///
     /// # Errors
-    /// It cannot have that length.
+    /// The file cannot have that length.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Give back the space of a range that nothing refers to any more. What it reads as afterwards does not matter.
+    /// Deallocates a range that nothing refers to any more. Its content afterwards does not matter.
     fn punch(&self, at: u64, len: u64);
 }
 
@@ -74,7 +74,7 @@ impl Storage for File {
     }
 
     fn len(&self) -> io::Result<u64> {
-        // A block device has no length of its own.
+        // The metadata of a block device has no length.
         io::Seek::seek(&mut &*self, io::SeekFrom::End(0))
     }
 
@@ -87,7 +87,7 @@ impl Storage for File {
 
     fn punch(&self, at: u64, len: u64) {
         use rustix::fs::{FallocateFlags, fallocate};
-        // Where it is not supported the space stays taken, and is used again by the next clusters.
+        // Without support the space stays allocated, and is reused by later clusters.
         let _ = fallocate(self, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len);
     }
 }

@@ -1,4 +1,4 @@
-//! Images that are damaged, full, or made in a way that the model makes none.
+//! Images that are damaged or full, or have properties that the model does not cover.
 
 use crate::header::{AT_AUTOCLEAR, AT_INCOMPATIBLE, CORRUPT, DIRTY, word};
 use crate::model::disk::{Faults, MemoryDisk};
@@ -18,7 +18,7 @@ fn open(disk: &Arc<MemoryDisk>, writable: bool) -> io::Result<Disk> {
     Disk::open(disk.clone(), None, Options { writable, ..Options::default() })
 }
 
-/// An image with some data, closed.
+/// A closed image with some data.
 fn image() -> Arc<MemoryDisk> {
     let disk = disk(Vec::new());
     create(&*disk, &CreateOptions { cluster_size: CLUSTER, ..CreateOptions::new(LEN) }).unwrap();
@@ -37,7 +37,7 @@ fn header(disk: &MemoryDisk, at: usize) -> u64 {
     word(&disk.now(), at)
 }
 
-/// Whether the image holds what [`image`] wrote, and stays so when more is written.
+/// Whether the image has the data of [`image`], and keeps it when more is written.
 fn keeps_its_data(disk: &Arc<MemoryDisk>) -> bool {
     let image = open(disk, true).unwrap();
     image.write(&[9; 40 * 4096], 64 << 10).unwrap();
@@ -50,25 +50,25 @@ fn keeps_its_data(disk: &Arc<MemoryDisk>) -> bool {
 }
 
 #[test]
-fn refcounts_that_are_too_low_are_raised_before_anything_is_written() {
+fn low_refcounts_are_repaired_before_any_write() {
     let disk = image();
     let table = header(&disk, 48);
     let block = word(&disk.now(), table as usize);
     disk.write_at(&[0; 4000], block + 8).unwrap();
     assert!(check(&*disk).unwrap().too_low > 8);
     assert!(keeps_its_data(&disk));
-    // The whole block is gone.
+    // The whole block is missing.
     let disk = image();
     put(&disk, table, 0);
     assert!(keeps_its_data(&disk));
 }
 
 #[test]
-fn a_copied_flag_that_is_wrong_is_taken_away() {
+fn a_wrong_copied_flag_is_cleared() {
     let disk = image();
     let l2 = word(&disk.now(), header(&disk, 40) as usize) & 0x00ff_ffff_ffff_fe00;
     let first = word(&disk.now(), l2 as usize);
-    // Two entries for one cluster, each of which says that it is its own.
+    // Two entries for one cluster, both with the COPIED flag.
     put(&disk, l2 + 100 * 8, first);
     let image = open(&disk, true).unwrap();
     image.write(&[1; 4096], 100 * CLUSTER).unwrap();
@@ -78,15 +78,15 @@ fn a_copied_flag_that_is_wrong_is_taken_away() {
 }
 
 #[test]
-fn images_that_would_be_destroyed_by_writing_are_only_read() {
+fn images_that_writing_would_destroy_are_read_only() {
     let l1 = |disk: &MemoryDisk| header(disk, 40);
     let l2 = |disk: &MemoryDisk| word(&disk.now(), l1(disk) as usize) & 0x00ff_ffff_ffff_fe00;
     type Damage<'a> = &'a dyn Fn(&MemoryDisk);
     let damages: [(&str, Damage<'_>); 7] = [
-        ("leads into another table", &|disk| put(disk, l2(disk), l1(disk) | 1 << 63)),
-        ("leads past the end", &|disk| put(disk, l2(disk), 1 << 40 | 1 << 63)),
-        ("between clusters", &|disk| put(disk, l2(disk), 0x200 | 1 << 63)),
-        ("no table is", &|disk| put(disk, l1(disk), 1 << 40 | 1 << 63)),
+        ("refers to another table", &|disk| put(disk, l2(disk), l1(disk) | 1 << 63)),
+        ("refers past the end", &|disk| put(disk, l2(disk), 1 << 40 | 1 << 63)),
+        ("unaligned offset", &|disk| put(disk, l2(disk), 0x200 | 1 << 63)),
+        ("without a table", &|disk| put(disk, l1(disk), 1 << 40 | 1 << 63)),
         ("overlap", &|disk| put(disk, 40, header(disk, 48))),
         ("marked as corrupt", &|disk| put(disk, AT_INCOMPATIBLE as u64, CORRUPT)),
         ("past the end of the file", &|disk| put(disk, header(disk, 48), 1 << 40)),
@@ -119,7 +119,7 @@ fn autoclear_features_go_before_the_first_write() {
     let disk = image();
     put(&disk, AT_AUTOCLEAR as u64, 0b111);
     let image = open(&disk, true).unwrap();
-    assert_eq!(header(&disk, AT_AUTOCLEAR), 1, "what is not known, when it is opened");
+    assert_eq!(header(&disk, AT_AUTOCLEAR), 1, "unknown features are cleared on opening");
     image.write(&[1; 512], 0).unwrap();
     assert_eq!(header(&disk, AT_AUTOCLEAR), 0);
 }
@@ -143,7 +143,7 @@ fn the_refcount_table_grows_with_the_image() {
 }
 
 #[test]
-fn a_write_without_room_fails_and_succeeds_once_there_is_room() {
+fn a_write_without_space_fails_and_succeeds_once_there_is_space() {
     let disk = image();
     let image = open(&disk, true).unwrap();
     let len_max = disk.len().unwrap();
@@ -151,7 +151,7 @@ fn a_write_without_room_fails_and_succeeds_once_there_is_room() {
     assert_eq!(image.write(&[1; 64 << 10], 512 << 10).unwrap_err().kind(), ErrorKind::StorageFull);
     image.flush().unwrap();
     image.write(&[2; 4096], 0).expect("in place");
-    // Clusters that are discarded make room without anybody's flush.
+    // Discarded clusters provide space without a flush by the client.
     image.discard(CLUSTER, 4 * CLUSTER).unwrap();
     image.write(&[3; 4096], 600 << 10).unwrap();
     disk.set_faults(Faults { len_max: u64::MAX, ..Faults::default() });
@@ -161,7 +161,7 @@ fn a_write_without_room_fails_and_succeeds_once_there_is_room() {
 }
 
 #[test]
-fn after_a_sync_that_failed_nothing_is_written_any_more() {
+fn nothing_is_written_after_a_failed_sync() {
     let disk = image();
     let image = open(&disk, true).unwrap();
     image.write(&[1; 512], 512 << 10).unwrap();

@@ -1,12 +1,13 @@
-//! Whether an image's refcounts say what its tables do, and repair of what does not.
+//! Checks the refcounts of an image against its tables, and repairs differences.
 //!
-//! All references are counted before an image is opened to be written: whoever allocates by refcounts that are too low puts
-//! data over data. Then counts that are too low are raised, `COPIED` flags are corrected, and clusters that nothing refers
-//! to are freed, in an order such that a cut leaves the image no worse. What cannot be repaired safely is refused: entries
-//! that lead nowhere, and structures that overlap.
+//! All references are counted before an image is opened for writing: with refcounts that are too low,
+//! allocation would overwrite data. Then low refcounts are raised, `COPIED` flags are corrected, and
+//! unreferenced clusters are freed, in such an order that a power cut leaves the image no worse. Defects that
+//! cannot be repaired safely are refused: invalid entries, and structures that overlap.
 //!
-//! Clusters are counted in windows, each with a pass over all tables, so that memory stays bounded. *Invariant:* no image
-//! makes this run without end: tables that several entries name are read once, and the work is bounded by [`WORK_MAX`].
+//! Clusters are counted in windows, with a pass over all tables for each, so that memory stays bounded.
+//! *Invariant:* the check always ends: tables with several references are read once, and the work is bounded
+//! by [`WORK_MAX`].
 
 use crate::entry::{COPIED, Entry, Geometry, PLACE};
 use crate::header::{AT_AUTOCLEAR, AT_INCOMPATIBLE, BITMAPS_CONSISTENT, DIRTY, Header, half, word};
@@ -15,44 +16,44 @@ use crate::refcounts::{count_at, count_max, with_count};
 use crate::{Storage, damaged, snapshots, unsupported};
 use std::io;
 
-/// Clusters that are counted in one pass: 32 MiB of counts.
+/// Clusters counted in one pass: 32 MiB of counters.
 const WINDOW: u64 = 8 << 20;
-/// L1 entries of the image and all of its snapshots together: 64 MiB.
+/// Most L1 entries of the image and all of its snapshots together: 64 MiB.
 const ROOTS_MAX: usize = 4 << 20;
-/// Bytes of tables that are read at most.
+/// Most bytes of tables that are read.
 const WORK_MAX: u64 = 1 << 40;
-/// Bitmaps that an image may have.
+/// Most bitmaps of an image.
 const BITMAPS_MAX: u32 = 65535;
 
-/// What [`check`] found.
+/// Result of [`check`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Report {
-    /// Clusters with more references than their refcount says.
+    /// Clusters whose refcount is lower than their number of references.
     pub too_low: u64,
-    /// Clusters with fewer: they cost space.
+    /// Clusters whose refcount is too high: they waste space.
     pub leaked: u64,
-    /// Entries whose `COPIED` flag is wrong.
+    /// Entries with a wrong `COPIED` flag.
     pub flags: u64,
 }
 
-/// Count all references of an image, and change nothing.
+/// Counts all references of an image, without changing it.
 ///
 /// # Errors
-/// It cannot be read, or is damaged in another way.
+/// The image cannot be read, or is damaged in another way.
 pub fn check(storage: &dyn Storage) -> io::Result<Report> {
     let header = read_header(storage)?;
     Check::new(storage, &header)?.run(false)
 }
 
-/// Repair an image for writing.
+/// Repairs an image for writing.
 ///
 /// # Errors
-/// It cannot be repaired here.
+/// It cannot be repaired.
 pub(crate) fn repair(storage: &dyn Storage, header: &mut Header) -> io::Result<()> {
     let mut check = Check::new(storage, header)?;
     let unknown = header.autoclear & !BITMAPS_CONSISTENT;
     if unknown != 0 {
-        // Repairs are writes of a program that does not know these.
+        // Repair is a write by a program that does not support these.
         header.autoclear &= BITMAPS_CONSISTENT;
         storage.write_at(&header.autoclear.to_be_bytes(), AT_AUTOCLEAR as u64)?;
         storage.sync()?;
@@ -76,11 +77,11 @@ pub(crate) fn repair(storage: &dyn Storage, header: &mut Header) -> io::Result<(
     Ok(())
 }
 
-/// A table of entries that name clusters.
+/// An L2 table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Root {
     at: u64,
-    /// The L1 table in use names it, so that its `COPIED` flags count.
+    /// The active L1 table refers to it, so that its `COPIED` flags matter.
     active: bool,
 }
 
@@ -94,15 +95,15 @@ struct Check<'a> {
     table: Vec<u64>,
     l1_at: u64,
     l1: Vec<u64>,
-    /// L2 tables, as often as they are named, by place.
+    /// L2 tables by offset, as often as they are referenced.
     roots: Vec<Root>,
-    /// Tables of bitmaps: place, and number of words.
+    /// Bitmap tables: offset, and number of words.
     bitmaps: Vec<(u64, u64)>,
-    /// Clusters of structures that nothing else may be in: first and count, by place.
+    /// Clusters of structures that nothing else may overlap: first and count, by offset.
     fixed: Vec<(u64, u64)>,
-    /// Unreferenced clusters are known to be leaked.
+    /// Unreferenced clusters are certainly leaked.
     may_free: bool,
-    /// Refcounts are to be exact.
+    /// The image is dirty: refcounts must be rebuilt exactly.
     dirty: bool,
 }
 
@@ -147,12 +148,12 @@ impl<'a> Check<'a> {
         Ok(check)
     }
 
-    /// A structure that has clusters of its own.
+    /// Adds a structure with clusters of its own.
     fn fix(&mut self, at: u64, len: u64) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
         if !at.is_multiple_of(self.shape.cluster()) || at.checked_add(len).is_none_or(|end| end > self.end())
         {
-            return Err(damaged("one of its tables lies between clusters, or past the end of the file"));
+            return Err(damaged("one of its tables is unaligned, or past the end of the file"));
         }
         if len > 0 {
             self.fixed.push((at >> bits, len.div_ceil(self.shape.cluster())));
@@ -160,7 +161,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// The end of the file's last cluster.
+    /// End of the file's last cluster.
     fn end(&self) -> u64 {
         self.file_len.next_multiple_of(self.shape.cluster())
     }
@@ -177,7 +178,7 @@ impl<'a> Check<'a> {
             .iter()
             .any(|root| !root.at.is_multiple_of(self.shape.cluster()) || root.at >= end)
         {
-            return Err(damaged("an L1 entry names a place where no table is"));
+            return Err(damaged("an L1 entry refers to an offset without a table"));
         }
         Ok(())
     }
@@ -197,13 +198,14 @@ impl<'a> Check<'a> {
         if header.snapshots > 0 { self.fix(header.snapshots_at, end - header.snapshots_at) } else { Ok(()) }
     }
 
-    /// Bitmaps whose extension counts: without the bit nobody believes it, and what it names is leaked.
+    /// Adds the bitmaps if their extension is valid: without the autoclear bit they are ignored, and their
+    /// clusters are leaked.
     fn add_bitmaps(&mut self, header: &Header) -> io::Result<()> {
         let Some(bitmaps) = header.bitmaps.filter(|_| header.autoclear & BITMAPS_CONSISTENT != 0) else {
             return Ok(());
         };
         if bitmaps.count > BITMAPS_MAX || bitmaps.directory_len > 64 << 20 {
-            return Err(damaged("its bitmaps make no sense"));
+            return Err(damaged("its bitmaps are invalid"));
         }
         self.fix(bitmaps.directory_at, bitmaps.directory_len)?;
         let mut directory = vec![0; bitmaps.directory_len as usize];
@@ -211,13 +213,13 @@ impl<'a> Check<'a> {
         let (mut at, mut words) = (0, 0);
         for _ in 0..bitmaps.count {
             let entry = directory.get(at..).filter(|rest| rest.len() >= 24);
-            let entry = entry.ok_or_else(|| damaged("its bitmaps make no sense"))?;
+            let entry = entry.ok_or_else(|| damaged("its bitmaps are invalid"))?;
             let (place, count) = (word(entry, 0), u64::from(half(entry, 8)));
             let name = (half(entry, 16) & 0xffff) as usize;
             let extra = half(entry, 20) as usize;
             words += count;
             if words > ROOTS_MAX as u64 {
-                return Err(damaged("its bitmaps make no sense"));
+                return Err(damaged("its bitmaps are invalid"));
             }
             self.fix(place, count * 8)?;
             self.bitmaps.push((place, count));
@@ -226,8 +228,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Call `each` with the first cluster, their number, and how often they are named so, for every reference but those
-    /// of fixed structures.
+    /// Calls `each` with first cluster, count, and number of references, for every reference except those of
+    /// fixed structures.
     fn references(&self, mut each: impl FnMut(u64, u64, u32) -> io::Result<()>) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
         for same in self.roots.chunk_by(|a, b| a.at == b.at) {
@@ -242,7 +244,7 @@ impl<'a> Check<'a> {
             for entry in read_words(self.storage, at, count, "a table of bitmaps")? {
                 let at = entry & PLACE;
                 if !at.is_multiple_of(self.shape.cluster()) {
-                    return Err(damaged("a bitmap lies between clusters"));
+                    return Err(damaged("a bitmap is unaligned"));
                 }
                 if at != 0 {
                     each(at >> bits, 1, 1)?;
@@ -252,7 +254,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Call `each` with the offset and the content of every entry of an L2 table that is not zero.
+    /// Calls `each` with offset and content of every nonzero entry of an L2 table.
     fn entries(&self, at: u64, mut each: impl FnMut(u64, Entry) -> io::Result<()>) -> io::Result<()> {
         let mut bytes = vec![0; self.shape.cluster() as usize];
         self.storage.read_at(&mut bytes, at)?;
@@ -269,7 +271,7 @@ impl<'a> Check<'a> {
         1 << (self.shape.cluster_bits + 3 - self.order)
     }
 
-    /// Refuse references that lead nowhere or into fixed structures; returns which blocks of counts there have to be.
+    /// Refuses references past the end or to fixed structures; returns which refcount blocks are needed.
     fn survey(&self) -> io::Result<Vec<bool>> {
         let end = self.end() >> self.shape.cluster_bits;
         let mut needed = vec![false; self.table.len()];
@@ -285,18 +287,18 @@ impl<'a> Check<'a> {
         }
         self.references(|first, count, _| {
             if first >= end {
-                return Err(damaged("an entry of its tables leads past the end of the file"));
+                return Err(damaged("an entry of its tables refers past the end of the file"));
             }
             let place = self.fixed.partition_point(|(start, _)| *start < first + count);
             if place > 0 && self.fixed[place - 1].0 + self.fixed[place - 1].1 > first {
-                return Err(damaged("an entry of its tables leads into another table"));
+                return Err(damaged("an entry of its tables refers to another table"));
             }
             (first..first + count).try_for_each(&mut need)
         })?;
         Ok(needed)
     }
 
-    /// Add blocks of counts that are missing, at the end of the file. Their counts are raised with all others.
+    /// Adds missing refcount blocks at the end of the file. Their refcounts are raised with all others.
     fn add_missing_blocks(&mut self) -> io::Result<()> {
         let mut needed = self.survey()?;
         let bits = self.shape.cluster_bits;
@@ -349,7 +351,7 @@ impl<'a> Check<'a> {
         Ok(report)
     }
 
-    /// References to the clusters of a window.
+    /// Counts references to the clusters of a window.
     fn count(&self, start: u64, len: u64) -> io::Result<Vec<u32>> {
         let mut counts = vec![0u32; len as usize];
         let mut add = |first: u64, count: u64, weight: u32| {
@@ -366,7 +368,7 @@ impl<'a> Check<'a> {
         Ok(counts)
     }
 
-    /// Compare counts with those of the blocks, and leave in `counts` those that the disk has in the end.
+    /// Compares counts with the refcount blocks; leaves in `counts` the final refcounts on disk.
     fn compare(
         &self,
         blocks: &[u64],
@@ -389,7 +391,7 @@ impl<'a> Check<'a> {
                 report.too_low += u64::from(want > have);
                 report.leaked += u64::from(want < have);
                 if want > have && (want > count_max(self.order) || want == u64::from(u32::MAX)) {
-                    return Err(damaged("a cluster has more references than can be counted"));
+                    return Err(damaged("a cluster has more references than a refcount can hold"));
                 }
                 if want > have || self.dirty || (want == 0 && self.may_free) {
                     let (at, with, len) = with_count(&bytes, index, self.order, want);
@@ -406,7 +408,7 @@ impl<'a> Check<'a> {
         if wrote { self.storage.sync() } else { Ok(()) }
     }
 
-    /// See that entries in use have the `COPIED` flag if their cluster has one reference, and only then.
+    /// Checks that active entries have the `COPIED` flag if, and only if, their cluster has one reference.
     fn check_flags(&self, start: u64, counts: &[u32], repair: bool, report: &mut Report) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
         let mut wrote = false;

@@ -1,26 +1,27 @@
-//! Writes, zeroes and discards.
+//! Writes, write-zeroes requests and discards.
 //!
-//! A cluster that is ours alone, and stored, is written in place, by many threads at once. Everything else goes to a new
-//! cluster: it is filled outside of the metadata's mutex, under the range's exclusive lock, and published in memory when all of
-//! it is written. Old clusters are never changed, and freed by the flush that makes the new entries durable.
+//! An allocated cluster with refcount one is written in place, by several threads at once. Everything else
+//! goes to a new cluster: it is filled outside of the metadata mutex, with the range lock held exclusively,
+//! and published in memory when all of it is written. Old clusters are never changed, and are freed by the
+//! flush that has_fault the new entries durable.
 
 use crate::header::AT_AUTOCLEAR;
 use crate::meta::Step;
 use crate::refcounts::Run;
-use crate::{Disk, Mistake, lock};
+use crate::{Disk, SeededFault, lock};
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// New clusters that are written together, in bytes.
+/// Bytes of new clusters that are written together.
 const NEW_LEN_MAX: u64 = 4 << 20;
-/// Zeroes that are written together.
+/// Bytes of zeroes that are written together.
 const ZEROES_LEN: u64 = 1 << 20;
 
 impl Disk {
-    /// Write all of `from` there. The range lies within the disk.
+    /// Writes all of `from` at `offset`. The range must be within the disk.
     ///
     /// # Errors
-    /// It cannot be written; any part of it may be.
+    /// A write failed; any part may have been written.
     pub fn write(&self, from: &[u8], offset: u64) -> io::Result<()> {
         self.begin_write()?;
         let done = {
@@ -35,7 +36,7 @@ impl Disk {
         self.write_held(from, offset)
     }
 
-    /// What has to be before any write.
+    /// Checks and preparations before any write.
     fn begin_write(&self) -> io::Result<()> {
         if !self.writable {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -52,7 +53,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Write as long as it can be done in place: how many bytes were written.
+    /// Writes as far as it can be done in place; returns the number of bytes written.
     fn write_in_place(&self, from: &[u8], offset: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < from.len() {
@@ -64,7 +65,7 @@ impl Disk {
         Ok(done)
     }
 
-    /// Write, for who holds the range exclusively.
+    /// Writes, for a caller that holds the range exclusively.
     fn write_held(&self, from: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < from.len() {
@@ -92,7 +93,7 @@ impl Disk {
             let step = lock(&self.meta).next_step(&*self.storage, offset, len, most);
             match step {
                 Ok(Step::GrowTable) => self.grow_table()?,
-                // What was discarded may be used once that is durable.
+                // Discarded clusters can be reused after a flush.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull && !flushed => {
                     flushed = true;
                     self.flush()?;
@@ -102,13 +103,13 @@ impl Disk {
         }
     }
 
-    /// Flush if more is changed than is to be kept in memory.
+    /// Flushes if too many changes are cached.
     fn relieve(&self) -> io::Result<()> {
         let strained = lock(&self.meta).is_strained();
         if strained { self.flush() } else { Ok(()) }
     }
 
-    /// Fill new clusters, and publish them: how many bytes of `from` they took.
+    /// Fills new clusters, and publishes them; returns how many bytes of `from` they took.
     fn write_new(&self, from: &[u8], offset: u64, run: Run) -> io::Result<usize> {
         let cluster = self.shape.cluster();
         let (start, skip) = (offset - offset % cluster, offset % cluster);
@@ -116,7 +117,7 @@ impl Disk {
         let len = (from.len() as u64).min(room - skip);
         let tail = room - skip - len;
         let place = run.first << self.shape.cluster_bits;
-        let is_blank = run.blank || self.makes(Mistake::NoFill);
+        let is_blank = run.blank || self.has_fault(SeededFault::NoFill);
         if (skip == 0 && tail == 0)
             || (is_blank && self.is_zero(start, skip)? && self.is_zero(offset + len, tail)?)
         {
@@ -134,15 +135,15 @@ impl Disk {
         Ok(len as usize)
     }
 
-    /// Whether it is known that there are but zeroes there.
+    /// Whether the range is known to be all zeroes.
     fn is_zero(&self, offset: u64, len: u64) -> io::Result<bool> {
         Ok(len == 0 || self.mapping(offset, len)? == (true, len))
     }
 
-    /// Make a range read as zeroes. `keep`: what is stored for it stays allocated.
+    /// Makes a range read as zeroes. `keep`: allocated clusters stay allocated.
     ///
     /// # Errors
-    /// It cannot be written; any part of it may be.
+    /// A write failed; any part may have been written.
     pub fn write_zeroes(&self, offset: u64, len: u64, keep: bool) -> io::Result<()> {
         self.begin_write()?;
         let _held = self.hold(offset, len, true);
@@ -160,10 +161,10 @@ impl Disk {
         self.zero_part(last.min(end), end)
     }
 
-    /// Forget what whole clusters of a range hold: they read as zeroes. Parts of clusters keep what they have.
+    /// Discards the whole clusters of a range: they read as zeroes. Partial clusters keep their content.
     ///
     /// # Errors
-    /// It cannot be written; any part of it may be.
+    /// A write failed; any part may have been written.
     pub fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.begin_write()?;
         let (first, last) = (offset.next_multiple_of(self.shape.cluster()), self.whole_until(offset + len));
@@ -172,19 +173,19 @@ impl Disk {
         }
         let _held = self.hold(first, last - first, true);
         if !self.shape.has_zero_clusters() && !self.is_bare(first) {
-            // It would show the backing file. Nobody may rely on a discard.
+            // It would expose the backing file. No client may rely on a discard.
             return Ok(());
         }
         self.zero_whole(first, last)
     }
 
-    /// Where the last whole cluster before `end` ends; the disk's last cluster is whole at the disk's end.
+    /// End of the last whole cluster before `end`; at the end of the disk its last cluster is whole.
     fn whole_until(&self, end: u64) -> u64 {
         let cluster = self.shape.cluster();
         if end == self.shape.size { end.next_multiple_of(cluster) } else { end - end % cluster }
     }
 
-    /// Zero whole clusters.
+    /// Zeroes whole clusters.
     fn zero_whole(&self, first: u64, last: u64) -> io::Result<()> {
         let cluster = self.shape.cluster();
         assert!(first.is_multiple_of(cluster) && last.is_multiple_of(cluster), "whole clusters");
@@ -202,14 +203,14 @@ impl Disk {
                 Some(count) => at += count * cluster,
                 None => self.grow_table()?,
             }
-            if self.makes(Mistake::FreeAtOnce) {
+            if self.has_fault(SeededFault::FreeAtOnce) {
                 lock(&self.meta).free_at_once(&*self.storage);
             }
         }
         Ok(())
     }
 
-    /// Zero parts of clusters, unless they are.
+    /// Zeroes part of a cluster, unless it is zero.
     fn zero_part(&self, offset: u64, end: u64) -> io::Result<()> {
         if offset < end && !self.is_zero(offset, end - offset)? {
             self.write_zeroes_held(offset, end)?;
@@ -217,7 +218,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Zero what is stored where it is, and the rest by its entries.
+    /// Zeroes allocated clusters in place, and the rest by their entries.
     fn zero_kept(&self, offset: u64, end: u64) -> io::Result<()> {
         let cluster = self.shape.cluster();
         let mut at = offset;

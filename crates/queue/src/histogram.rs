@@ -1,19 +1,20 @@
-//! Log-linear latency histograms: sixteen buckets for every doubling, so a bucket is at most 6.25 %
-//! wide, from 1 ns to 137 s. Written by one thread with plain stores, read by any.
+//! Log-linear latency histograms from 1 ns to 137 s, with sixteen buckets per power of two, so a bucket is at
+//! most 6.25 % wide. One thread writes them with plain stores; any thread reads them.
 
 use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// `log2` of the buckets a doubling.
+/// `log2` of the buckets per power of two.
 const SUB_BITS: u32 = 4;
 /// Values from 2^37 ns (137 s) on share the last bucket.
 const TOP_BIT: u32 = 37;
 
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = ((TOP_BIT - SUB_BITS) as usize + 1) << SUB_BITS;
 
-/// The bucket of a value. The first 16 hold one value each; after that, the highest set bit picks the
-/// doubling and the next four bits the bucket within it. 1000 ns: highest bit 9, next bits 1111.
+/// Returns the bucket of a value. The first 16 buckets hold one value each. After that, the highest set bit
+/// selects the power of two and the next four bits the bucket within it. 1000 ns: highest bit 9, next bits
+/// 1111.
 #[inline]
 pub(crate) fn bucket_of(value: u64) -> usize {
     let value = value.min((1 << TOP_BIT) - 1);
@@ -21,7 +22,7 @@ pub(crate) fn bucket_of(value: u64) -> usize {
     ((shift as usize) << SUB_BITS) + (value >> shift) as usize
 }
 
-/// The smallest value of a bucket.
+/// Returns the smallest value of a bucket.
 pub fn bucket_floor(bucket: usize) -> u64 {
     let sub = 1usize << SUB_BITS;
     if bucket < 2 * sub {
@@ -31,8 +32,8 @@ pub fn bucket_floor(bucket: usize) -> u64 {
     ((bucket - shift * sub) as u64) << shift
 }
 
-/// Histograms that one thread counts into, one for each operation. What they have for one bucket lies side by side, so that
-/// requests that took equally long are counted in the same place, whatever they are.
+/// Histograms of one thread, one for each operation. The counters of all operations for one bucket are
+/// adjacent, so requests of equal latency are counted in one cache line, whatever their operation.
 #[derive(Debug)]
 pub(crate) struct Histograms {
     rows: Box<[[AtomicU64; Op::COUNT]; BUCKETS]>,
@@ -48,7 +49,7 @@ impl Default for Histograms {
 }
 
 impl Histograms {
-    /// Where a value is counted, by operation. Only the owning thread may count.
+    /// Returns the counters of a value, by operation. Only the owning thread may change them.
     #[inline]
     pub(crate) fn row(&self, value: u64) -> &[AtomicU64; Op::COUNT] {
         &self.rows[bucket_of(value)]
@@ -61,7 +62,7 @@ impl Histograms {
     }
 }
 
-/// What a histogram, or several, counted up to some moment.
+/// A copy of one histogram, or the sum of several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counts(Box<[u64; BUCKETS]>);
 
@@ -72,13 +73,13 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// How many values were counted.
+    /// Returns how many values were counted.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// The value below which `fraction` of those counted lie, as the middle of its bucket; 0 when none
-    /// was counted.
+    /// Returns the value below which `fraction` of the counted values lie, as the middle of its bucket; 0 if
+    /// none was counted.
     pub fn quantile(&self, fraction: f64) -> u64 {
         let rank = (self.total() as f64 * fraction).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -91,21 +92,21 @@ impl Counts {
         0
     }
 
-    /// Those of `other` added.
+    /// Adds the counts of another histogram.
     pub fn add(&mut self, other: &Counts) {
         for (sum, count) in self.0.iter_mut().zip(other.0.iter()) {
             *sum += count;
         }
     }
 
-    /// The buckets that are not empty: smallest value, and count.
+    /// Returns the buckets that are not empty, as their smallest value and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, count)| (bucket_floor(i), *count))
     }
 }
 
 impl FromIterator<(u64, u64)> for Counts {
-    /// From what [`Counts::buckets`] told.
+    /// Creates a histogram from the result of [`Counts::buckets`].
     fn from_iter<I: IntoIterator<Item = (u64, u64)>>(buckets: I) -> Counts {
         let mut counts = Counts::default();
         buckets.into_iter().for_each(|(floor, count)| counts.0[bucket_of(floor)] += count);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bucket_takes_what_is_above() {
+    fn the_last_bucket_holds_all_larger_values() {
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
         assert_eq!(bucket_of((1 << TOP_BIT) - 1), BUCKETS - 1);
     }

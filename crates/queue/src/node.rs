@@ -1,17 +1,19 @@
-//! A node of a stack, and what it may touch.
+//! Nodes of a stack, and the context that they work in.
 
+use crate::fifo::Fifo;
 use crate::segments::{SegmentList, Segments, advance};
 use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
-use crate::{Event, FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, Ring, RingFull};
+use crate::{
+    Event, FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, QueueWaker, Ring, RingFull,
+};
 use block::{Cookie, Data, Op, Request, Segment, Status, Tag};
-use std::collections::VecDeque;
 
-/// A node's place in its stack. A parent's number is always below its children's.
+/// Number of a node in its stack. The number of a parent is below those of its children.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u8);
 
 impl NodeId {
-    /// The node that requests enter by.
+    /// The node that requests enter first.
     pub const TOP: NodeId = NodeId(0);
 
     pub(crate) const fn index(self) -> usize {
@@ -19,67 +21,68 @@ impl NodeId {
     }
 }
 
-/// What a node wants to happen to a request next.
+/// A node's answer: what happens to the request next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Hand it, as it now stands, to this child. From `end_io` it is a retry.
+    /// Submit it in its current state to this child. From `end_io` it is a retry.
     Down(NodeId),
-    /// It is over at this node: walk back up.
+    /// It is complete at this node: return to the nodes above.
     Up(Status),
-    /// The kernel, a timer or child requests own it, under its cookie.
+    /// The node holds it until the kernel, a timer or child requests complete under its cookie, or until it
+    /// resumes it.
     Held,
-    /// Try again: the request is parked and offered to this node again, as `submit`, in the next turn of the loop, whatever
-    /// happens until then. For what was interrupted and can be begun anew at once. A node that answers this while it
-    /// waits keeps its thread from sleeping.
+    /// Try again: the request is parked and submitted to this node again in the next turn of the loop, even
+    /// if nothing happens until then. For operations that were interrupted and can be repeated at once. A
+    /// node that answers this while it waits keeps its thread from sleeping.
     Busy,
-    /// Something that it needs is in use. The request is parked and offered to this node again, as `submit`, in each turn
-    /// in which its thread is awake anyway, and the thread may sleep meanwhile. So what it waits for must end by something
-    /// that wakes the thread:
+    /// Something that it needs is in use. The request is parked and submitted to this node again in each turn
+    /// in which its thread is awake anyway. The thread may sleep meanwhile, so whatever ends the wait has to
+    /// wake it:
     ///
-    /// - What belongs to the thread (child requests of this node, entries and memory of the ring) is given back in a turn
-    ///   of that thread: the next turn begins without sleeping, and offers the request again.
-    /// - What other threads hold is waited for by asking to be woken *first* and checking once more *second*; whoever gives
-    ///   it back does so first, checks for waiters second, and calls the queue's [`Nudge`](crate::Nudge).
+    /// - Resources of the thread (child requests of this node, entries and memory of the ring) are freed in a
+    ///   turn of that thread. The next turn then starts without sleeping, and offers the request again.
+    /// - For what other threads hold, the node listens on a [`WaitList`](crate::WaitList) first and checks
+    ///   once more second.
     Blocked,
 }
 
-/// One element of a stack: a layer or a backend. An instance belongs to one hardware queue, so to
-/// one thread. State per request lives in the node's own array indexed by tag, made at start-up.
+/// One element of a stack: a layer or a backend. An instance belongs to one hardware queue, so to one thread.
+/// State of requests is in an array of the node, indexed by tag and allocated in `attach`.
 ///
-/// A node that changes the request on the way down restores it before it answers `Up`: debug builds check that.
-/// The memory that a request names stays until its `Up`, and not a moment longer. A read that comes up may name memory
-/// that was lent: a node that sends it down again first puts back the data with which it arrived. A zone
-/// append that ended well comes up with the offset where the data went, on the device of the node below.
+/// A node that changes a request on the way down restores it before it answers `Up`; debug builds check that.
+/// The memory that a request names is valid until its `Up`. A completed zero-copy read may name memory of the
+/// backend: a node that submits it again first restores the data with which it arrived. A successful zone
+/// append completes with the offset at which the data was written, on the device of the node below.
 pub trait Node<R: Ring> {
-    /// Called once, before anything else: its own number, and how many tags there are (front-end
-    /// requests and children together), for arrays indexed by tag.
+    /// Called once, before all other methods, with the node's number and the number of tags (of the front-end
+    /// and of children), for arrays indexed by tag.
     fn attach(&mut self, id: NodeId, tags: usize) {
         let _ = (id, tags);
     }
 
-    /// How many entries of the queue's segment table it wants for itself, for runs that it puts together: see
-    /// [`Cx::room`].
-    fn room(&self) -> u32 {
+    /// Returns how many entries of the queue's segment table the node needs, for runs that it gathers: see
+    /// [`Cx::own_segments`].
+    fn own_segments(&self) -> u32 {
         0
     }
 
-    /// A request arrives. Its range lies within the device; nothing else is promised.
+    /// Processes a new request. Its range is within the device; nothing else is guaranteed.
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict;
 
-    /// The child named in `Down` is done with the request.
+    /// Processes a request that the child named in `Down` completed.
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
         let _ = (io, req, cx);
         Verdict::Up(status)
     }
 
-    /// What the ring carried for a request that we hold is over: bytes moved, or a negative errno.
+    /// Processes the completion of an operation for a held request: bytes moved, or a negative errno.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let _ = (io, cx);
         let expected = if req.op.moves_data() { req.len.0 } else { 0 };
         Verdict::Up(Status::from_result(result, expected))
     }
 
-    /// A child request that we spawned for a request that we hold is over.
+    /// Processes the completion of a child request that was spawned for a held request.
     fn child_end(
         &mut self,
         io: Cookie,
@@ -92,44 +95,45 @@ pub trait Node<R: Ring> {
         Verdict::Up(status)
     }
 
-    /// The batch is over: start what was gathered.
+    /// Called at the end of each turn of the queue: start what was batched.
     fn commit(&mut self, cx: &mut Cx<'_, R>) {
         let _ = cx;
     }
 
-    /// The request that we hold has taken too long. Best effort: its end still comes, once.
+    /// Cancels a held request that has timed out, if possible. It still completes once.
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
         cx.cancel(io);
     }
 
-    /// Something has come for the node itself. Requests that it holds and that end by this it names with
+    /// Processes an event of the node itself. Held requests that complete by it are resumed with
     /// [`Cx::resume`].
     fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
         let _ = (event, cx);
     }
 
-    /// The node holds no request and will be asked for nothing more: let go of what it has at the ring, sockets and
-    /// alarm. Whether nothing is left; asked again until then.
+    /// Closes the node's sockets and alarm. It holds no request and gets no more. Returns whether all are
+    /// closed; called again until then.
     fn close(&mut self, cx: &mut Cx<'_, R>) -> bool {
         let _ = cx;
         true
     }
 }
 
-/// How a child request stands to its parent in the device's statistics.
+/// How a child request is counted in the device's statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChildKind {
-    /// A piece of it: the pieces are counted, the parent is not (the kernel counts requests after
+    /// A part of the parent: the parts are counted, the parent is not (the kernel counts requests after
     /// splitting).
     Piece,
-    /// Made on its behalf, as by a mirror: only the parent is counted.
+    /// On behalf of the parent, as in a mirror: only the parent is counted.
     Copy,
 }
 
-/// No child request of this node is spare: answer [`Verdict::Blocked`], or wait for a child to end.
+/// All child requests of this node are in use: answer [`Verdict::Blocked`], or wait until one completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoChild;
 
+#[derive(Clone, Copy)]
 pub(crate) struct Spawn {
     pub(crate) tag: Tag,
     pub(crate) parent: Cookie,
@@ -138,51 +142,60 @@ pub(crate) struct Spawn {
     pub(crate) req: Request,
 }
 
-/// A held request that is over.
+/// A held request that its node resumed.
+#[derive(Clone, Copy)]
 pub(crate) struct Resumed {
     pub(crate) io: Cookie,
     pub(crate) result: i64,
-    /// It was carried out as part of another, which is counted in its place.
+    /// It was merged into another request, which is counted in its place.
     pub(crate) part: bool,
 }
 
-/// What belongs to a queue rather than to a request, and is lent to nodes through [`Cx`].
+/// State of a queue that nodes access through [`Cx`].
 pub(crate) struct Common {
     pub(crate) queue: QueueId,
     pub(crate) segments: Box<[Segment]>,
-    /// Spare child tags of each node: a layer can never take those that a layer below it needs.
+    /// Spare child tags of each node, so that a layer can never take those that a layer below it needs.
     pub(crate) spare: Box<[Vec<Tag>]>,
-    /// To be started, in order. Each holds a child tag, so it never outgrows those.
-    pub(crate) spawned: VecDeque<Spawn>,
-    /// Held requests that their nodes named as over, with what they are told. Each holds a tag.
-    pub(crate) resumed: VecDeque<Resumed>,
-    /// Where in the segment table the entries of each node begin.
-    pub(crate) rooms: Box<[u32]>,
-    /// Requests that were merged into others and are not counted yet, by operation; and whether there are any.
+    /// Children to start, in order. At most as many as child tags.
+    pub(crate) spawned: Fifo<Spawn>,
+    /// Held requests that their nodes resumed, with their results. At most as many as tags.
+    pub(crate) resumed: Fifo<Resumed>,
+    /// Start of each node's entries in the segment table.
+    pub(crate) own_segments: Box<[u32]>,
+    /// Merges that are not counted yet, by operation; `merged`: whether there are any.
     pub(crate) merges: [u64; Op::COUNT],
     pub(crate) merged: bool,
     pub(crate) probe: Option<Box<dyn Probe>>,
+    pub(crate) waker: QueueWaker,
 }
 
-/// What a node may touch besides itself and the request.
+/// The context of a node: everything it may access besides itself and the request.
 pub struct Cx<'a, R> {
     pub(crate) common: &'a mut Common,
     pub(crate) node: NodeId,
-    /// Memory, for nodes that look at data.
+    /// The ring, for memory and files.
     pub ring: &'a mut R,
 }
 
 impl<R: Ring> Cx<'_, R> {
-    /// The time, as of this turn.
+    /// Returns the time of this turn.
     pub fn now(&self) -> Nanos {
         self.ring.now()
     }
 
-    /// Start a child request of `parent`, which must end up held. It ends as the parent's `child_end`.
-    /// Children start after the verdict that follows, in the order they were spawned.
+    /// The queue's waker: for a [`WaitList`](crate::WaitList), and for other threads that bring something to
+    /// this node.
+    pub fn waker(&self) -> &QueueWaker {
+        &self.common.waker
+    }
+
+    /// Starts a child request of `parent`, for which the node has to answer `Held`. Its completion is passed
+    /// to `child_end`. Children start after the node's verdict, in the order in which they were spawned.
     ///
     /// # Errors
-    /// [`NoChild`] when none of those reserved at start-up is spare. Those spawned before stay.
+    /// [`NoChild`] if none of the node's child requests is spare. Children that were spawned before are not
+    /// affected.
     pub fn spawn(
         &mut self,
         parent: Cookie,
@@ -191,27 +204,27 @@ impl<R: Ring> Cx<'_, R> {
         req: Request,
     ) -> Result<(), NoChild> {
         let tag = self.common.spare[self.node.index()].pop().ok_or(NoChild)?;
-        self.common.spawned.push_back(Spawn { tag, parent, node, kind, req });
+        self.common.spawned.push(Spawn { tag, parent, node, kind, req });
         Ok(())
     }
 
-    /// How many child requests this node has spare.
+    /// Returns the number of spare child requests of this node.
     pub fn spare_children(&self) -> usize {
         self.common.spare[self.node.index()].len()
     }
 
-    /// The memory that `data` names, `len` bytes in all, piece by piece.
+    /// Iterates over the memory that `data` names, `len` bytes in total.
     pub fn segments(&self, data: Data, len: u64) -> Segments<'_> {
         Segments::new(&self.common.segments, data, len)
     }
 
-    /// The part of `data` that starts `skip_bytes` in.
+    /// Returns the part of `data` behind its first `skip_bytes` bytes.
     pub fn advance(&self, data: Data, skip_bytes: u64) -> Data {
         advance(&self.common.segments, data, skip_bytes)
     }
 
-    /// Do an operation on a file here and now, if it need not wait: see [`Ring::try_now`].
-    /// `data` with `len` bytes names the memory.
+    /// Performs a file operation inline if it need not wait: see [`Ring::try_now`]. `data` with `len` bytes
+    /// names the memory.
     pub fn try_now(
         &mut self,
         file: FileId,
@@ -232,7 +245,7 @@ impl<R: Ring> Cx<'_, R> {
         }
     }
 
-    /// Start an operation on a file: see [`Ring::start`].
+    /// Starts a file operation for a held request: see [`Ring::start`].
     ///
     /// # Errors
     /// [`RingFull`]: nothing was started.
@@ -257,35 +270,38 @@ impl<R: Ring> Cx<'_, R> {
         }
     }
 
-    /// End the held request `io` with result 0 at that time.
+    /// Sets a timer that completes the held request `io` with result 0 at that time.
     pub fn timer(&mut self, io: Cookie, at: Nanos) {
         self.ring.timer(IoId { queue: self.common.queue, cookie: io }, at);
     }
 
-    /// The held request `io` of this node is over, by something that the ring did not carry for it: it comes back as
-    /// `reap` with this result once what the node is being told has been told.
+    /// Resumes the held request `io` of this node without an operation of the ring: `reap` is called with
+    /// this result after the current call.
     pub fn resume(&mut self, io: Cookie, result: i64) {
-        self.common.resumed.push_back(Resumed { io, result, part: false });
+        self.common.resumed.push(Resumed { io, result, part: false });
     }
 
-    /// The same with result 0 for a request that was carried out as part of another: it is not counted, as the other was.
+    /// Resumes a request that was merged into another, with result 0. It is not counted, because the other
+    /// one was.
     pub fn resume_part(&mut self, io: Cookie) {
-        self.common.resumed.push_back(Resumed { io, result: 0, part: true });
+        self.common.resumed.push(Resumed { io, result: 0, part: true });
     }
 
-    /// A request of that kind is part of another from now on: count a merge.
+    /// Counts a merge of a request of that operation.
     pub fn merged(&mut self, op: Op) {
         self.common.merges[op as usize] += 1;
         self.common.merged = true;
     }
 
-    /// Where in the segment table the entries begin that the node asked for with [`Node::room`].
-    pub fn room(&self) -> u32 {
-        self.common.rooms[self.node.index()]
+    /// Returns the start of the node's entries in the segment table, which it requested with
+    /// [`Node::own_segments`].
+    pub fn own_segments(&self) -> u32 {
+        self.common.own_segments[self.node.index()]
     }
 
-    /// Put what `data` names, `len` bytes in all, into the node's entries from `at` on, the first `count` of which
-    /// are a run that it goes on: memory that follows on the last entry becomes part of it. How many the run has now.
+    /// Appends the memory that `data` names, `len` bytes in total, to the run of `count` entries at `at` in
+    /// the node's part of the segment table. Memory that is adjacent to the last entry is merged into it.
+    /// Returns the new number of entries.
     pub fn gather(&mut self, at: u32, count: u16, data: Data, len: u64) -> u16 {
         match data {
             Data::One(segment) => self.gather_one(at, count, Segment { len: len as u32, ..segment }),
@@ -311,42 +327,58 @@ impl<R: Ring> Cx<'_, R> {
         count + 1
     }
 
-    /// Have [`NodeEvent::Alarm`] come at that time. One at a time for each node.
+    /// Sets the node's alarm: [`NodeEvent::Alarm`] comes at that time. Each node has one alarm.
     pub fn alarm(&mut self, at: Nanos) {
         self.ring.timer(IoId { queue: self.common.queue, cookie: alarm_cookie(self.node) }, at);
     }
 
-    /// Have the alarm that was set come now.
+    /// Makes the alarm that was set come now.
     pub fn cancel_alarm(&mut self) {
         self.ring.cancel(IoId { queue: self.common.queue, cookie: alarm_cookie(self.node) });
     }
 
-    /// What the node's sockets are added with.
+    /// Returns the owner to add the node's sockets with.
     pub fn socket_owner(&self) -> SocketOwner {
         SocketOwner { queue: self.common.queue, node: self.node }
     }
 
-    /// Ask the ring to end what it carries for `io`.
+    /// Cancels the operation or timer of `io`: see [`Ring::cancel`].
     pub fn cancel(&mut self, io: Cookie) {
         self.ring.cancel(IoId { queue: self.common.queue, cookie: io });
     }
 
-    /// Say that something happened at this node to the request under `tag`, as it stands, if anyone listens.
+    /// Reports an event of the request under `tag` at this node, if there is a probe.
     #[inline]
     pub fn probe(&mut self, tag: Tag, req: &Request, event: Event) {
         self.probe_at(tag, 0, req, event);
     }
 
-    /// The same `depth` nodes down.
+    /// Reports an event at that depth of the request's path.
     #[inline]
     pub(crate) fn probe_at(&mut self, tag: Tag, depth: u8, req: &Request, event: Event) {
         if let Some(probe) = &mut self.common.probe {
             probe.point(self.ring.now(), Point::new(tag, self.node, depth, req, event));
         }
     }
+
+    /// Reports a request that this node was handed, with the request that it is a child of.
+    #[inline]
+    pub(crate) fn probe_entry(
+        &mut self,
+        tag: Tag,
+        parent: Option<Tag>,
+        depth: u8,
+        req: &Request,
+        event: Event,
+    ) {
+        if let Some(probe) = &mut self.common.probe {
+            let point = Point::new(tag, self.node, depth, req, event);
+            probe.point(self.ring.now(), Point { parent, ..point });
+        }
+    }
 }
 
-/// A segment as a list: an empty one, as of a request without data, names no memory at all.
+/// Returns a segment as a list, which is empty for an empty segment.
 fn one_or_none(segment: &Segment) -> &[Segment] {
     if segment.len == 0 { &[] } else { std::slice::from_ref(segment) }
 }

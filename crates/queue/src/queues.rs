@@ -1,11 +1,11 @@
-//! The hardware queues of one thread, by number, and which of them have work to finish this turn.
+//! The hardware queues of one thread, by number, and those of them with work in this turn.
 //!
-//! A thread may host a thousand idle queues: a turn looks only at those that something touched, and at those with blocked
-//! requests ([`Verdict::Blocked`](crate::Verdict::Blocked)).
+//! A thread may host a thousand idle queues. A turn visits only the queues that were touched, and those with
+//! blocked requests ([`Verdict::Blocked`](crate::Verdict::Blocked)).
 //!
-//! *Invariant:* after a turn in which anything happened there is another before the thread sleeps, if requests are blocked:
-//! what happened last may have freed what they need. So a thread sleeps with blocked requests only when all of them were
-//! offered, in vain, after everything else that it did.
+//! *Invariant:* if requests are blocked, a turn in which anything happened is followed by another before the
+//! thread sleeps, as it may have freed what they need. So a thread sleeps with blocked requests only after
+//! all of them were offered, in vain, after everything else that it did.
 
 use crate::{Queue, QueueId, Ring};
 
@@ -14,7 +14,7 @@ pub struct Queues<R: Ring> {
     queues: Vec<Option<Queue<R>>>,
     touched: Vec<QueueId>,
     is_touched: Vec<bool>,
-    /// Queues of which all parked requests are blocked.
+    /// Queues whose parked requests are all blocked.
     blocked: Vec<QueueId>,
     /// Something happened since those were offered.
     recheck: bool,
@@ -33,7 +33,7 @@ impl<R: Ring> Default for Queues<R> {
 }
 
 impl<R: Ring> Queues<R> {
-    /// A number that no queue has. It stays free until [`insert`](Queues::insert).
+    /// Returns a number that no queue has. It stays free until [`insert`](Queues::insert).
     pub fn vacant(&mut self) -> QueueId {
         let index = self.queues.iter().position(Option::is_none).unwrap_or_else(|| {
             self.queues.push(None);
@@ -43,29 +43,31 @@ impl<R: Ring> Queues<R> {
         QueueId(index as u16)
     }
 
-    /// Put a queue under its own number, which [`vacant`](Queues::vacant) gave.
+    /// Adds a queue under its own number, which [`vacant`](Queues::vacant) returned.
     pub fn insert(&mut self, queue: Queue<R>) {
         let id = queue.id();
         self.queues[usize::from(id.0)] = Some(queue);
     }
 
-    /// Take a queue away. It must be drained.
+    /// Removes a queue, which has to be drained.
     pub fn remove(&mut self, id: QueueId) -> Option<Queue<R>> {
         self.queues.get_mut(usize::from(id.0))?.take()
     }
 
-    /// A queue, to look at or to take back from: it takes no part in a turn for that.
+    /// Returns a queue, without making it take part in this turn.
     ///
     /// # Panics
-    /// When there is none: whoever holds a number keeps its queue.
+    /// If it does not exist.
     pub fn get_mut(&mut self, id: QueueId) -> &mut Queue<R> {
-        self.queues[usize::from(id.0)].as_mut().expect("a queue is removed only when nobody knows its number")
+        self.queues[usize::from(id.0)]
+            .as_mut()
+            .expect("a queue is removed only when its number is not used any more")
     }
 
-    /// A queue, to give it work: it takes part in this turn.
+    /// Returns a queue that gets work: it takes part in this turn.
     ///
     /// # Panics
-    /// When there is none: whoever holds a number keeps its queue.
+    /// If it does not exist.
     #[inline]
     pub fn touch(&mut self, id: QueueId) -> &mut Queue<R> {
         let index = usize::from(id.0);
@@ -74,30 +76,30 @@ impl<R: Ring> Queues<R> {
             self.recheck = true;
             self.touched.push(id);
         }
-        self.queues[index].as_mut().expect("a queue is removed only when nobody knows its number")
+        self.queues[index].as_mut().expect("a queue is removed only when its number is not used any more")
     }
 
-    /// Have a queue take part in this turn, if it is still there: for those that may know a number for too long.
-    pub fn nudge(&mut self, id: QueueId) {
+    /// Makes a queue take part in this turn, if it still exists: for wake-ups from other threads.
+    pub fn wake(&mut self, id: QueueId) {
         if self.queues.get(usize::from(id.0)).is_some_and(Option::is_some) {
             self.touch(id);
         }
     }
 
-    /// Whether a turn has something to do: the thread must not sleep before.
+    /// Whether a turn has work, so that the thread must not sleep.
     pub fn any_touched(&self) -> bool {
         !self.touched.is_empty() || self.recheck && !self.blocked.is_empty()
     }
 
-    /// Something happened on this thread that may have freed what blocked requests wait for, beyond what touched a queue:
-    /// a front-end gave memory back, for example.
+    /// Reports that something on this thread, other than a touched queue, may have freed what blocked
+    /// requests wait for: a front-end freed memory, for example.
     #[inline]
     pub fn recheck(&mut self) {
         self.recheck = true;
     }
 
-    /// Finishes the turn of the queues that were touched since the last call, and of those with blocked requests; these
-    /// queues go to `into`. One that has more to do at once is touched again for the next turn.
+    /// Completes the turn of the queues that were touched since the last call and of those with blocked
+    /// requests, and lists them in `into`. A queue that has more work at once is touched for the next turn.
     pub fn turn(&mut self, ring: &mut R, into: &mut Vec<QueueId>) {
         into.clear();
         into.append(&mut self.touched);
@@ -123,7 +125,7 @@ impl<R: Ring> Queues<R> {
         self.recheck |= happened;
     }
 
-    /// All queues there are.
+    /// Iterates over all queues.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue<R>> {
         self.queues.iter_mut().flatten()
     }
@@ -136,7 +138,7 @@ mod tests {
     use crate::{Owner, QueueConfig, Stack, Verdict};
     use block::{Bytes, Op, Request, Status};
 
-    /// Two queues of a thread, on disks that answer so.
+    /// Returns two queues on these disks.
     fn two(first: &Disk, second: &Disk) -> Queues<TestRing> {
         let mut queues = Queues::default();
         for disk in [first, second] {
@@ -155,7 +157,7 @@ mod tests {
         queue.submit(tag, Owner(0), Request::new(Op::Read, Bytes(0), Bytes(512)), ring);
     }
 
-    /// Turns until the thread may sleep.
+    /// Takes turns until the thread may sleep. Returns how many.
     fn turns(queues: &mut Queues<TestRing>, ring: &mut TestRing) -> u32 {
         let mut count = 0;
         while queues.any_touched() {
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_sleeps_while_requests_are_blocked_and_offers_them_after_whatever_happens() {
+    fn a_thread_may_sleep_with_blocked_requests_and_offers_them_after_every_event() {
         let ring = &mut TestRing::default();
         let blocked = Disk::answering(&[Verdict::Blocked]);
         let other = Disk::answering(&[Verdict::Held]);
@@ -175,28 +177,28 @@ mod tests {
         submit(&mut queues, 0, ring);
         assert!(turns(&mut queues, ring) <= 3);
         let offered = blocked.seen().len();
-        // The other queue's request ends, and with it, perhaps, the use of what the first waits for.
+        // The other queue's request ends, and may free what the first waits for.
         submit(&mut queues, 1, ring);
         turns(&mut queues, ring);
         let held = other.held(0);
         queues.touch(QueueId(1)).complete(held, 512, ring);
         assert!(turns(&mut queues, ring) <= 3);
         assert!(blocked.seen().len() > offered);
-        // A front-end gave memory back, of which no queue knows.
+        // A front-end freed memory, which touches no queue.
         let offered = blocked.seen().len();
         queues.recheck();
         assert!(queues.any_touched());
         turns(&mut queues, ring);
         assert_eq!(blocked.seen().len(), offered + 1);
         // Another thread wakes it.
-        queues.nudge(QueueId(0));
+        queues.wake(QueueId(0));
         turns(&mut queues, ring);
         assert!(blocked.seen().len() > offered + 1);
         assert!(queues.get_mut(QueueId(0)).has_parked());
     }
 
     #[test]
-    fn what_is_freed_behind_a_blocked_request_in_a_turn_is_found_before_the_thread_sleeps() {
+    fn what_is_freed_later_in_a_turn_reaches_blocked_requests_before_the_thread_sleeps() {
         let ring = &mut TestRing::default();
         // Blocked while the other is parked, and offered before it in the same turn.
         let first =
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_tried_again_is_without_sleep() {
+    fn busy_requests_are_retried_without_sleep() {
         let ring = &mut TestRing::default();
         let busy = Disk::answering(&[Verdict::Busy, Verdict::Busy, Verdict::Busy, Verdict::Up(Status::Ok)]);
         let mut queues = two(&busy, &Disk::answering(&[Verdict::Held]));

@@ -1,58 +1,58 @@
 //! The seam: time, memory and I/O as nodes see them. A simulation replaces this and nothing else.
 //!
-//! One [`Ring`] serves all hardware queues of a thread. What it carries for a request is named by an
-//! [`IoId`]: the queue, and the request's cookie there. A ring never calls back: what has ended is
-//! handed to [`Queue::complete`](crate::Queue::complete) by the loop that owns both.
+//! One [`Ring`] serves all hardware queues of a thread. An operation is identified by an [`IoId`]: the queue
+//! and the cookie of the request that it is for. A ring never calls back: the loop that owns ring and queues
+//! passes completions to [`Queue::complete`](crate::Queue::complete).
 
 use block::{Cookie, Segment};
 
-/// A hardware queue among those of its thread.
+/// Number of a hardware queue on its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct QueueId(pub u16);
 
-/// The name under which a ring carries something for a request.
+/// Identifies an operation of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoId {
-    /// Whose request it is.
+    /// The queue of the request.
     pub queue: QueueId,
-    /// Which request, and which hand-over of it.
+    /// The request, and which of its submissions to a node.
     pub cookie: Cookie,
 }
 
-/// A file that a ring has registered. Numbers are the ring's own.
+/// A file that was registered with a ring, by a number that the ring chose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId(pub u32);
 
-/// Nanoseconds on a monotonic clock of unstated origin.
+/// Nanoseconds on a monotonic clock with an unspecified origin.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The time that is `nanos` later.
+    /// Returns the time `nanos` nanoseconds later.
     #[must_use]
     pub fn after(self, nanos: u64) -> Nanos {
         Nanos(self.0.saturating_add(nanos))
     }
 
-    /// Nanoseconds since `earlier`; 0 when that lies ahead.
+    /// Returns the nanoseconds since `earlier`; 0 if that is later.
     pub fn since(self, earlier: Nanos) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// An operation on a file. Offsets and lengths are in bytes. Memory is passed beside it.
+/// A file operation. Offsets and lengths are in bytes. Memory is passed separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileOp {
-    /// `preadv2`: ends with the bytes read, fewer at the end of the file.
+    /// `preadv2`. The result is the number of bytes read, fewer at the end of the file.
     Read {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
     },
-    /// `pwritev2`: ends with the bytes written.
+    /// `pwritev2`. The result is the number of bytes written.
     Write {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// On stable storage before it ends (`RWF_DSYNC`).
+        /// The data is on stable storage when it completes (`RWF_DSYNC`).
         durable: bool,
     },
     /// `fdatasync`.
@@ -61,81 +61,94 @@ pub enum FileOp {
     Allocate {
         /// `FALLOC_FL_*`.
         mode: i32,
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
     },
-    /// `lseek` with `SEEK_HOLE` or `SEEK_DATA`: ends with the offset found; `-ENXIO` past the last data.
-    /// Only for [`Ring::try_now`], which always answers it.
+    /// `lseek` with `SEEK_HOLE` or `SEEK_DATA`. The result is the offset found; `-ENXIO` behind the last
+    /// data. Only for [`Ring::try_now`], which always performs it.
     Seek {
-        /// Where to start looking.
+        /// Offset to start from.
         offset: u64,
-        /// Look for a hole rather than for data.
+        /// Find a hole rather than data.
         hole: bool,
     },
     /// `posix_fadvise(POSIX_FADV_WILLNEED)`.
     Prefetch {
-        /// Where in the file.
+        /// Offset in the file.
         offset: u64,
-        /// How much.
+        /// Length.
         len: u64,
     },
 }
 
-/// How long a ring may take over an operation that it does in place.
+/// How long a ring may take for an inline operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Patience {
-    /// Not at all: what would wait is not done (`RWF_NOWAIT`). Only reads and writes.
+    /// It must not wait (`RWF_NOWAIT`). Only for reads and writes.
     None,
-    /// As long as it takes: for files that are memory.
+    /// As long as the operation takes: for files that are memory.
     Unbounded,
 }
 
-/// Nothing more fits into the ring now: answer [`Verdict::Blocked`](crate::Verdict::Blocked).
+/// The ring is full: answer [`Verdict::Blocked`](crate::Verdict::Blocked).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingFull;
 
 /// Time, memory and I/O.
 pub trait Ring {
-    /// The time as of the last look at the clock, which the loop takes once or twice a turn.
+    /// Returns the time of the last clock read. The loop reads the clock once or twice a turn.
     fn now(&self) -> Nanos;
 
-    /// Memory for `len` bytes, at most 32 MiB, page-aligned from 4 KiB on, content unspecified. `None`:
-    /// no more is to be had now. Regions start on a page boundary, so a segment's offset tells its
+    /// Allocates memory of `len` bytes, at most 32 MiB, page-aligned from 4 KiB, with unspecified content.
+    /// `None`: no memory is available now. Regions start on a page boundary, so a segment's offset gives its
     /// alignment.
     fn allocate(&mut self, len: u32) -> Option<Segment>;
 
-    /// Give back what [`allocate`](Ring::allocate) gave, whole.
+    /// Frees a segment that [`allocate`](Ring::allocate) returned, as a whole.
     fn free(&mut self, segment: Segment);
 
-    /// The bytes of a segment of the ring's own memory.
+    /// Returns the bytes of a segment of the ring's own memory.
     ///
     /// # Panics
-    /// When the segment does not lie in one of its regions: a request may only name what exists.
+    /// If the segment is not within one of its regions.
     fn bytes(&self, segment: Segment) -> &[u8];
 
-    /// The same, to write to.
+    /// Returns the bytes of a segment, mutably. Panics as [`bytes`](Ring::bytes) does.
     fn bytes_mut(&mut self, segment: Segment) -> &mut [u8];
 
-    /// Whether only the kernel can reach this memory: it may be named in operations on files, whole or in part, and
-    /// not be looked at.
+    /// Whether only the kernel can access this memory. It may then be used in file operations, whole or in
+    /// part, but not read or written here.
     fn is_opaque(&self, segment: Segment) -> bool {
         let _ = segment;
         false
     }
 
-    /// Do the operation here and now: bytes moved or a negative errno. `None`: it would have had to
-    /// wait (or the ring cannot tell), nothing was done, [`start`](Ring::start) it.
+    /// Fills a segment with zeroes. `false`: it is memory that only the kernel can access, and has no address.
+    fn clear(&mut self, segment: Segment) -> bool {
+        let is_opaque = self.is_opaque(segment);
+        if !is_opaque {
+            self.bytes_mut(segment).fill(0);
+        }
+        !is_opaque
+    }
+
+    /// Performs the operation inline. Returns the bytes moved or a negative errno. `None`: it would have to
+    /// wait, or the ring cannot tell. Then nothing was done; [`start`](Ring::start) it.
     fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64>;
 
-    /// Start the operation. It ends as a completion under `id` with the bytes moved or a negative
-    /// errno. `data` itself may go away at once; the memory it names may not until then.
+    /// Starts the operation. It completes under `id` with the bytes moved or a negative errno. `data` itself
+    /// is not used after this call; the memory that it names has to stay until the completion.
+    ///
+    /// # Errors
+    /// [`RingFull`]: nothing was started.
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull>;
 
-    /// End `id` with result 0 at that time, or soon after.
+    /// Completes `id` with result 0 at that time, or soon after.
     fn timer(&mut self, id: IoId, at: Nanos);
 
-    /// Ask for what `id` carries to end soon. It still ends exactly once, as itself or with `-ECANCELED`.
+    /// Cancels the operation or timer `id`. It still completes exactly once, with its result or with
+    /// `-ECANCELED`.
     fn cancel(&mut self, id: IoId);
 }

@@ -1,4 +1,4 @@
-//! The memory of a request, piece by piece.
+//! Iterating over the memory segments of a request.
 
 use block::{Data, Segment};
 
@@ -12,7 +12,7 @@ pub struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// The first `len` bytes of `data`, whose runs lie in `table`.
+    /// Iterates over the first `len` bytes of `data`, whose runs are in `table`.
     pub fn new(table: &'a [Segment], data: Data, len: u64) -> Segments<'a> {
         match data {
             Data::One(segment) => Segments { first: Some(segment), rest: &[], skip: 0, left: len },
@@ -46,7 +46,7 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// The part of `data` that starts `skip_bytes` in.
+/// Returns the part of `data` behind its first `skip_bytes` bytes.
 pub(crate) fn advance(table: &[Segment], data: Data, mut skip_bytes: u64) -> Data {
     match data {
         Data::One(segment) => {
@@ -65,7 +65,7 @@ pub(crate) fn advance(table: &[Segment], data: Data, mut skip_bytes: u64) -> Dat
     }
 }
 
-/// The most segments that one file operation takes at once; `IOV_MAX` is 1024 everywhere.
+/// Most segments of one file operation. The kernel's limit, `IOV_MAX`, is 1024.
 pub(crate) const LIST_MAX: usize = 64;
 
 /// A short list of segments on the stack.
@@ -75,8 +75,8 @@ pub(crate) struct SegmentList {
 }
 
 impl SegmentList {
-    /// The first [`LIST_MAX`] of them: an operation on fewer bytes than asked ends short, and whoever
-    /// started it goes on from there.
+    /// Collects the first [`LIST_MAX`] segments. If there are more, the operation is short, and the node
+    /// continues from there.
     pub(crate) fn gather(from: Segments<'_>) -> SegmentList {
         let mut list = SegmentList { segments: [Segment::EMPTY; LIST_MAX], count: 0 };
         for (slot, segment) in list.segments.iter_mut().zip(from) {

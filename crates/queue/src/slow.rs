@@ -1,29 +1,30 @@
-//! Requests that took too long, with where they were meanwhile; and those that are under way.
+//! Slow requests, with the time that they spent in each node; and requests in flight.
 //!
-//! A queue that looks for slow requests compares the time of each one that ends, and notes when one comes to rest in a
-//! node and when it goes on. Time passes between turns only, so that is all there is to know of where it went. A queue
-//! that does not look for them does none of this, and has no memory for it.
+//! A queue with a limit compares the duration of each completed request with it, and notes when a node starts
+//! and stops holding a request. Time advances between turns only, so these notes are complete. A queue
+//! without a limit does none of this and has no memory for it.
 //!
-//! *Invariant:* a note is of the request that its tag carries now: it begins with the time when that was submitted.
+//! *Invariant:* a note belongs to the current request of its tag: it starts with the time of that request's
+//! submission.
 
 use crate::{Nanos, NodeId};
 use block::{Cookie, Request, Status, Tag};
 
-/// Rests that are told apart, of a request and of its slowest piece; later ones are added to the last.
+/// Visits kept for a request, and for its slowest child. Later ones are added to the last.
 const VISITS: usize = 6;
-/// Requests that one turn tells of.
+/// Slow requests that one turn can report.
 const FOUND_MAX: usize = 16;
 
-/// A rest of a request in a node.
+/// A period during which a node held a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Visit {
-    /// The node that had it.
+    /// The node.
     pub node: NodeId,
-    /// How many nodes down that is, from 1.
+    /// Depth of the node on the request's path, from 1.
     pub depth: u8,
-    /// For how long.
+    /// Duration in nanoseconds.
     pub ns: u64,
-    /// Tells one time that it was handed there from another.
+    /// Distinguishes repeated visits of the same node.
     generation: u32,
 }
 
@@ -64,18 +65,18 @@ impl Visits {
     }
 }
 
-/// What is known of the request under a tag.
+/// Notes on the request of a tag.
 #[derive(Clone, Copy)]
 struct Note {
-    /// When it was submitted.
+    /// Time of submission.
     start: Nanos,
-    /// When it last came to rest.
+    /// Time since which a node holds it.
     since: Nanos,
     visits: Visits,
-    /// Those of its slowest piece so far, and how many pieces there were.
+    /// Visits of its slowest child so far, and the number of children.
     below: Visits,
     pieces: u32,
-    /// How often there was no room for it.
+    /// How often it was parked.
     parks: u32,
 }
 
@@ -90,33 +91,33 @@ impl Note {
     };
 }
 
-/// A request that took too long.
+/// A request that took longer than the limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Slow {
-    /// Its tag.
+    /// Tag of the request.
     pub tag: Tag,
-    /// The request, as it was submitted.
+    /// The request as it was submitted.
     pub req: Request,
-    /// How it ended.
+    /// Status of the request.
     pub status: Status,
-    /// From its submission to its end.
+    /// Time from submission to completion, in nanoseconds.
     pub total_ns: u64,
-    /// Where it rested, in order; behind that, where the slowest of what it was cut into did.
+    /// Nodes that held it, in order, followed by those that held its slowest child.
     pub visits: Vec<Visit>,
-    /// Pieces and copies that were made of it.
+    /// Number of its child requests.
     pub pieces: u32,
-    /// How often it was handed to another node in the place of one that had it, or to a backend once more.
+    /// How often it was sent to another node at the same depth, or to the same backend again.
     pub retries: u32,
-    /// How often there was no room for it somewhere.
+    /// How often it was parked because a node could not accept it.
     pub parks: u32,
 }
 
-/// What a queue keeps that looks for slow requests.
+/// Notes of a queue with a limit for slow requests.
 pub(crate) struct SlowNotes {
     limit_ns: u64,
     notes: Box<[Note]>,
     found: Vec<Slow>,
-    /// Those for which there was no room in `found`.
+    /// Slow requests that did not fit into `found`.
     missed: u64,
 }
 
@@ -130,9 +131,9 @@ impl SlowNotes {
         self.limit_ns
     }
 
-    /// A request comes to rest.
+    /// Notes that a node holds a request from now on.
     #[inline(never)]
-    pub(crate) fn rest(&mut self, tag: Tag, start: Nanos, now: Nanos, parked: bool) {
+    pub(crate) fn hold(&mut self, tag: Tag, start: Nanos, now: Nanos, parked: bool) {
         let note = &mut self.notes[tag.index()];
         if note.start != start {
             *note = Note { start, ..Note::NONE };
@@ -141,9 +142,9 @@ impl SlowNotes {
         note.parks += u32::from(parked);
     }
 
-    /// It goes on from a node, `depth` down.
+    /// Notes that a node, at that depth, stopped holding a request.
     #[inline(never)]
-    pub(crate) fn go_on(&mut self, io: Cookie, start: Nanos, node: NodeId, depth: u8, now: Nanos) {
+    pub(crate) fn proceed(&mut self, io: Cookie, start: Nanos, node: NodeId, depth: u8, now: Nanos) {
         let note = &mut self.notes[io.tag.index()];
         if note.start == start {
             let ns = now.since(note.since);
@@ -151,19 +152,19 @@ impl SlowNotes {
         }
     }
 
-    /// A request begins that another one spawned.
+    /// Notes a new child request.
     #[inline(never)]
     pub(crate) fn spawned(&mut self, parent: Tag, child: Tag, start: Nanos) {
         self.notes[child.index()] = Note { start, ..Note::NONE };
         self.notes[parent.index()].pieces += 1;
     }
 
-    /// It is over; the parent is `depth` nodes down.
+    /// Notes that a child completed. `depth`: that of the node that holds the parent.
     #[inline(never)]
     pub(crate) fn child_ended(&mut self, parent: Tag, child: Tag, depth: u8) {
         let own = self.notes[child.index()];
         let note = &mut self.notes[parent.index()];
-        // A piece of a piece was the slower part of that.
+        // The child's own visits include the time of its children.
         let total = own.visits.total();
         if note.start != own.start || total < note.below.total() {
             return;
@@ -175,7 +176,7 @@ impl SlowNotes {
         self.notes[child.index()] = Note::NONE;
     }
 
-    /// A request of the front-end took that long, which is too long.
+    /// Records a request of the front-end that took longer than the limit.
     #[cold]
     pub(crate) fn find(&mut self, tag: Tag, req: &Request, start: Nanos, status: Status, total_ns: u64) {
         if self.found.len() == FOUND_MAX {
@@ -191,14 +192,13 @@ impl SlowNotes {
         self.found.push(Slow { tag, req: *req, status, total_ns, visits, pieces, retries, parks });
     }
 
-    /// What was found, and how many more there were.
+    /// Takes the recorded requests, and the number of those that did not fit.
     pub(crate) fn take(&mut self) -> (std::vec::Drain<'_, Slow>, u64) {
         (self.found.drain(..), std::mem::take(&mut self.missed))
     }
 }
 
-/// How often a request was in a place where it, or another node for it, had been before: at the same depth, in another
-/// node, or at the lowest depth once more.
+/// Counts visits at a depth that another node visited before, and repeated visits at the lowest depth.
 fn retries(visits: &[Visit]) -> u32 {
     let lowest = visits.iter().map(|visit| visit.depth).max();
     let again = |(n, visit): &(usize, &Visit)| {
@@ -209,31 +209,31 @@ fn retries(visits: &[Visit]) -> u32 {
     visits.iter().enumerate().filter(again).count() as u32
 }
 
-/// How a request that is under way stands.
+/// State of a request in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
-    /// It waits for a thaw.
+pub enum InFlightState {
+    /// It is held back by a frozen queue.
     Waiting,
-    /// A node has it, or the kernel for that node.
+    /// A node holds it, waiting for the kernel or a timer, for example.
     Held,
-    /// The node had no room; it is offered to it again.
+    /// The node could not accept it; it is offered again.
     Parked,
 }
 
-/// A request that is under way.
+/// A request in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct UnderWay {
-    /// Its tag.
+pub struct InFlight {
+    /// Tag of the request.
     pub tag: Tag,
-    /// The tag of the one that it is a piece or a copy of.
+    /// Tag of the request that it is a child of.
     pub parent: Option<Tag>,
-    /// The request, as it stands.
+    /// The request in its current state.
     pub req: Request,
-    /// How it stands.
-    pub standing: Standing,
-    /// Where it is; none: it is not in the stack yet.
+    /// State of the request.
+    pub state: InFlightState,
+    /// The node that holds it. `None`: it has not entered the stack.
     pub node: Option<NodeId>,
-    /// For how long it has been under way.
+    /// Time since its submission, in nanoseconds.
     pub age_ns: u64,
 }
 
@@ -247,44 +247,44 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_tried_on_two_paths_says_so() {
+    fn a_request_tried_on_two_paths_reports_a_retry() {
         let mut notes = SlowNotes::new(10, 4);
         let req = Request::new(Op::Read, Bytes(0), Bytes(512));
-        notes.rest(Tag(1), Nanos(5), Nanos(5), false);
-        notes.go_on(io(1, 2), Nanos(5), NodeId(1), 2, Nanos(25));
-        notes.rest(Tag(1), Nanos(5), Nanos(25), true);
-        notes.go_on(io(1, 4), Nanos(5), NodeId(2), 2, Nanos(26));
+        notes.hold(Tag(1), Nanos(5), Nanos(5), false);
+        notes.proceed(io(1, 2), Nanos(5), NodeId(1), 2, Nanos(25));
+        notes.hold(Tag(1), Nanos(5), Nanos(25), true);
+        notes.proceed(io(1, 4), Nanos(5), NodeId(2), 2, Nanos(26));
         notes.find(Tag(1), &req, Nanos(5), Status::Ok, 21);
-        // Under the same tag another one, which never rested.
+        // Another request under the same tag, which no node held.
         notes.find(Tag(1), &req, Nanos(99), Status::Ok, 10);
         let (found, missed) = notes.take();
         let found: Vec<Slow> = found.collect();
         assert_eq!((found.len(), missed), (2, 0));
-        let rests: Vec<_> = found[0].visits.iter().map(|visit| (visit.node.0, visit.ns)).collect();
-        assert_eq!((rests, found[0].retries, found[0].parks), (vec![(1, 20), (2, 1)], 1, 1));
+        let holds: Vec<_> = found[0].visits.iter().map(|visit| (visit.node.0, visit.ns)).collect();
+        assert_eq!((holds, found[0].retries, found[0].parks), (vec![(1, 20), (2, 1)], 1, 1));
         assert!(found[1].visits.is_empty());
     }
 
     #[test]
-    fn of_pieces_the_slowest_is_told() {
+    fn the_slowest_child_is_reported() {
         let mut notes = SlowNotes::new(10, 8);
         let start = Nanos(1);
-        notes.rest(Tag(0), start, start, false);
+        notes.hold(Tag(0), start, start, false);
         for (tag, end) in [(4, 30), (5, 90), (6, 60)] {
             notes.spawned(Tag(0), Tag(tag), start);
-            notes.rest(Tag(tag), start, start, false);
-            notes.go_on(io(tag, 2), start, NodeId(1), 1, Nanos(end));
+            notes.hold(Tag(tag), start, start, false);
+            notes.proceed(io(tag, 2), start, NodeId(1), 1, Nanos(end));
             notes.child_ended(Tag(0), Tag(tag), 1);
         }
-        notes.go_on(io(0, 2), start, NodeId(0), 1, Nanos(91));
+        notes.proceed(io(0, 2), start, NodeId(0), 1, Nanos(91));
         notes.find(Tag(0), &Request::flush(), start, Status::Ok, 90);
         let slow = notes.take().0.next().expect("it was found");
-        let rests: Vec<_> = slow.visits.iter().map(|visit| (visit.node.0, visit.depth, visit.ns)).collect();
-        assert_eq!((rests, slow.pieces, slow.retries), (vec![(0, 1, 90), (1, 2, 89)], 3, 0));
+        let holds: Vec<_> = slow.visits.iter().map(|visit| (visit.node.0, visit.depth, visit.ns)).collect();
+        assert_eq!((holds, slow.pieces, slow.retries), (vec![(0, 1, 90), (1, 2, 89)], 3, 0));
     }
 
     #[test]
-    fn what_finds_no_room_is_counted() {
+    fn slow_requests_that_do_not_fit_are_counted() {
         let mut notes = SlowNotes::new(0, 1);
         for _ in 0..FOUND_MAX + 3 {
             notes.find(Tag(0), &Request::flush(), Nanos(0), Status::Ok, 1);

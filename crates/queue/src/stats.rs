@@ -1,5 +1,5 @@
-//! What a hardware queue counts: the kernel's seventeen `stat` fields with their meanings, and a
-//! latency histogram for each operation. The queue's thread writes with plain stores, anyone reads.
+//! Counters of a hardware queue: the kernel's seventeen `stat` fields with their meanings, and a latency
+//! histogram for each operation. The queue's thread writes them with plain stores; any thread reads them.
 
 use crate::histogram::{Counts, Histograms};
 use crate::{BusyTogether, Nanos};
@@ -7,25 +7,25 @@ use block::Op;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// A counter for each operation, side by side: who counts has a row, and picks an operation in it.
+/// A counter for each operation.
 type ByOp = [AtomicU64; Op::COUNT];
 
-/// Nothing counted.
+/// Returns counters of 0.
 const fn none() -> ByOp {
     [const { AtomicU64::new(0) }; Op::COUNT]
 }
 
-/// How many sizes are told apart: up to 512 bytes, up to 1 KiB, up to 2 KiB and so on.
+/// Number of size classes: up to 512 bytes, up to 1 KiB, up to 2 KiB and so on.
 pub const SIZES: usize = 56;
 
-/// The place of a length among them.
+/// Returns the size class of a length in bytes.
 #[inline]
 fn size_of_len(len: u64) -> usize {
     // 512 and below: 0; 513 to 1024: 1.
     ((len.saturating_sub(1) | 511) >> 8).ilog2() as usize
 }
 
-/// How many nodes of a stack are counted each by itself.
+/// Number of nodes of a stack with counters of their own.
 pub(crate) const NODES: usize = 32;
 
 /// The counters of a node.
@@ -44,22 +44,22 @@ impl NodeStats {
     }
 }
 
-/// The counters of one hardware queue. There is no count of requests: each has a size.
+/// Counters of one hardware queue. The number of requests is the sum over their sizes.
 #[derive(Debug)]
 pub struct QueueStats {
     bytes: ByOp,
     ticks_ns: ByOp,
     merges: ByOp,
-    /// By the highest bit of their length, from that of a sector on.
+    /// Requests by size class and operation.
     sizes: [ByOp; SIZES],
     latency: Histograms,
     nodes: [NodeStats; NODES],
     errors: AtomicU64,
     in_flight: AtomicU64,
     busy_ns: AtomicU64,
-    /// When it last became busy; 0 while nothing is in flight.
+    /// When the queue last became busy; 0 while nothing is in flight.
     busy_since_ns: AtomicU64,
-    /// Where all queues of its device say when they are busy; empty: it has none beside it.
+    /// Busy time of all queues of the device. Empty for the only queue of a device.
     together: OnceLock<Arc<BusyTogether>>,
 }
 
@@ -87,7 +87,8 @@ impl Default for QueueStats {
     }
 }
 
-/// A request that is over and not yet counted: latency needs a clock, and that is read once for many.
+/// A completed request that is not counted yet: its latency is known when the clock is read, once for many
+/// requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) start: Nanos,
@@ -104,8 +105,8 @@ fn bump(counter: &AtomicU64, by: u64) {
 impl QueueStats {
     pub(crate) fn count(&self, ended: &[Ended], now: Nanos) {
         let Some(first) = ended.first() else { return };
-        // The clock is read once for many, so most began when the one before did, and most are as long: where in the
-        // histograms they belong is found anew only when that changes.
+        // The clock is read once for many requests, so most have the same start time and length as the one
+        // before. Their buckets are looked up only if that changes.
         let (mut start, mut len) = (first.start, first.len);
         let mut latency = now.since(start);
         let (mut latencies, mut sizes) = (self.latency.row(latency), &self.sizes[size_of_len(len)]);
@@ -132,7 +133,7 @@ impl QueueStats {
         }
     }
 
-    /// Requests that were merged into others, by operation; 0 from then on.
+    /// Adds merges by operation, and sets `merges` to 0.
     #[cold]
     pub(crate) fn count_merges(&self, merges: &mut [u64; Op::COUNT]) {
         for (sum, count) in self.merges.iter().zip(merges) {
@@ -140,19 +141,20 @@ impl QueueStats {
         }
     }
 
-    /// Have it say there, too, when it is busy. Once, before it has anything to do.
+    /// Makes the queue count towards the busy time of its device. Call it once, before the first request.
     pub fn share(&self, together: Arc<BusyTogether>) {
         debug_assert!(self.busy_since_ns.load(Relaxed) == 0, "a queue is shared before it is used");
-        // It says so in one place only.
+        // A second call has no effect.
         let _ = self.together.set(together);
     }
 
-    /// By node number.
+    /// Returns the counters of nodes by number.
     pub(crate) fn nodes(&self) -> &[NodeStats] {
         &self.nodes
     }
 
-    /// `in_flight` requests now; called at most once a turn and when the queue stops being empty.
+    /// Records the number of requests in flight. Called at most once a turn, and when the queue becomes busy.
+    #[inline]
     pub(crate) fn in_flight(&self, in_flight: usize, now: Nanos) {
         self.in_flight.store(in_flight as u64, Relaxed);
         let since = self.busy_since_ns.load(Relaxed);
@@ -203,20 +205,20 @@ impl QueueStats {
     }
 }
 
-/// What was counted for one operation.
+/// Counters of one operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpCounts {
-    /// Requests ended, with an error or without.
+    /// Requests completed, with or without an error.
     pub ios: u64,
-    /// Adjacent requests that were merged into those.
+    /// Adjacent requests that were merged into them.
     pub merges: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
-    /// Sum of their latencies.
+    /// Sum of latencies in nanoseconds.
     pub ticks_ns: u64,
-    /// Their latencies, in nanoseconds.
+    /// Histogram of latencies in nanoseconds.
     pub latency: Counts,
-    /// How many were how long: see [`SIZES`].
+    /// Requests by size class: see [`SIZES`].
     pub sizes: [u64; SIZES],
 }
 
@@ -226,33 +228,33 @@ impl Default for OpCounts {
     }
 }
 
-/// What a node of the stack has counted.
+/// Counters of a node of the stack.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct NodeCounts {
-    /// Requests that it is done with; what it tried again counts again below it.
+    /// Requests that it completed. A retry counts again in the nodes below.
     pub ios: u64,
-    /// The time that requests spent in it and below, to the last turn.
+    /// Time that requests spent in it and below, up to the last turn, in nanoseconds.
     pub ticks_ns: u64,
-    /// Those that were there then.
+    /// Requests that were in it or below at that time.
     pub in_flight: u64,
 }
 
-/// What a device, or one of its queues, has counted up to some moment.
+/// A copy of the counters of a device or of one of its queues.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     /// By [`Op`] number.
     pub ops: [OpCounts; Op::COUNT],
     /// By node number.
     pub nodes: [NodeCounts; NODES],
-    /// Requests that ended with an error.
+    /// Requests that failed.
     pub errors: u64,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: u64,
-    /// Time with at least one request under way.
+    /// Time with at least one request in flight, in nanoseconds.
     pub busy_ns: u64,
 }
 
-/// What the kernel's `op_stat_group` counts as a write.
+/// Operations that the kernel's `op_stat_group` counts as writes.
 const WRITES: [Op; 8] = [
     Op::Write,
     Op::WriteZeroes,
@@ -265,8 +267,8 @@ const WRITES: [Op; 8] = [
 ];
 
 impl Snapshot {
-    /// Another queue of the same device added. Busy time is the longest of any queue, not their sum: what it is of all
-    /// of them together is known to [`BusyTogether`].
+    /// Adds another queue of the same device. Busy time becomes the longest of any queue, not their sum;
+    /// [`BusyTogether`] has that of the device.
     pub fn add(&mut self, other: &Snapshot) {
         for (sum, op) in self.ops.iter_mut().zip(&other.ops) {
             sum.ios += op.ios;
@@ -288,8 +290,8 @@ impl Snapshot {
         self.busy_ns = self.busy_ns.max(other.busy_ns);
     }
 
-    /// The seventeen fields of `/sys/block/X/stat`, in its order and units (sectors, milliseconds). As
-    /// there, write zeroes and what zones are told count as writes, and requests that failed count too.
+    /// Returns the seventeen fields of `/sys/block/X/stat`, in its order and units (sectors, milliseconds).
+    /// As there, write zeroes and zone operations count as writes, and failed requests count too.
     pub fn fields(&self) -> [u64; 17] {
         let group = |ops: &[Op]| {
             let mut sum = [0; 4];
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_apart_by_powers_of_two() {
+    fn size_classes_are_powers_of_two() {
         for (len, place) in
             [(0, 0), (1, 0), (512, 0), (513, 1), (1024, 1), (4096, 3), (1 << 30, 21), (u64::MAX, 55)]
         {
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn appends_and_what_zones_are_told_count_as_writes() {
+    fn zone_appends_and_zone_operations_count_as_writes() {
         let stats = QueueStats::default();
         stats.count(
             &[
@@ -372,12 +374,12 @@ mod tests {
             Nanos(1_000_000),
         );
         let fields = stats.snapshot(Nanos(1_000_000)).fields();
-        assert_eq!(fields[4..8], [3, 0, 8, 3], "a report is no request to the kernel");
+        assert_eq!(fields[4..8], [3, 0, 8, 3], "the kernel does not count zone reports");
         assert_eq!((fields[0], fields[10]), (0, 3));
     }
 
     #[test]
-    fn busy_time_runs_on_while_something_is_in_flight() {
+    fn busy_time_grows_while_a_request_is_in_flight() {
         let stats = QueueStats::default();
         stats.in_flight(1, Nanos(100));
         stats.in_flight(2, Nanos(150));
@@ -387,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_fails_counts_and_is_counted_as_failed() {
+    fn a_failed_request_counts_as_request_and_as_error() {
         let stats = QueueStats::default();
         stats.count(&[Ended { failed: true, ..ended(Op::Read, 512, 0) }], Nanos(7));
         let snapshot = stats.snapshot(Nanos(7));

@@ -1,38 +1,39 @@
-//! Whether the thread asks the scheduler to be woken with less haste (`SCHED_BATCH`), so that more gathers for each of
-//! its turns.
+//! Decides whether the thread runs under `SCHED_BATCH`, so that more events accumulate for each turn.
 //!
-//! Where a client and this thread share a CPU, each request that the client starts wakes this thread at once, which
-//! then carries one request for two changes of context and a system call. A thread of the other policy waits until the
-//! client can do no more without an answer: at a depth of 32, most of 32 requests then come in one turn. Where they do
-//! not share one it makes no difference, and where something else hogs the CPU, or the client waits for each answer,
-//! it would do harm. So it is tried, and kept only while turns bring much more and events come no slower.
+//! Where a client shares a CPU with this thread, each request that the client submits wakes this thread at
+//! once, which then processes a single request for two context switches and a system call. Under
+//! `SCHED_BATCH` the thread does not preempt the client: at a queue depth of 32, most of 32 requests then
+//! arrive in one turn. Where they do not share a CPU it makes no difference, and where another process
+//! competes for the CPU, or the client waits for each reply, it would be slower. So the policy is tried, and
+//! kept only while turns bring many more events at the same rate.
 //!
-//! Knows events and time, nothing else; the system call is its owner's.
+//! Knows events and time only; its owner makes the system call.
 
 use queue::Nanos;
 
-/// Rates are taken over so many events, and this long at least: 1 ms.
+/// Rates are measured over windows of at least this many events and 1 ms.
 const WINDOW_EVENTS: u64 = 128;
 const WINDOW_NS_MIN: u64 = 1_000_000;
-/// Slower than one event in half a millisecond there is nothing to gather.
+/// Below one event per 0.5 ms there is nothing to accumulate.
 const EVENT_NS_MAX: u64 = 500_000;
-/// Windows between two tries at first; twice as many each time that it does not pay.
+/// Windows between two trials; doubled, up to the maximum, after each trial that fails.
 const PAUSE_MIN: u32 = 4;
 const PAUSE_MAX: u32 = 1024;
-/// Windows after which what was found to pay is tried again without.
+/// Windows after which a successful policy is switched off for a new comparison.
 const KEEP: u32 = 512;
 
-/// How a window went.
+/// Rate of events during a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pace {
-    /// Nanoseconds for 16 events.
+    /// Nanoseconds per 16 events.
     time_ns: u64,
-    /// Events in 16 turns.
+    /// Events per 16 turns.
     gathered: u64,
 }
 
 impl Pace {
-    /// Turns bring twice as much, and events come as fast, give or take what chance does.
+    /// Whether turns bring at least twice as many events, and events arrive as fast, up to a quarter for
+    /// noise.
     fn pays_against(self, plain: Pace) -> bool {
         self.gathered >= 2 * plain.gathered && 4 * self.time_ns <= 5 * plain.time_ns
     }
@@ -40,17 +41,17 @@ impl Pace {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Plain, for so many more windows.
+    /// `SCHED_OTHER`, for so many more windows.
     Plain(u32),
-    /// On trial, against the pace that there was without.
+    /// `SCHED_BATCH` on trial; `plain` is the rate before.
     Trial { plain: Pace },
-    /// The thread has a policy that someone chose for it.
+    /// The thread has a policy that someone has chosen, which is left alone.
     Never,
-    /// It pays, for so many more windows, at this pace.
+    /// `SCHED_BATCH`, for so many more windows; `pace` is the best rate seen.
     Batch { left: u32, pace: Pace },
 }
 
-/// What has been learnt.
+/// State of the decision.
 #[derive(Debug)]
 pub(crate) struct Batching {
     state: State,
@@ -61,20 +62,20 @@ pub(crate) struct Batching {
 }
 
 impl Batching {
-    /// `plain`: the thread is scheduled as threads are unless someone wants it otherwise.
+    /// `plain`: the thread has the default policy, so it may be changed.
     pub(crate) fn new(now: Nanos, plain: bool) -> Batching {
         let state = if plain { State::Plain(PAUSE_MIN) } else { State::Never };
         Batching { state, pause: PAUSE_MIN, events: 0, turns: 0, since: now }
     }
 
-    /// A turn has brought so many events.
+    /// Records the number of events of a turn.
     #[inline]
     pub(crate) fn gathered(&mut self, events: usize) {
         self.events += events as u64;
         self.turns += u64::from(events > 0);
     }
 
-    /// The clock says `now`. `Some`: have the scheduler treat the thread so from here on.
+    /// Checks the rate at time `now`. `Some`: switch `SCHED_BATCH` on or off.
     #[inline]
     pub(crate) fn look(&mut self, now: Nanos) -> Option<bool> {
         if self.events < WINDOW_EVENTS {
@@ -92,7 +93,7 @@ impl Batching {
             Pace { time_ns: time_ns * 16 / self.events, gathered: self.events * 16 / self.turns.max(1) };
         (self.events, self.turns, self.since) = (0, 0, now);
         let busy = pace.time_ns < EVENT_NS_MAX * 16;
-        let (state, wish) = match self.state {
+        let (state, switch) = match self.state {
             State::Plain(0) if busy => (State::Trial { plain: pace }, Some(true)),
             State::Never => return None,
             State::Plain(left) => (State::Plain(left.saturating_sub(u32::from(busy))), None),
@@ -104,7 +105,7 @@ impl Batching {
                 self.pause = (2 * self.pause).min(PAUSE_MAX);
                 (State::Plain(self.pause), Some(false))
             }
-            // Times have changed: the load is another, or the CPU is wanted by others.
+            // Events have become slower: the load has changed, or other processes need the CPU.
             State::Batch { left, pace: before } if left == 0 || pace.time_ns > 2 * before.time_ns => {
                 (State::Plain(PAUSE_MIN), Some(false))
             }
@@ -114,7 +115,7 @@ impl Batching {
             }
         };
         self.state = state;
-        wish
+        switch
     }
 }
 
@@ -122,7 +123,7 @@ impl Batching {
 mod tests {
     use super::*;
 
-    /// Drives it with turns that bring so many events, and take so long, as `cost` says for the policy in force.
+    /// Simulates turns whose events and duration `cost` determines for the policy in force.
     struct Load {
         batching: Batching,
         now: Nanos,
@@ -135,7 +136,7 @@ mod tests {
             Load { batching: Batching::new(Nanos(0), true), now: Nanos(0), is_batch: false, switches: 0 }
         }
 
-        /// How many of `events` came while the policy was the other one.
+        /// Returns how many of `events` came while the policy was `SCHED_BATCH`.
         fn run(&mut self, mut events: u64, cost: impl Fn(bool) -> (u64, u64)) -> u64 {
             let mut batched = 0;
             while events > 0 {
@@ -154,15 +155,15 @@ mod tests {
     }
 
     #[test]
-    fn what_pays_is_kept() {
+    fn a_faster_policy_is_kept() {
         let mut load = Load::new();
         let batched = load.run(1_000_000, |batch| if batch { (16, 64_000) } else { (2, 20_000) });
         assert!(batched > 950_000, "{batched}");
-        assert!(load.switches > 2, "it is looked at again now and then");
+        assert!(load.switches > 2, "it is compared again now and then");
     }
 
     #[test]
-    fn what_does_not_pay_is_tried_ever_less_often() {
+    fn a_slower_policy_is_tried_less_and_less_often() {
         let mut load = Load::new();
         let batched = load.run(1_000_000, |_| (1, 10_000));
         assert!(batched < 5_000 && !load.is_batch, "{batched}");
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hog_that_comes_ends_it() {
+    fn a_competing_process_ends_it() {
         let mut load = Load::new();
         load.run(100_000, |batch| if batch { (16, 64_000) } else { (2, 20_000) });
         assert!(load.is_batch);

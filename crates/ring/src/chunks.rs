@@ -1,4 +1,4 @@
-//! The memory that sockets receive into: one region cut into chunks of one length.
+//! Receive buffers of sockets: one region divided into chunks of equal length.
 
 use crate::config::Chunk;
 use crate::memory::Memory;
@@ -6,12 +6,12 @@ use crate::sys::Mapping;
 use block::{Region, Segment};
 use std::io;
 
-/// The chunks of a ring, and which of them are with the user.
+/// The chunks of a ring, and which of them the user holds.
 pub(crate) struct Chunks {
     region: Region,
     len: u32,
     out: Box<[bool]>,
-    /// How many may be received into, as far as we have been told.
+    /// Chunks known to be available for receiving.
     pub(crate) available: usize,
 }
 
@@ -47,15 +47,17 @@ impl Chunks {
         }
     }
 
-    /// It was filled, and goes to the user.
+    /// Marks a filled chunk as held by the user.
     #[inline]
     pub(crate) fn hand_out(&mut self, chunk: Chunk) {
         self.out[usize::from(chunk.0)] = true;
         self.available -= 1;
     }
 
+    /// Marks a chunk as available again.
+    ///
     /// # Panics
-    /// When the user does not have it: giving back twice would let two sockets write to one place.
+    /// If the user does not hold it: after a double return two sockets would write to the same memory.
     #[inline]
     pub(crate) fn take_back(&mut self, chunk: Chunk) {
         let out = &mut self.out[usize::from(chunk.0)];

@@ -1,13 +1,14 @@
-//! What a ring is made with, and what it hands back.
+//! Configuration of a ring, and the events that it returns.
 
 use block::{Cookie, Segment};
 use queue::QueueId;
 pub use queue::{Chunk, ReceiveEnd, SocketId};
 
-/// Which engine carries the I/O.
+/// The engine that performs the I/O.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Choice {
-    /// What `BLOCKYARD_RING` says (`io_uring` or `epoll`); else io_uring, or epoll where that is not to be had.
+    /// The engine in `BLOCKYARD_RING` (`io_uring` or `epoll`); otherwise io_uring, or epoll where that is not
+    /// available.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -16,23 +17,23 @@ pub enum Choice {
     Epoll,
 }
 
-/// How a ring is to be made.
+/// Configuration of a ring.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
-    /// Which engine.
+    /// The engine.
     pub engine: Choice,
-    /// Before it sleeps, a ring looks for events for up to this many microseconds; less while that does
-    /// not pay. `None`: it sleeps at once.
+    /// How long a ring polls for events before it sleeps, in microseconds; adapted downwards while polling
+    /// finds none. `None`: it sleeps at once.
     pub poll_us: Option<u32>,
-    /// Submissions gathered before a system call is due anyway.
+    /// Submission queue entries, gathered before a system call is forced.
     pub entries: u32,
-    /// How many chunks [`receive`](crate::KernelRing::receive) of all sockets together may fill before some
-    /// must be given back. 1 to 32768.
+    /// Number of receive chunks, shared by all sockets: as many may be held by the user before receiving
+    /// pauses. 1 to 32768.
     pub receive_buffers: u16,
-    /// How long each is, in bytes. At least 512; rounded up to a multiple of 64.
+    /// Bytes of a receive chunk. At least 512; rounded up to a multiple of 64.
     pub receive_buffer_len: u32,
-    /// The most memory that `allocate` hands out in all, in bytes, rounded up to 32 MiB. Address space is
-    /// taken 32 MiB at a time, and memory only when it is written to.
+    /// Most memory that `allocate` hands out in total, in bytes, rounded up to 32 MiB. Address space is
+    /// reserved 32 MiB at a time; pages are allocated when they are written to.
     pub memory_max: u64,
 }
 
@@ -49,23 +50,23 @@ impl Default for RingConfig {
     }
 }
 
-/// Which engine a ring runs on.
+/// The engine of a ring.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EngineInfo {
     /// `io_uring` or `epoll`.
     pub name: &'static str,
-    /// Why not the better one, or what the kernel lacks of it. `None`: nothing to say.
+    /// Why io_uring is not used, or which kernel features are missing. `None`: nothing is missing.
     pub why: Option<String>,
 }
 
-/// What a front-end asks a ring for, as it is told of the end: 56 bits that mean nothing to the ring.
+/// Identifies a front-end's operation in its completion: 56 bits that the ring does not interpret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token {
-    /// Which front-end of the thread.
+    /// The front-end of the thread.
     pub front: u8,
-    /// Which of its devices or connections.
+    /// Device or connection of the operation.
     pub index: u16,
-    /// Which of its requests.
+    /// Request of the operation.
     pub number: u32,
 }
 
@@ -81,93 +82,93 @@ impl Token {
     }
 }
 
-/// A command for the driver behind a file that says more than others ([`command_wide`](crate::KernelRing::command_wide)).
+/// An io_uring command with a 24-byte argument ([`command_wide`](crate::KernelRing::command_wide)).
 #[derive(Clone, Copy, Debug)]
 pub struct WideCommand {
-    /// The driver's number for it.
+    /// The driver's command number.
     pub op: u32,
-    /// What it says.
+    /// The argument.
     pub argument: [u8; 24],
-    /// The entry's own address.
+    /// The `addr` field of the entry.
     pub address: u64,
-    /// The entry's own length.
+    /// The `len` field of the entry.
     pub len: u32,
 }
 
-/// What [`turn`](crate::KernelRing::turn) does when there is nothing to hand out yet.
+/// Whether [`turn`](crate::KernelRing::turn) waits when there is no event yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
     /// Return at once.
     No,
-    /// Sleep until something happens or the next timer is due. It may return early with nothing.
+    /// Sleep until an event arrives or the next timer is due. May return early without an event.
     UntilEvent,
 }
 
-/// Something that is over, or has come.
+/// A completion or an arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// What was started under `cookie` for that queue has ended: bytes moved or a negative errno.
+    /// An operation of a node has completed.
     Io {
-        /// Whose.
+        /// The node's queue.
         queue: QueueId,
-        /// Which request, and which hand-over of it.
+        /// The request, and the hand-over that this completes.
         cookie: Cookie,
         /// Bytes moved, 0 for a timer, or a negative errno.
         result: i64,
     },
-    /// Bytes came. Never none.
+    /// Bytes have arrived; at least one.
     Received {
-        /// Where.
+        /// The socket.
         socket: SocketId,
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
-        /// The bytes. They stay until the chunk is given back.
+        /// The bytes, valid until the chunk is given back.
         segment: Segment,
-        /// What to give back.
+        /// The chunk to give back.
         chunk: Chunk,
     },
-    /// No more chunks until `receive` is asked for again.
+    /// Receiving has ended; no more chunks arrive until `receive` is called again.
     ReceiveEnded {
-        /// Where.
+        /// The socket.
         socket: SocketId,
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
-        /// Why.
+        /// Reason.
         end: ReceiveEnd,
     },
-    /// What was asked for with [`receive_into`](crate::KernelRing::receive_into) is over.
+    /// A [`receive_into`](crate::KernelRing::receive_into) has completed.
     Filled {
-        /// Where.
+        /// The socket.
         socket: SocketId,
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
-        /// Bytes, fewer than asked for at the end of the stream, or a negative errno.
+        /// Bytes received, fewer than requested at the end of the stream, or a negative errno.
         result: i64,
     },
-    /// What was asked for with [`send`](crate::KernelRing::send) is over.
+    /// A [`send`](crate::KernelRing::send) has completed.
     Sent {
-        /// Where.
+        /// The socket.
         socket: SocketId,
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
-        /// All the bytes, or a negative errno.
+        /// Bytes sent, which is all of them, or a negative errno.
         result: i64,
     },
-    /// The socket is gone. Nothing more comes of it.
+    /// The socket is closed; no further event of it follows.
     Closed {
-        /// Which.
+        /// The socket.
         socket: SocketId,
         /// As given to [`add_socket`](crate::KernelRing::add_socket).
         owner: u32,
     },
-    /// What a front-end asked for is over.
+    /// An operation of a front-end has completed.
     Ended {
-        /// As it was given.
+        /// The token of the operation.
         token: Token,
-        /// What the driver answered, bytes moved, or a negative errno.
+        /// The driver's result, bytes moved, or a negative errno.
         result: i64,
     },
-    /// A [`Waker`](crate::Waker) was used since the last one of these.
+    /// A [`Waker`](crate::Waker) was used since the last such event.
     Woken,
 }
 

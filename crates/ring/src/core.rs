@@ -1,5 +1,5 @@
-//! What both engines share: memory, files, timers, sockets' answers, the clock and the events not yet
-//! handed out. Owned by a ring, on its thread.
+//! State shared by both engines: memory, files, timers, the clock and pending events. Owned by a ring, on its
+//! thread.
 
 use crate::batching::Batching;
 use crate::chunks::Chunks;
@@ -14,7 +14,7 @@ use queue::{IoId, Nanos};
 use std::collections::VecDeque;
 use std::io;
 
-/// The parts of a ring that do not depend on its engine.
+/// The engine-independent parts of a ring.
 pub(crate) struct Core {
     pub(crate) memory: Memory,
     pub(crate) chunks: Chunks,
@@ -26,14 +26,14 @@ pub(crate) struct Core {
     pub(crate) now: Nanos,
     pub(crate) spin: Spin,
     pub(crate) batching: Batching,
-    /// How many operations and sends were started: the time by which removed memory is kept.
+    /// Number of operations and sends started so far; orders them against the removal of memory.
     pub(crate) started: u64,
-    /// When memory goes back to the system, unless more is freed by then. `None`: there is none to give.
+    /// When free memory is returned to the system, unless more is freed before. `None`: nothing to return.
     trim_at: Option<Nanos>,
 }
 
-/// How long after the last large block was freed such blocks go back to the system: long against the pauses
-/// of a client that works, so that their pages are not faulted in again and again.
+/// Delay between freeing the last large block and returning such blocks to the system: longer than the pauses
+/// of an active client, so that its pages are not faulted in again and again.
 const TRIM_AFTER_NS: u64 = 100_000_000;
 
 impl Core {
@@ -56,13 +56,13 @@ impl Core {
         })
     }
 
-    /// Say that what `id` named has ended.
+    /// Queues the completion of a node's operation.
     #[inline]
     pub(crate) fn io_event(&mut self, id: IoId, result: i64) {
         self.events.push_back(Event::Io { queue: id.queue, cookie: id.cookie, result });
     }
 
-    /// A file operation is over; gives the file back when that was removed and may go now.
+    /// Completes a file operation. Returns the file if it was removed and this was its last operation.
     #[inline]
     #[must_use]
     pub(crate) fn op_ended(&mut self, slot: u32, result: i64) -> Option<File> {
@@ -74,7 +74,7 @@ impl Core {
         self.files.end(file)
     }
 
-    /// Hand out the timers that are due.
+    /// Queues completions for the timers that are due.
     #[inline]
     pub(crate) fn expire_timers(&mut self) {
         while let Some(id) = self.timers.due(self.now) {
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// Take what the waker raised; the bits.
+    /// Takes the bits that the waker raised.
     pub(crate) fn take_woken(&mut self) -> u32 {
         let bits = self.waker.take();
         if bits & WOKEN != 0 {
@@ -91,14 +91,14 @@ impl Core {
         bits
     }
 
-    /// How long a sleep may last: `None` for as long as it takes. Looks at the clock if there is a timer.
+    /// Longest time to sleep in nanoseconds: `None` without limit. Reads the clock if there is a timer.
     pub(crate) fn sleep_max(&mut self) -> Option<u64> {
         let next = self.timers.next().into_iter().chain(self.trim_at).min()?;
         self.now = sys::now();
         Some(next.since(self.now))
     }
 
-    /// The ring is about to sleep: not for long if there is memory to give back.
+    /// Called before sleeping: schedules the return of free memory.
     #[inline]
     pub(crate) fn before_sleep(&mut self) {
         if self.memory.freed_large() {
@@ -106,7 +106,7 @@ impl Core {
         }
     }
 
-    /// The ring has slept. When no large block was in use for long, give their memory back.
+    /// Called after sleeping: returns free memory if no large block was freed for long.
     #[inline]
     pub(crate) fn after_sleep(&mut self) {
         if self.trim_at.is_some_and(|at| sys::now() >= at) {
@@ -116,8 +116,8 @@ impl Core {
     }
 }
 
-/// How long to look for events before sleeping. Doubled, up to a limit, when that found one; halved when it
-/// did not: an idle ring soon sleeps at once, save for one short look in 16.
+/// Adaptive polling before sleeping. The budget is doubled, up to a limit, when polling found an event, and
+/// halved when it did not: an idle ring soon sleeps at once, except for one short poll in 16.
 pub(crate) struct Spin {
     max_ns: u64,
     now_ns: u64,
@@ -125,7 +125,7 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// The shortest look worth having: two system calls' worth.
+    /// Shortest useful poll: the duration of two system calls.
     const MIN_NS: u64 = 2_000;
 
     fn new(poll_us: Option<u32>) -> Spin {
@@ -133,7 +133,7 @@ impl Spin {
         Spin { max_ns, now_ns: max_ns, misses: 0 }
     }
 
-    /// How long to look this time. 0: not at all.
+    /// Nanoseconds to poll this time. 0: not at all.
     pub(crate) fn budget(&mut self) -> u64 {
         if self.now_ns >= Self::MIN_NS || self.max_ns == 0 {
             return self.now_ns;
@@ -142,7 +142,7 @@ impl Spin {
         if self.misses.is_multiple_of(16) { Self::MIN_NS.min(self.max_ns) } else { 0 }
     }
 
-    /// Whether the look found something.
+    /// Adapts the budget to whether polling found an event.
     pub(crate) fn learn(&mut self, found: bool) {
         self.now_ns = if found {
             (self.now_ns * 2).clamp(Self::MIN_NS, self.max_ns.max(Self::MIN_NS))

@@ -1,46 +1,66 @@
-//! The files of a ring, and operations done on them in place.
+//! The files of a ring, and inline operations on them.
 
 use crate::memory::Memory;
 use crate::sys;
 use block::Segment;
 use queue::{FileId, FileOp, Patience};
+use slab::Slab;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// One registered file.
+/// A registered file.
 pub(crate) struct File {
     fd: Arc<OwnedFd>,
     raw: RawFd,
-    /// Its number in the kernel's table of this ring, if it is there.
+    /// Index in the ring's table of registered files; `None`: it is not registered.
     pub(crate) fixed: Option<u32>,
     in_flight: u32,
-    /// It goes when the last operation on it is over.
+    /// Removed by the user; closed when its last operation completes.
     removed: bool,
-    /// The file system answered that it cannot tell whether a read, or a write, would wait.
+    /// The file system does not support RWF_NOWAIT for a read, or a write.
     unsure: [bool; 2],
+    /// It is an eventfd that is signalled.
+    is_event: bool,
+    /// A write to it may wait: `O_NONBLOCK` is not set.
+    may_wait: bool,
 }
 
-/// All of them.
+/// All files of a ring, by number.
 #[derive(Default)]
 pub(crate) struct Files {
-    slots: Vec<Option<File>>,
-    free: Vec<u32>,
+    slots: Slab<File>,
     iovecs: Vec<libc::iovec>,
 }
 
 impl Files {
     pub(crate) fn add(&mut self, fd: Arc<OwnedFd>, fixed: Option<u32>) -> FileId {
         let raw = fd.as_raw_fd();
-        let file = File { fd, raw, fixed, in_flight: 0, removed: false, unsure: [false; 2] };
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
-        self.slots[number as usize] = Some(file);
-        FileId(number)
+        let file = File {
+            fd,
+            raw,
+            fixed,
+            in_flight: 0,
+            removed: false,
+            unsure: [false; 2],
+            is_event: false,
+            may_wait: true,
+        };
+        FileId(self.slots.insert(file) as u32)
     }
 
-    /// Take one out; gives it back when nothing is under way on it any more.
+    /// Records that a file is an eventfd, and whether a write to it may wait.
+    pub(crate) fn set_event(&mut self, id: FileId, may_wait: bool) {
+        let file = self.slot(id);
+        (file.is_event, file.may_wait) = (true, may_wait);
+    }
+
+    /// Whether a write to a file may wait.
+    #[inline]
+    pub(crate) fn may_wait(&self, id: FileId) -> bool {
+        self.slots.get(id.0 as usize).is_none_or(|file| file.may_wait)
+    }
+
+    /// Removes a file; returns it if no operation is in flight.
     #[must_use]
     pub(crate) fn remove(&mut self, id: FileId) -> Option<File> {
         self.slot(id).removed = true;
@@ -48,23 +68,19 @@ impl Files {
     }
 
     fn take_if_over(&mut self, id: FileId) -> Option<File> {
-        let slot = self.slots.get_mut(id.0 as usize)?;
-        let file = slot.take_if(|file| file.removed && file.in_flight == 0);
-        if file.is_some() {
-            self.free.push(id.0);
-        }
-        file
+        let file = self.slots.get(id.0 as usize)?;
+        if file.removed && file.in_flight == 0 { self.slots.try_remove(id.0 as usize) } else { None }
     }
 
     #[track_caller]
     fn slot(&mut self, id: FileId) -> &mut File {
         match self.slots.get_mut(id.0 as usize) {
-            Some(Some(file)) if !file.removed => file,
+            Some(file) if !file.removed => file,
             _ => panic!("{id:?} is not a file of this ring"),
         }
     }
 
-    /// An operation starts: the descriptor and its number in the kernel's table.
+    /// Counts a new operation; returns the descriptor and its index in the table of registered files.
     #[inline]
     #[track_caller]
     pub(crate) fn begin(&mut self, id: FileId) -> (RawFd, Option<u32>) {
@@ -73,21 +89,22 @@ impl Files {
         (file.raw, file.fixed)
     }
 
-    /// The descriptor and its number in the kernel's table, for what is not counted as an operation on it.
+    /// Returns the descriptor and its index in the table of registered files, for uses that do not count as
+    /// operations.
     #[inline]
     #[track_caller]
     pub(crate) fn target(&self, id: FileId) -> (RawFd, Option<u32>) {
         match self.slots.get(id.0 as usize) {
-            Some(Some(file)) if !file.removed => (file.raw, file.fixed),
+            Some(file) if !file.removed => (file.raw, file.fixed),
             _ => panic!("{id:?} is not a file of this ring"),
         }
     }
 
-    /// One is over; gives the file back when it was removed and this was the last.
+    /// Completes an operation; returns the file if it was removed and this was the last one.
     #[inline]
     #[must_use]
     pub(crate) fn end(&mut self, id: FileId) -> Option<File> {
-        let Some(Some(file)) = self.slots.get_mut(id.0 as usize) else { return None };
+        let file = self.slots.get_mut(id.0 as usize)?;
         file.in_flight -= 1;
         if file.removed { self.take_if_over(id) } else { None }
     }
@@ -110,7 +127,7 @@ impl Files {
         if patience == Patience::None && (moves.is_none_or(|way| file.unsure[way])) && !is_seek(op) {
             return None;
         }
-        // What only the kernel can reach, it has to be asked for.
+        // Memory that only the kernel can access needs an io_uring operation.
         if data.first().is_some_and(|segment| memory.is_kernel(segment.region)) {
             return None;
         }
@@ -146,7 +163,12 @@ impl Files {
 }
 
 impl File {
-    /// The descriptor that was handed in.
+    /// Whether operations may refer to it that are not counted.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.is_event
+    }
+
+    /// The file's descriptor.
     pub(crate) fn into_fd(self) -> Arc<OwnedFd> {
         self.fd
     }
@@ -156,12 +178,12 @@ fn is_seek(op: FileOp) -> bool {
     matches!(op, FileOp::Seek { .. })
 }
 
-/// `preadv2` or `pwritev2`, or the plainer call where that does the same; once more after a signal.
+/// Calls `preadv2` or `pwritev2`, or a simpler equivalent; repeats the call after a signal.
 fn move_data(fd: RawFd, op: FileOp, iovecs: &[libc::iovec], flags: i32) -> i64 {
     let count = iovecs.len() as i32;
     loop {
-        // SAFETY: every entry names memory of a region that stays mapped, checked when it was gathered;
-        // whoever owns the request keeps it until the end.
+        // SAFETY: every entry refers to memory of a region that stays mapped, checked when it was gathered;
+        // the owner of the request keeps it until completion.
         let result = sys::signed(unsafe {
             match (op, iovecs) {
                 (FileOp::Read { offset }, [one]) if flags == 0 => {
@@ -186,7 +208,7 @@ fn move_data(fd: RawFd, op: FileOp, iovecs: &[libc::iovec], flags: i32) -> i64 {
     }
 }
 
-/// Do an operation, however long it takes. Any thread.
+/// Runs an operation, blocking until it completes. Any thread.
 pub(crate) fn run(fd: RawFd, op: FileOp, iovecs: &[libc::iovec]) -> i64 {
     loop {
         // SAFETY: none of these takes a pointer.
@@ -202,7 +224,7 @@ pub(crate) fn run(fd: RawFd, op: FileOp, iovecs: &[libc::iovec]) -> i64 {
                     libc::lseek64(fd, offset as i64, whence) as isize
                 }
                 FileOp::Prefetch { offset, len } => {
-                    // This one answers with the errno itself.
+                    // `posix_fadvise` returns the errno itself.
                     let advice = libc::POSIX_FADV_WILLNEED;
                     return -i64::from(libc::posix_fadvise64(fd, offset as i64, len as i64, advice));
                 }

@@ -1,15 +1,15 @@
-//! The only door to the kernel: files, sockets, memory, timers, waking and waiting.
+//! The interface to the kernel: files, sockets, memory, timers, waking and waiting.
 //!
-//! A [`KernelRing`] belongs to one thread, the reactor that made it. It gathers what is asked for during a
-//! turn, hands it over in [`turn`](KernelRing::turn), and gives out what has ended as [`Event`]s. Two engines
-//! do this behind one face: io_uring, and epoll with a few I/O threads where io_uring is not to be had.
-//! Which one shows in nothing but [`engine`](KernelRing::engine) and in speed.
+//! A [`KernelRing`] belongs to one thread, the reactor that created it. It gathers operations during a turn,
+//! submits them in [`turn`](KernelRing::turn), and returns completions as [`Event`]s. There are two engines
+//! with equal behaviour: io_uring, and epoll with a few I/O threads where io_uring is not available. Which
+//! one is in use shows only in [`engine`](KernelRing::engine) and in speed.
 //!
-//! *Invariant:* every operation ends with exactly one event, and the memory that it names is not let go of
-//! before that, not even when the ring is dropped.
+//! *Invariant:* every operation completes with exactly one event, and the memory that it refers to stays
+//! valid until then, even when the ring is dropped.
 //! *Invariant:* an idle ring uses no CPU.
 //!
-//! It does not know what a request means.
+//! The ring does not know what a request means.
 
 mod batching;
 mod chunks;
@@ -21,6 +21,7 @@ mod memory;
 mod nodes;
 mod ops;
 mod ring;
+mod shared;
 mod sockets;
 mod sys;
 #[cfg(test)]
@@ -34,9 +35,10 @@ pub use config::{
 };
 pub use memory::{ForeignMemory, KERNEL_BUFFER_SHIFT};
 pub use ring::KernelRing;
+pub use shared::SharedMemory;
 pub use waker::Waker;
 
-/// The monotonic clock, for those that have no ring.
+/// The monotonic clock, for threads without a ring.
 pub fn clock() -> queue::Nanos {
     sys::now()
 }

@@ -1,12 +1,16 @@
-//! Memory that requests name: regions, and the arena that hands out pieces of some of them.
+//! Memory of requests: regions, and the arena that allocates from some of them.
 //!
-//! The arena cuts blocks of 512 bytes to 32 MiB, powers of two, from chunks of address space; a block is
-//! aligned to its size within its region, and a region to a page. Free blocks wait in a list for each size,
-//! last in first out, so what is handed out next is warm. Neighbours are joined when a size has run out, before a
-//! large block without memory behind it is handed out, and when [`Memory::trim`] is called, not before.
+//! The arena is a buddy allocator: blocks of 512 bytes to 32 MiB, powers of two, from chunks of address
+//! space. A block is aligned to its size within its region, and a region to a page. Free blocks are in a list
+//! per size, last in, first out, so that the next allocation is in the cache. Buddies are joined when a size
+//! has run out, before a large block without pages is handed out, and in [`Memory::trim`].
 //!
-//! Owned by a ring, on its thread. *Invariant:* a region's memory stays mapped while anything that names it
-//! may be under way; only foreign memory ever goes, and then by way of the grave.
+//! Owned by a ring, on its thread. *Invariant:* the memory of a region stays mapped while an operation in
+//! flight may refer to it; only foreign memory is ever released, after the older operations have completed
+//! (`grave`).
+//!
+//! The table of regions is not a [`slab::Slab`]: a removed region keeps its number until those operations have
+//! completed.
 
 use crate::sys::Mapping;
 use block::{Region, Segment};
@@ -17,19 +21,19 @@ use std::sync::Arc;
 
 /// `log2` of the smallest block.
 const BLOCK_SHIFT: u32 = 9;
-/// Sizes: 512 B … 32 MiB.
+/// Number of block sizes: 512 B … 32 MiB.
 const CLASSES: usize = 17;
-/// The largest block, and how much address space is taken at a time.
+/// Largest block, and unit in which address space is reserved.
 const CHUNK: usize = 1 << (BLOCK_SHIFT as usize + CLASSES - 1);
-/// Free blocks from this size on go back to the system in `trim`: 64 KiB.
+/// Smallest size class that `trim` returns to the system: 64 KiB.
 const TRIM_CLASS: usize = 7;
-/// How much is registered with the kernel: a quarter of the usual RLIMIT_MEMLOCK of 8 MiB.
+/// Bytes registered with the kernel: a quarter of the usual RLIMIT_MEMLOCK of 8 MiB.
 pub(crate) const REGISTERED: usize = 2 << 20;
 
-/// `log2` of what a place for a driver's memory may hold: 32 MiB, the most that ublk has in one request.
+/// `log2` of the size of a kernel buffer: 32 MiB, the largest request of ublk.
 pub const KERNEL_BUFFER_SHIFT: u32 = 25;
 
-/// Memory lent to a ring: it may be sent and used for file operations, not looked at.
+/// Memory borrowed by a ring: operations may refer to it, but the ring does not access its bytes.
 pub struct ForeignMemory {
     base: NonNull<u8>,
     len: usize,
@@ -37,18 +41,19 @@ pub struct ForeignMemory {
 }
 
 impl ForeignMemory {
-    /// `len` bytes at `base`, which stay mapped while `keep` lives.
+    /// Wraps `len` bytes at `base`, which stay mapped while `keep` lives.
     ///
     /// # Safety
     /// The range is mapped readable and writable as long as any clone of `keep` exists, `base` is on a page
     /// boundary, and nobody holds a Rust reference to bytes that an operation may be writing.
     pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> ForeignMemory {
-        assert!(base.as_ptr().addr().is_multiple_of(4096), "lent memory starts on a page boundary");
+        assert!(base.as_ptr().addr().is_multiple_of(4096), "borrowed memory starts on a page boundary");
         ForeignMemory { base, len, keep }
     }
 }
 
-// SAFETY: it is an address and what keeps it valid; any thread may use either, as `new` was promised.
+// SAFETY: it is an address and the owner that keeps it valid; the caller of `new` promised that any thread
+// may use it.
 unsafe impl Send for ForeignMemory {}
 
 impl std::fmt::Debug for ForeignMemory {
@@ -60,21 +65,25 @@ impl std::fmt::Debug for ForeignMemory {
 enum Backing {
     Own(Mapping),
     Foreign(Arc<dyn Any + Send + Sync>),
-    /// Entries of the kernel's table, by the first and their count, which a driver fills: nothing of it is ours to
-    /// reach, so both lengths are 0.
+    /// Memory of another owner that others write at any time: operations may refer to it, and it may be copied
+    /// from and to, but its bytes are never accessed as such.
+    Guest(Arc<dyn Any + Send + Sync>),
+    /// Entries of the kernel's buffer table, first and count, which a driver fills. User space cannot access
+    /// them, so both lengths are 0.
     Kernel(u16, u16),
-    /// A file's, which others write to as they like: it has an address for the kernel, and no bytes for us.
+    /// A shared mapping of a file, which others write at any time: the kernel may use its address, its bytes
+    /// are never accessed here.
     Shared(#[expect(dead_code, reason = "it keeps what lies there mapped")] Mapping),
-    /// Removed: nothing lies in it.
+    /// Removed.
     None,
 }
 
 struct Slot {
     base: NonNull<u8>,
     len: u64,
-    /// The bytes that `bytes` may show: 0 for foreign memory.
+    /// Bytes that `bytes` may access: 0 for foreign memory.
     own_len: u64,
-    /// Its number among the buffers registered with the kernel.
+    /// Index among the buffers registered with the kernel.
     fixed: Option<u16>,
     backing: Backing,
 }
@@ -83,19 +92,19 @@ struct Slot {
 struct Block {
     region: u16,
     offset: u32,
-    /// Nothing was written to it since it was mapped or trimmed.
+    /// Not written to since it was mapped or trimmed, so it has no pages.
     clean: bool,
 }
 
-/// Free blocks by size.
+/// Free blocks by size class.
 #[derive(Default)]
 struct Pool {
     lists: [Vec<Block>; CLASSES],
     /// Bit `k`: list `k` is not empty.
     filled: u32,
-    /// Something was freed since blocks were last joined.
+    /// A block was freed since blocks were last joined.
     loose: bool,
-    /// A block was freed that is large enough to go back to the system, and nobody has asked.
+    /// A block large enough for `trim` was freed since [`Memory::freed_large`] was last called.
     loose_large: bool,
 }
 
@@ -125,7 +134,7 @@ impl Pool {
         Some(block)
     }
 
-    /// Join free neighbours into larger blocks.
+    /// Joins free buddies to larger blocks.
     fn join(&mut self) {
         self.loose = false;
         for class in 0..CLASSES - 1 {
@@ -143,7 +152,7 @@ impl Pool {
                     _ => kept.push(low),
                 }
             }
-            // Those with memory behind them are handed out first.
+            // Blocks with pages are handed out first.
             kept.sort_by_key(|block| (!block.clean, std::cmp::Reverse((block.region, block.offset))));
             self.filled &= !(1 << class);
             self.filled |= u32::from(!kept.is_empty()) << class;
@@ -157,15 +166,15 @@ pub(crate) struct Memory {
     slots: Vec<Slot>,
     general: Pool,
     registered: Pool,
-    /// The region whose blocks are registered, or were. It is made once and kept.
+    /// The region that is or was registered with the kernel. Created once and kept.
     registered_region: Option<Region>,
     left: u64,
-    /// Foreign memory that was removed, and when: operations started up to then may still use it.
+    /// Removed foreign memory, with the number of operations started before: those may still use it.
     grave: Vec<(u64, u16, Arc<dyn Any + Send + Sync>)>,
     spare: Vec<u16>,
 }
 
-/// The size class of a length.
+/// Size class of a length in bytes.
 #[inline]
 fn class_of(len: u32) -> usize {
     let len = len.max(1 << BLOCK_SHIFT);
@@ -191,7 +200,7 @@ impl Memory {
         }
     }
 
-    /// Make a mapping a region of our own.
+    /// Adds a private mapping as a region.
     pub(crate) fn add_own(&mut self, mapping: Mapping, fixed: Option<u16>) -> io::Result<Region> {
         let (base, len) = (mapping.base(), mapping.len() as u64);
         self.add(Slot { base, len, own_len: len, fixed, backing: Backing::Own(mapping) })
@@ -201,6 +210,11 @@ impl Memory {
         let ForeignMemory { base, len, keep } = memory;
         let backing = Backing::Foreign(keep);
         self.add(Slot { base, len: len as u64, own_len: 0, fixed: None, backing })
+    }
+
+    pub(crate) fn add_guest(&mut self, memory: ForeignMemory) -> io::Result<Region> {
+        let ForeignMemory { base, len, keep } = memory;
+        self.add(Slot { base, len: len as u64, own_len: 0, fixed: None, backing: Backing::Guest(keep) })
     }
 
     fn add(&mut self, slot: Slot) -> io::Result<Region> {
@@ -213,37 +227,41 @@ impl Memory {
         Ok(Region(number))
     }
 
-    /// Make a mapping a region that others share.
+    /// Adds a mapping of a file as a region.
     pub(crate) fn add_shared(&mut self, mapping: Mapping) -> io::Result<Region> {
         let (base, len) = (mapping.base(), mapping.len() as u64);
         self.add(Slot { base, len, own_len: 0, fixed: None, backing: Backing::Shared(mapping) })
     }
 
-    /// Whether what lies in a region can be named and not looked at.
+    /// Whether the bytes of a region cannot be accessed from here.
     #[inline]
     pub(crate) fn is_opaque(&self, region: Region) -> bool {
         let slot = self.slots.get(usize::from(region.0));
-        matches!(slot, Some(Slot { backing: Backing::Kernel(..) | Backing::Shared(_), .. }))
+        let backing = slot.map(|slot| &slot.backing);
+        matches!(backing, Some(Backing::Kernel(..) | Backing::Shared(_) | Backing::Guest(_)))
     }
 
-    /// Take a foreign region back. Its memory is kept until what was started up to `started` is over.
+    /// Removes a foreign region. Its memory is kept until all operations up to number `started` have
+    /// completed.
     pub(crate) fn remove_foreign(&mut self, region: Region, started: u64) {
-        let slot =
-            self.slots.get_mut(usize::from(region.0)).filter(|s| matches!(s.backing, Backing::Foreign(_)));
-        let slot = slot.unwrap_or_else(|| panic!("{region:?} is not lent memory"));
+        let is_borrowed = |slot: &&mut Slot| matches!(slot.backing, Backing::Foreign(_) | Backing::Guest(_));
+        let slot = self.slots.get_mut(usize::from(region.0)).filter(is_borrowed);
+        let slot = slot.unwrap_or_else(|| panic!("{region:?} is not borrowed memory"));
         slot.len = 0;
-        if let Backing::Foreign(keep) = std::mem::replace(&mut slot.backing, Backing::None) {
+        if let Backing::Foreign(keep) | Backing::Guest(keep) =
+            std::mem::replace(&mut slot.backing, Backing::None)
+        {
             self.grave.push((started, region.0, keep));
         }
     }
 
-    /// Make a region of entries of the kernel's table of buffers.
+    /// Adds a region of entries of the kernel's buffer table.
     pub(crate) fn add_kernel(&mut self, first: u16, count: u16) -> io::Result<Region> {
         let backing = Backing::Kernel(first, count);
         self.add(Slot { base: NonNull::dangling(), len: 0, own_len: 0, fixed: None, backing })
     }
 
-    /// Take one back: the entries.
+    /// Removes such a region and returns its entries, first and count.
     pub(crate) fn remove_kernel(&mut self, region: Region) -> (u16, u16) {
         match self.slots.get_mut(usize::from(region.0)).map(|slot| &mut slot.backing) {
             Some(backing @ &mut Backing::Kernel(first, count)) => {
@@ -255,13 +273,13 @@ impl Memory {
         }
     }
 
-    /// Whether only the kernel can reach a region.
+    /// Whether only the kernel can access a region.
     #[inline]
     pub(crate) fn is_kernel(&self, region: Region) -> bool {
         matches!(self.slots.get(usize::from(region.0)), Some(Slot { backing: Backing::Kernel(..), .. }))
     }
 
-    /// Take back a region of our own, or a shared one, that the arena has no part in. Nothing is under way with it.
+    /// Removes a private or shared region that the arena does not use. No operation may be in flight on it.
     pub(crate) fn remove_own(&mut self, region: Region) {
         let slot = self.slots.get_mut(usize::from(region.0));
         let slot = slot.filter(|slot| matches!(slot.backing, Backing::Own(_) | Backing::Shared(_)));
@@ -274,7 +292,7 @@ impl Memory {
         !self.grave.is_empty()
     }
 
-    /// Let go of removed memory that only operations older than `oldest` could use.
+    /// Releases removed foreign memory that only operations older than number `oldest` could use.
     pub(crate) fn bury(&mut self, oldest: u64) {
         let spare = &mut self.spare;
         self.grave.retain(|(removed, number, _)| {
@@ -291,7 +309,7 @@ impl Memory {
         self.reserve(len).map(|(segment, _)| segment)
     }
 
-    /// The same, and whether memory lies behind it already.
+    /// Allocates like [`Memory::allocate`]; also returns whether the segment already has pages.
     #[inline]
     pub(crate) fn reserve(&mut self, len: u32) -> Option<(Segment, bool)> {
         if len as usize > CHUNK {
@@ -309,7 +327,7 @@ impl Memory {
         Some((segment, !block.clean))
     }
 
-    /// Give the memory behind the whole pages of a segment back to the system, unless the kernel knows it by number.
+    /// Returns the whole pages of a segment to the system, unless it is registered with the kernel.
     pub(crate) fn discard(&mut self, segment: Segment) {
         self.own_pointer(segment);
         if let Some(Slot { backing: Backing::Own(mapping), fixed: None, .. }) =
@@ -319,8 +337,8 @@ impl Memory {
         }
     }
 
-    /// A large block without memory behind it was found. Before the process grows by that much, free blocks that have some
-    /// are joined: one of those may do.
+    /// A large block without pages was found. Before the process grows by its size, joins free blocks, some
+    /// of which have pages: one of those may suffice.
     #[cold]
     fn take_without_growing(&mut self, class: usize, clean: Block) -> Block {
         let pool = match self.slots[usize::from(clean.region)].fixed {
@@ -365,7 +383,7 @@ impl Memory {
         pool.push(class, Block { region: segment.region.0, offset: segment.offset as u32, clean: false });
     }
 
-    /// Hands out pieces of this mapping, which the kernel knows by `number`, before others.
+    /// Adds a mapping that is registered with the kernel as `number`; allocations prefer it.
     ///
     /// # Errors
     /// There are too many regions.
@@ -377,13 +395,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Where the mapping lies that is, or was, registered; `None`: there never was one.
+    /// Address of the mapping that is or was registered; `None` if there never was one.
     pub(crate) fn registered_base(&self) -> Option<NonNull<u8>> {
         self.registered_region.map(|region| self.slots[usize::from(region.0)].base)
     }
 
-    /// The kernel knows that mapping by `number` now, or by none. Pieces that are in use stay as they are and go back to
-    /// where they belong when they are freed: to the registered blocks, or to all others.
+    /// Records that the mapping is now registered as `number`, or unregistered. Segments in use remain valid;
+    /// when freed they return to the pool that their region belongs to then.
     pub(crate) fn set_registered(&mut self, number: Option<u16>) {
         let Some(region) = self.registered_region else { return };
         self.slots[usize::from(region.0)].fixed = number;
@@ -400,17 +418,17 @@ impl Memory {
             let moved: Vec<Block> = moved;
             moved.into_iter().for_each(|block| into.push(class, block));
         }
-        // What was registered is given back like other memory that is not used.
+        // Memory that was registered is returned to the system like other unused memory.
         (into.loose, into.loose_large) = (true, true);
     }
 
-    /// Whether a large block was freed since this was last asked.
+    /// Whether a large block was freed since the last call.
     #[inline]
     pub(crate) fn freed_large(&mut self) -> bool {
         std::mem::take(&mut self.general.loose_large)
     }
 
-    /// Join free blocks, and give large ones back to the system.
+    /// Joins free blocks, and returns the pages of large ones to the system.
     pub(crate) fn trim(&mut self) {
         self.registered.join();
         self.general.join();
@@ -423,18 +441,18 @@ impl Memory {
         }
     }
 
-    /// Where a segment lies, foreign memory included.
+    /// Address of a segment, foreign memory included.
     ///
     /// # Panics
-    /// When it does not lie in a region.
+    /// If it is not within a region.
     #[inline]
     #[track_caller]
     pub(crate) fn pointer(&self, segment: Segment) -> *mut u8 {
         self.place(segment, |slot| slot.len).0
     }
 
-    /// The same, with the region's number among the registered buffers. For memory that only the kernel can reach:
-    /// where in its entry, and the entry's number.
+    /// Address of a segment and the index of its registered buffer. For kernel memory: the offset in its
+    /// entry, and the index of the entry.
     #[inline]
     #[track_caller]
     pub(crate) fn pointer_and_fixed(&self, segment: Segment) -> (*mut u8, Option<u16>) {
@@ -459,7 +477,7 @@ impl Memory {
         (std::ptr::without_provenance_mut(within as usize), Some(first + entry as u16))
     }
 
-    /// Where a segment of our own memory lies.
+    /// Address of a segment of the ring's private memory.
     #[inline]
     #[track_caller]
     pub(crate) fn own_pointer(&self, segment: Segment) -> *mut u8 {
@@ -481,16 +499,37 @@ impl Memory {
     #[inline]
     #[track_caller]
     pub(crate) fn bytes(&self, segment: Segment) -> &[u8] {
-        // SAFETY: the range lies in our own mapping, which lives as long as we do and started as zeroes.
-        // Whoever asked the kernel to write to it waits for the end before looking.
+        // SAFETY: the range lies in our own mapping, which lives as long as `self` and started as zeroes. The
+        // owner of an operation that writes to it waits for the completion before it reads.
         unsafe { std::slice::from_raw_parts(self.own_pointer(segment), segment.len as usize) }
     }
 
     #[inline]
     #[track_caller]
     pub(crate) fn bytes_mut(&mut self, segment: Segment) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` keeps any other slice away.
+        // SAFETY: as above, and `&mut self` excludes any other slice.
         unsafe { std::slice::from_raw_parts_mut(self.own_pointer(segment), segment.len as usize) }
+    }
+
+    /// The bytes of two segments, the second mutably.
+    ///
+    /// # Panics
+    /// If they overlap, or as [`bytes`](Memory::bytes) does.
+    #[track_caller]
+    pub(crate) fn bytes_of_two(&mut self, first: Segment, second: Segment) -> (&[u8], &mut [u8]) {
+        let apart = first.region != second.region
+            || first.offset + u64::from(first.len) <= second.offset
+            || second.offset + u64::from(second.len) <= first.offset;
+        assert!(apart, "{first:?} and {second:?} overlap");
+        let (first_at, second_at) = (self.own_pointer(first), self.own_pointer(second));
+        // SAFETY: both lie in our own mappings as in `bytes`, they do not overlap, and `&mut self` excludes any
+        // other slice.
+        unsafe {
+            (
+                std::slice::from_raw_parts(first_at, first.len as usize),
+                std::slice::from_raw_parts_mut(second_at, second.len as usize),
+            )
+        }
     }
 
     #[inline]
@@ -502,14 +541,45 @@ impl Memory {
         unsafe { std::ptr::copy(source, target, from.len as usize) };
     }
 
-    /// Fill `iovecs` with where segments lie; the bytes in all. Empty ones are left out.
+    /// Copies between memory of any kind that has an address.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn copy_any(&mut self, from: Segment, to: Segment) {
+        assert_eq!(from.len, to.len, "a copy between segments of one length");
+        let (source, target) = (self.pointer(from), self.pointer(to));
+        // SAFETY: both lie in regions that are mapped readable and writable, and this kind of copy allows
+        // overlap. No reference to borrowed memory exists; bytes have no invalid values, so a guest that
+        // writes meanwhile gets a mixture.
+        unsafe { std::ptr::copy(source, target, from.len as usize) };
+    }
+
+    /// Fills memory of any kind that has an address with zeroes.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn clear_any(&mut self, segment: Segment) {
+        let target = self.pointer(segment);
+        // SAFETY: as in `copy_any`.
+        unsafe { std::ptr::write_bytes(target, 0, segment.len as usize) };
+    }
+
+    /// Fills `iovecs` with the addresses of non-empty segments; returns the total bytes.
     #[inline]
     pub(crate) fn gather(&self, segments: &[Segment], iovecs: &mut Vec<libc::iovec>) -> u64 {
         iovecs.clear();
+        self.append(segments.iter().copied(), iovecs)
+    }
+
+    /// Appends the addresses of non-empty segments to `iovecs`; returns the total bytes.
+    #[inline]
+    pub(crate) fn append(
+        &self,
+        segments: impl Iterator<Item = Segment>,
+        iovecs: &mut Vec<libc::iovec>,
+    ) -> u64 {
         let mut total = 0;
-        for segment in segments.iter().filter(|segment| segment.len > 0) {
+        for segment in segments.filter(|segment| segment.len > 0) {
             total += u64::from(segment.len);
-            let base = self.pointer(*segment).cast();
+            let base = self.pointer(segment).cast();
             iovecs.push(libc::iovec { iov_base: base, iov_len: segment.len as usize });
         }
         total

@@ -1,13 +1,16 @@
-//! File operations under way, by slot. What the kernel or an I/O thread carries is the slot's number, so an
-//! end is found by indexing. Lists of segments live in the slot until the end.
+//! File operations in flight, by slot. The kernel and the I/O threads identify an operation by the number of
+//! its slot, so a completion is found by indexing. Lists of segments are kept in the slot until completion.
+//!
+//! The table is not a [`slab::Slab`]: a free slot keeps the memory of its list for the next operation.
 
 use crate::config::Token;
 use queue::{FileId, IoId};
 
-/// The most operations under way at a time; as many as fit one CQ without its overflow list being the rule.
+/// Most operations in flight: about as many as fit the completion queue, so that its overflow list is rarely
+/// used.
 pub(crate) const OPS_MAX: usize = 4096;
 
-/// Who asked for an operation.
+/// The submitter of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     /// A node, for a request.
@@ -24,7 +27,7 @@ struct Slot {
     iovecs: Vec<libc::iovec>,
 }
 
-/// All of them.
+/// All operations.
 #[derive(Default)]
 pub(crate) struct Ops {
     slots: Vec<Slot>,
@@ -32,7 +35,7 @@ pub(crate) struct Ops {
 }
 
 impl Ops {
-    /// Take a slot. `None`: too many are under way.
+    /// Takes a slot. `None`: too many operations are in flight.
     #[inline]
     pub(crate) fn begin(&mut self, id: Origin, file: FileId, started: u64) -> Option<u32> {
         let number = match self.free.pop() {
@@ -48,10 +51,10 @@ impl Ops {
         Some(number)
     }
 
-    /// Give a slot back: whose operation it was, and on what.
+    /// Frees a slot; returns the operation's submitter and file.
     ///
     /// # Panics
-    /// When it is free: an end came twice.
+    /// If the slot is free: an operation completed twice.
     #[inline]
     pub(crate) fn end(&mut self, number: u32) -> (Origin, FileId) {
         let slot = &mut self.slots[number as usize];
@@ -60,18 +63,18 @@ impl Ops {
         (slot.id, slot.file)
     }
 
-    /// Where the list of a slot is built. It may not be touched while the operation is under way.
+    /// The segment list of a slot. It must not be changed while the operation is in flight.
     pub(crate) fn iovecs(&mut self, number: u32) -> &mut Vec<libc::iovec> {
         &mut self.slots[number as usize].iovecs
     }
 
-    /// The slot that carries `id`. Looks at all of them: cancelling is rare.
+    /// Finds the slot of `id` by a linear search: cancelling is rare.
     pub(crate) fn find(&self, id: Origin) -> Option<u32> {
         let found = self.slots.iter().position(|slot| slot.started.is_some() && slot.id == id)?;
         Some(found as u32)
     }
 
-    /// When the oldest of those under way was started.
+    /// Number of the oldest operation in flight; `u64::MAX` if there is none.
     pub(crate) fn oldest(&self) -> u64 {
         self.slots.iter().filter_map(|slot| slot.started).min().unwrap_or(u64::MAX)
     }

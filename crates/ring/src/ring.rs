@@ -1,4 +1,4 @@
-//! The ring itself: picks the engine, and hands each wish to it or to what both share.
+//! The ring: selects the engine, and dispatches each operation to it or to the shared state.
 
 use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Token, Wait, WideCommand};
 use crate::core::Core;
@@ -15,7 +15,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Names the engine where the configuration leaves it open: `io_uring` or `epoll`.
+/// Environment variable that selects the engine where the configuration does not: `io_uring` or `epoll`.
 const ENGINE_VARIABLE: &str = "BLOCKYARD_RING";
 
 enum Engine {
@@ -23,7 +23,7 @@ enum Engine {
     Epoll(Box<Epoll>),
 }
 
-/// A thread's door to the kernel.
+/// A thread's interface to the kernel.
 pub struct KernelRing {
     engine: ManuallyDrop<Engine>,
     core: ManuallyDrop<Core>,
@@ -36,10 +36,10 @@ impl std::fmt::Debug for KernelRing {
     }
 }
 
-/// What is asked for: the configuration, or else the environment.
+/// The engine to use, from the configuration or the environment, and the reason for it.
 fn choice(config: Choice) -> io::Result<(Choice, Option<String>)> {
     if config != Choice::Auto {
-        let why = (config == Choice::Epoll).then(|| "asked for".to_owned());
+        let why = (config == Choice::Epoll).then(|| "selected by the configuration".to_owned());
         return Ok((config, why));
     }
     match std::env::var(ENGINE_VARIABLE).as_deref() {
@@ -54,11 +54,11 @@ fn choice(config: Choice) -> io::Result<(Choice, Option<String>)> {
 }
 
 impl KernelRing {
-    /// Make one, on the thread that will use it.
+    /// Creates a ring on the thread that will use it.
     ///
     /// # Errors
-    /// The engine asked for is not to be had, with the reason; the receive buffers make no sense; the
-    /// system has no descriptors or memory left.
+    /// The requested engine is not available, with the reason; the receive buffers are invalid; the system
+    /// has no descriptors or memory left.
     pub fn new(config: RingConfig) -> io::Result<KernelRing> {
         let mut core = Core::new(&config)?;
         let (wanted, mut why) = choice(config.engine)?;
@@ -84,17 +84,17 @@ impl KernelRing {
         Ok(KernelRing { engine: ManuallyDrop::new(engine), core: ManuallyDrop::new(core), info })
     }
 
-    /// Which engine it runs on, and why.
+    /// The engine in use, and the reason for it.
     pub fn engine(&self) -> &EngineInfo {
         &self.info
     }
 
-    /// What other threads wake it with.
+    /// The handle that other threads wake the ring with.
     pub fn waker(&self) -> Waker {
         self.core.waker.clone()
     }
 
-    /// Look at the clock: [`now`](Ring::now) is that from here on.
+    /// Reads the clock: [`now`](Ring::now) returns this time until the next call.
     #[inline]
     pub fn look_at_clock(&mut self) -> Nanos {
         let core = &mut *self.core;
@@ -105,12 +105,12 @@ impl KernelRing {
         core.now
     }
 
-    /// Hand over what was asked for, wait if `wait` says so and nothing is there to be handed out yet, and
-    /// take what has ended. It may return with nothing. With io_uring this is one system call, or none. Once
-    /// no large block has been freed for a tenth of a second, free ones go back to the system.
+    /// Submits gathered operations, waits if `wait` says so and no event is pending, and collects
+    /// completions. It may return without an event. With io_uring this is at most one system call. Once no
+    /// large block has been freed for 0.1 s, free memory is returned to the system.
     ///
     /// # Errors
-    /// The kernel refused the call itself. The ring is of no use after that.
+    /// The system call itself failed. The ring cannot be used any more.
     #[inline]
     pub fn turn(&mut self, wait: Wait) -> io::Result<()> {
         let core = &mut *self.core;
@@ -141,7 +141,7 @@ impl KernelRing {
         Ok(())
     }
 
-    /// Something that has ended or come, in order.
+    /// The next event, in order of arrival.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         self.core.events.pop_front()
@@ -152,11 +152,11 @@ impl KernelRing {
         self.core.events.push_front(event);
     }
 
-    /// Register a file. It is kept open until [`remove_file`](KernelRing::remove_file) and until what was
-    /// started on it is over.
+    /// Registers a file. It stays open until [`remove_file`](KernelRing::remove_file) is called and its
+    /// operations have completed.
     ///
     /// # Errors
-    /// None at present; a kernel that has no room in its table is worked around.
+    /// None at present: a full kernel table is worked around.
     pub fn add_file(&mut self, fd: Arc<OwnedFd>) -> io::Result<FileId> {
         let fixed = match &mut *self.engine {
             Engine::Uring(uring) => uring.add_file(&fd),
@@ -165,16 +165,17 @@ impl KernelRing {
         Ok(self.core.files.add(fd, fixed))
     }
 
-    /// The same for a file that is to be closed as soon as what was started on it is over. Before Linux 6.13, one that
-    /// was registered may stay open until all is over that was started before it was removed, on whatever file.
+    /// Adds a file without registering it, so that it is closed as soon as it is removed and its operations
+    /// have completed. Before Linux 6.13, a registered file may stay open until all operations on any file
+    /// that started before its removal have completed.
     pub fn add_unregistered_file(&mut self, fd: Arc<OwnedFd>) -> FileId {
         self.core.files.add(fd, None)
     }
 
-    /// Forget a file. Operations under way end as usual.
+    /// Removes a file. Operations in flight complete as usual.
     ///
     /// # Panics
-    /// When it is not a file of this ring.
+    /// If it is not a file of this ring.
     pub fn remove_file(&mut self, file: FileId) {
         let Some(file) = self.core.files.remove(file) else { return };
         match &mut *self.engine {
@@ -183,7 +184,7 @@ impl KernelRing {
         }
     }
 
-    /// Let memory that someone else keeps be named in sends and file operations.
+    /// Adds memory of another owner, so that sends and file operations can refer to it.
     ///
     /// # Panics
     /// With more than 65,536 regions.
@@ -191,21 +192,97 @@ impl KernelRing {
         self.core.memory.add_foreign(memory).expect("a ring holds at most 65,536 regions")
     }
 
-    /// Take that back. The memory is kept until what was started before is over; nothing new may name it.
+    /// Adds memory of another owner that others write at any time, such as a guest's: file operations may refer
+    /// to it, and it may be copied with [`copy_any`](KernelRing::copy_any), but its bytes are never accessed.
+    ///
+    /// # Errors
+    /// There are too many regions.
+    pub fn add_guest_memory(&mut self, memory: ForeignMemory) -> io::Result<Region> {
+        self.core.memory.add_guest(memory)
+    }
+
+    /// Copies bytes between two segments of equal length, of memory of any kind that has an address; they may
+    /// overlap.
     ///
     /// # Panics
-    /// When the region is not one of [`add_foreign`](KernelRing::add_foreign).
+    /// If their lengths differ, or one does not lie in memory with an address.
+    #[inline]
+    pub fn copy_any(&mut self, from: Segment, to: Segment) {
+        self.core.memory.copy_any(from, to);
+    }
+
+    /// Appends the addresses of segments to a list, for libraries that move data themselves.
+    ///
+    /// # Panics
+    /// If a segment is memory without an address ([`is_opaque`](Ring::is_opaque)).
+    #[inline]
+    pub fn addresses(&self, segments: impl Iterator<Item = Segment>, list: &mut Vec<libc::iovec>) {
+        self.core.memory.append(segments, list);
+    }
+
+    /// Removes such memory. It is kept until all operations started before have completed; no new operation
+    /// may refer to it.
+    ///
+    /// # Panics
+    /// If the region was not added by [`add_foreign`](KernelRing::add_foreign) or
+    /// [`add_guest_memory`](KernelRing::add_guest_memory).
     pub fn remove_region(&mut self, region: Region) {
         let started = self.core.started;
         self.core.memory.remove_foreign(region, started);
     }
 
-    /// Lets [`allocate`](Ring::allocate) first hand out memory that the kernel knows by number, for direct I/O: 2 MiB, pinned
-    /// until as many have called [`release_memory`](KernelRing::release_memory) as have called this. Without effect on
-    /// epoll.
+    /// Adds an eventfd of another process, to be signalled with [`signal`](KernelRing::signal).
     ///
     /// # Errors
-    /// The kernel refuses, commonly for RLIMIT_MEMLOCK; the ring works on as before, and there is nothing to release.
+    /// As [`add_file`](KernelRing::add_file).
+    pub fn add_event_file(&mut self, fd: Arc<OwnedFd>) -> io::Result<FileId> {
+        let may_wait = !sys::is_nonblocking(std::os::fd::AsRawFd::as_raw_fd(&*fd));
+        let file = self.add_file(fd)?;
+        self.core.files.set_event(file, may_wait);
+        Ok(file)
+    }
+
+    /// Adds 1 to an eventfd, with the operations of this turn. An owner that lets the count overflow delays
+    /// nobody but itself.
+    #[inline]
+    pub fn signal(&mut self, file: FileId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.signal(&self.core, file),
+            Engine::Epoll(_) => {
+                let (fd, _) = self.core.files.target(file);
+                if !self.core.files.may_wait(file) || sys::is_writable(fd) {
+                    sys::eventfd_write(fd);
+                }
+            }
+        }
+    }
+
+    /// Reports each time that a file becomes readable, or an eventfd is signalled, as [`Event::Ended`] with the
+    /// `poll` events; nobody has to read the file. A file that is readable now is reported at once. The token
+    /// must not be in use.
+    pub fn watch_edges(&mut self, token: Token, file: FileId) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.watch_edges(&mut self.core, token, file),
+            Engine::Epoll(epoll) => epoll.watch_edges(&mut self.core, token, file),
+        }
+    }
+
+    /// Ends such a watch soon: its last event is [`Event::Ended`] with `-ECANCELED`. The file may be removed at
+    /// once.
+    pub fn watch_edges_end(&mut self, token: Token) {
+        match &mut *self.engine {
+            Engine::Uring(uring) => uring.watch_edges_end(token),
+            Engine::Epoll(epoll) => epoll.watch_edges_end(&mut self.core, token),
+        }
+    }
+
+    /// Registers 2 MiB of memory with the kernel for direct I/O, from which [`allocate`](Ring::allocate) is
+    /// served first. The memory stays pinned until [`release_memory`](KernelRing::release_memory) was called
+    /// as often as this. No effect on epoll.
+    ///
+    /// # Errors
+    /// The kernel refuses, usually because of RLIMIT_MEMLOCK; the ring works without, and there is nothing to
+    /// release.
     pub fn register_memory(&mut self) -> io::Result<()> {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.register_memory(&mut self.core),
@@ -213,15 +290,16 @@ impl KernelRing {
         }
     }
 
-    /// Takes back one [`register_memory`](KernelRing::register_memory) that succeeded. The last one unpins the memory.
+    /// Undoes one successful [`register_memory`](KernelRing::register_memory). The last call unpins the
+    /// memory.
     pub fn release_memory(&mut self) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.release_memory(&mut self.core);
         }
     }
 
-    /// Start an operation on a file for a front-end. It ends as [`Event::Ended`] with the bytes moved or a
-    /// negative errno. The memory may not go away until then.
+    /// Starts an operation on a file for a front-end. It completes as [`Event::Ended`] with the bytes moved
+    /// or a negative errno. The memory must stay valid until then.
     ///
     /// # Errors
     /// [`RingFull`]: nothing was started.
@@ -236,15 +314,15 @@ impl KernelRing {
         self.start_op(Origin::Front(token), file, op, data)
     }
 
-    /// Hand a command to the driver behind a file (`IORING_OP_URING_CMD`). It ends as [`Event::Ended`] with
-    /// what the driver answers; on epoll, which has no such thing, with `-EOPNOTSUPP`. Whatever the command
-    /// names, memory and file, must stay until then.
+    /// Sends a command to the driver of a file (`IORING_OP_URING_CMD`). It completes as [`Event::Ended`] with
+    /// the driver's result; on epoll, which has no such operation, with `-EOPNOTSUPP`. Memory and files that
+    /// the command refers to must stay valid until then.
     #[inline]
     pub fn command(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
         self.command_at(token, file, op, argument, 0);
     }
 
-    /// The same, with what the entry's own address field says.
+    /// Sends a command as [`command`](KernelRing::command) does, with the `addr` field of the entry.
     #[inline]
     pub fn command_at(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16], address: u64) {
         match &mut *self.engine {
@@ -256,7 +334,8 @@ impl KernelRing {
         }
     }
 
-    /// The same with memory of ours, by its address and length.
+    /// Sends a command as [`command`](KernelRing::command) does, with address and length of the ring's own
+    /// memory.
     pub fn command_from(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16], memory: Segment) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.command_from(&self.core, token, file, op, argument, memory),
@@ -264,10 +343,11 @@ impl KernelRing {
         }
     }
 
-    /// Hand a driver a command that it answers, until it ends, with numbers of 16 bits (multishot, with buffers that
-    /// this ring has for it). Each comes as [`Event::Ended`] with result 0 and the number in place of the token's; the
-    /// end of the command comes with the token as it was given, whose number must be none of those: 0 or a negative
-    /// errno. It may end at any time, for want of buffers with `-ENOBUFS`, and can then be given again.
+    /// Sends a command that the driver answers repeatedly with 16-bit numbers (multishot, in buffers that
+    /// this ring provides). Each number arrives as [`Event::Ended`] with result 0 and the number in place of
+    /// the token's; the end of the command arrives with the original token, whose number must not be a
+    /// possible answer: 0 or a negative errno. It may end at any time, for want of buffers with `-ENOBUFS`,
+    /// and can then be sent again.
     pub fn command_numbers(&mut self, token: Token, file: FileId, op: u32, argument: [u8; 16]) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.command_numbers(&mut self.core, token, file, op, argument),
@@ -275,14 +355,15 @@ impl KernelRing {
         }
     }
 
-    /// Ask for the end of such a command.
+    /// Cancels such a command.
     pub fn cancel_numbers(&mut self, token: Token) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.cancel_numbers(token);
         }
     }
 
-    /// Hand a driver a command as [`command_at`](KernelRing::command_at) does, with more to say, and the entry's own length.
+    /// Sends a command as [`command_at`](KernelRing::command_at) does, with a longer argument and the `len`
+    /// field of the entry.
     #[inline]
     pub fn command_wide(&mut self, token: Token, file: FileId, command: &WideCommand) {
         match &mut *self.engine {
@@ -294,49 +375,51 @@ impl KernelRing {
         }
     }
 
-    /// Make a region of our own, apart from what [`allocate`](Ring::allocate) gives: address space, and memory only
-    /// where it is written to. `len` is rounded up to whole pages.
+    /// Adds a region of private memory besides the arena of [`allocate`](Ring::allocate): address space is
+    /// reserved, pages are allocated when they are written to. `len` is rounded up to whole pages.
     ///
     /// # Errors
-    /// The address space is not to be had.
+    /// The address space cannot be reserved.
     pub fn add_memory(&mut self, len: u64) -> io::Result<Region> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping::new(len.next_multiple_of(4096))?;
-        // One written byte shall not take 2 MiB.
+        // A single written byte must not allocate a huge page of 2 MiB.
         mapping.without_huge_pages();
         self.core.memory.add_own(mapping, None)
     }
 
-    /// Make the first `len` bytes of a file a region, shared with whoever else has it mapped and changes it at any time:
-    /// files can be read and written with it, and nobody here looks at it.
+    /// Adds the first `len` bytes of a file as a region. Other processes may have it mapped and change it at
+    /// any time, so file operations may refer to it but its bytes are never accessed here.
     ///
     /// # Errors
-    /// It cannot be mapped.
+    /// The file cannot be mapped.
     pub fn add_shared_memory(&mut self, file: BorrowedFd<'_>, len: u64) -> io::Result<Region> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         self.core.memory.add_shared(Mapping::of_file(file, len)?)
     }
 
-    /// Take either back. Nothing may be under way with it.
+    /// Removes such a region. No operation may be in flight on it.
     ///
     /// # Panics
-    /// When the region is not one of these.
+    /// If the region was not added by [`add_memory`](KernelRing::add_memory) or
+    /// [`add_shared_memory`](KernelRing::add_shared_memory).
     pub fn remove_memory(&mut self, region: Region) {
         self.core.memory.remove_own(region);
     }
 
-    /// Where a segment lies, for a driver that is told of it.
+    /// Address of a segment, to be passed to a driver.
     ///
     /// # Panics
-    /// When it does not lie in a region, or in one that only the kernel can reach.
+    /// If it is not within a region, or only the kernel can access the region.
     #[inline]
     pub fn address(&self, segment: Segment) -> u64 {
         self.core.memory.pointer(segment).addr() as u64
     }
 
-    /// Make places where a driver puts the memory of its requests, for files to be read and written with: a region,
-    /// in which entry `n` starts `n <<` [`KERNEL_BUFFER_SHIFT`](crate::KERNEL_BUFFER_SHIFT) bytes in, and the number
-    /// of its first entry in the io_uring's table. Only the kernel can reach such memory.
+    /// Reserves entries of the io_uring's buffer table, in which a driver registers the memory of its
+    /// requests so that file operations can refer to it. Returns a region, in which entry `n` starts at byte
+    /// `n <<` [`KERNEL_BUFFER_SHIFT`](crate::KERNEL_BUFFER_SHIFT), and the index of its first entry in the
+    /// table. Only the kernel can access such memory.
     ///
     /// # Errors
     /// The kernel has no such table, or it is full.
@@ -347,8 +430,8 @@ impl KernelRing {
         }
     }
 
-    /// How many there are still to be had: of each stretch from which a region can be taken, in that order. A region is taken
-    /// from the first that has as many.
+    /// Free entries: the length of each contiguous free range, in order. A region is taken from the first
+    /// range that is long enough.
     pub fn kernel_buffers_left(&self) -> Vec<u16> {
         match &*self.engine {
             Engine::Uring(uring) => uring.kernel_buffers_left(),
@@ -356,26 +439,27 @@ impl KernelRing {
         }
     }
 
-    /// Take them back. They are empty, and nothing is under way with them.
+    /// Releases such entries. They must be empty, with no operation in flight on them.
     ///
     /// # Panics
-    /// When the region is not one of [`add_kernel_buffers`](KernelRing::add_kernel_buffers).
+    /// If the region was not added by [`add_kernel_buffers`](KernelRing::add_kernel_buffers).
     pub fn remove_kernel_buffers(&mut self, region: Region) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.remove_kernel_buffers(&mut self.core, region);
         }
     }
 
-    /// Ask for the end of a command that its driver may keep for ever. It still ends once, as the driver has it.
+    /// Cancels a command that its driver may hold indefinitely. It still completes once, with the driver's
+    /// result.
     pub fn cancel_command(&mut self, token: Token) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.cancel_command(token);
         }
     }
 
-    /// Tell once when a file can be read or has failed, by [`Event::Ended`] with the readiness as `poll` has
-    /// it. Of several rings that watch one file, it may be that only one is told. A token that watches may not
-    /// watch anew before that.
+    /// Reports once when a file is readable or has failed, as [`Event::Ended`] with the `poll` events. Of
+    /// several rings that watch one file, possibly only one is notified. A token that is watching must not
+    /// watch again before its event.
     pub fn watch(&mut self, token: Token, file: FileId) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.watch(&self.core, token, file),
@@ -383,7 +467,7 @@ impl KernelRing {
         }
     }
 
-    /// End that soon: its event comes, once, if it has not come yet; it tells of readiness or of `-ECANCELED`.
+    /// Ends a watch soon: its event still arrives once, if it has not yet, with readiness or `-ECANCELED`.
     pub fn watch_end(&mut self, token: Token) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.watch_end(token),
@@ -405,34 +489,42 @@ impl KernelRing {
         }
     }
 
-    /// As [`allocate`](Ring::allocate), for data that comes bit by bit. Whether memory lies behind the segment already;
-    /// else it comes with the bytes that are written there.
+    /// Allocates as [`allocate`](Ring::allocate) does, for data that arrives in parts. Also returns whether
+    /// the segment already has pages; otherwise they are allocated when bytes are written.
     pub fn reserve(&mut self, len: u32) -> Option<(Segment, bool)> {
         self.core.memory.reserve(len)
     }
 
-    /// Give the memory behind a segment of the arena back to the system: whole pages of it, which hold zeroes then. It
-    /// stays allocated.
+    /// Returns the whole pages of an arena segment to the system; they read as zeroes then. The segment stays
+    /// allocated.
     ///
     /// # Panics
-    /// When it does not lie in our own memory.
+    /// If it is not within the ring's private memory.
     pub fn discard(&mut self, segment: Segment) {
         self.core.memory.discard(segment);
     }
 
-    /// Copy bytes between two segments of our own memory of one length; they may overlap.
+    /// Copies bytes between two segments of private memory of equal length; they may overlap.
     ///
     /// # Panics
-    /// When they are not of one length, or not our own.
+    /// If their lengths differ, or one is not private memory.
     #[inline]
     pub fn copy(&mut self, from: Segment, to: Segment) {
         self.core.memory.copy(from, to);
     }
 
-    /// Take in a connected stream socket. `owner` comes back in its events.
+    /// The bytes of two segments of private memory, the second mutably.
+    ///
+    /// # Panics
+    /// If they overlap, or one is not private memory.
+    pub fn bytes_of_two(&mut self, first: Segment, second: Segment) -> (&[u8], &mut [u8]) {
+        self.core.memory.bytes_of_two(first, second)
+    }
+
+    /// Adds a connected stream socket. `owner` is repeated in its events.
     ///
     /// # Errors
-    /// It is not a socket that the engine can wait for, or there are too many.
+    /// The engine cannot wait for it, or there are too many sockets.
     pub fn add_socket(&mut self, fd: OwnedFd, owner: u32) -> io::Result<SocketId> {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.add_socket(fd, owner),
@@ -440,7 +532,7 @@ impl KernelRing {
         }
     }
 
-    /// How many sockets there are.
+    /// Number of sockets.
     pub fn sockets(&self) -> usize {
         match &*self.engine {
             Engine::Uring(uring) => uring.sockets_live(),
@@ -448,11 +540,10 @@ impl KernelRing {
         }
     }
 
-    /// Hand out what comes, in chunks, until [`Event::ReceiveEnded`]. While no chunk is left, all sockets
-    /// pause.
+    /// Receives into chunks until [`Event::ReceiveEnded`]. While no chunk is available, all sockets pause.
     ///
     /// # Panics
-    /// When it receives already.
+    /// If it is receiving already.
     #[track_caller]
     pub fn receive(&mut self, socket: SocketId) {
         match &mut *self.engine {
@@ -461,8 +552,8 @@ impl KernelRing {
         }
     }
 
-    /// End that. What was received already is still handed out, then [`Event::ReceiveEnded`]. Nothing
-    /// happens when it does not receive.
+    /// Stops receiving. Chunks received before are still delivered, followed by [`Event::ReceiveEnded`]. No
+    /// effect if it is not receiving.
     #[track_caller]
     pub fn receive_stop(&mut self, socket: SocketId) {
         match &mut *self.engine {
@@ -471,10 +562,10 @@ impl KernelRing {
         }
     }
 
-    /// Receive until the segment is full, then [`Event::Filled`].
+    /// Receives until the segment is full, then [`Event::Filled`].
     ///
     /// # Panics
-    /// When it receives already, or the segment is not our own memory.
+    /// If it is receiving already, or the segment is not private memory.
     #[track_caller]
     pub fn receive_into(&mut self, socket: SocketId, segment: Segment) {
         match &mut *self.engine {
@@ -483,10 +574,10 @@ impl KernelRing {
         }
     }
 
-    /// Give back a chunk that was received. Every one, once, also those of sockets that are gone.
+    /// Gives back a received chunk. Every chunk must be given back once, even those of closed sockets.
     ///
     /// # Panics
-    /// When it was given back already.
+    /// If it was given back already.
     #[inline]
     pub fn give_back(&mut self, chunk: Chunk) {
         self.core.chunks.take_back(chunk);
@@ -496,10 +587,10 @@ impl KernelRing {
         }
     }
 
-    /// Send all of these, in order, then [`Event::Sent`]. The memory stays as it is until then.
+    /// Sends all segments in order, then [`Event::Sent`]. The memory must not change until then.
     ///
     /// # Panics
-    /// When a send is under way on this socket, there are more than 1024 segments, or one names no memory.
+    /// If a send is in flight on this socket, there are more than 1024 segments, or one refers to no memory.
     #[inline]
     #[track_caller]
     pub fn send(&mut self, socket: SocketId, segments: &[Segment]) {
@@ -509,8 +600,8 @@ impl KernelRing {
         }
     }
 
-    /// Shut the socket down and end what is under way on it; [`Event::Closed`] comes last. Nothing may be
-    /// asked of it from here on. Closing it again does nothing.
+    /// Shuts the socket down and ends its operations; [`Event::Closed`] is its last event. The socket must
+    /// not be used any more, except that closing it again has no effect.
     pub fn close(&mut self, socket: SocketId) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.close(&mut self.core, socket),
@@ -523,17 +614,18 @@ impl Drop for KernelRing {
     fn drop(&mut self) {
         let drained = match &mut *self.engine {
             Engine::Uring(uring) => uring.drain(&mut self.core),
-            // Its threads finish what they have begun when it is dropped.
+            // Dropping the engine waits for operations that its threads have started.
             Engine::Epoll(_) => true,
         };
         if drained {
-            // SAFETY: neither is used again. The engine goes first: then nobody writes to the memory.
+            // SAFETY: neither is used again. The engine is dropped first: after that nobody writes to the
+            // memory.
             unsafe {
                 ManuallyDrop::drop(&mut self.engine);
                 ManuallyDrop::drop(&mut self.core);
             }
         }
-        // Otherwise both are leaked: a kernel worker may yet write to the memory.
+        // Otherwise both are leaked: a kernel worker may still write to the memory.
     }
 }
 
@@ -568,6 +660,15 @@ impl Ring for KernelRing {
     #[inline]
     fn is_opaque(&self, segment: Segment) -> bool {
         self.core.memory.is_opaque(segment.region)
+    }
+
+    #[inline]
+    fn clear(&mut self, segment: Segment) -> bool {
+        let has_address = !self.core.memory.is_kernel(segment.region);
+        if has_address {
+            self.core.memory.clear_any(segment);
+        }
+        has_address
     }
 
     #[inline]

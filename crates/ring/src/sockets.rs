@@ -1,14 +1,17 @@
-//! The table of a ring's sockets, whatever an engine keeps for each, and the list of what one sends.
+//! Table of a ring's sockets with per-engine state, and the state of a send.
+//!
+//! The table is not a [`slab::Slab`]: a slot has a generation, so that late completions of a removed socket do
+//! not reach the next one.
 
 use crate::config::SocketId;
 use crate::memory::Memory;
 use block::Segment;
 use std::io;
 
-/// The most segments of one send: the kernel's `UIO_MAXIOV`.
+/// Most segments of one send: the kernel's `UIO_MAXIOV`.
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 
-/// `log2` of the most sockets that a ring has at a time; the other bits of an id count uses of a slot.
+/// `log2` of the most sockets of a ring; the remaining bits of an id are the generation of its slot.
 const SOCKET_BITS: u32 = 20;
 const COUNT_MAX: usize = 1 << SOCKET_BITS;
 
@@ -20,7 +23,7 @@ fn index_of(id: SocketId) -> usize {
     id.0 as usize & (COUNT_MAX - 1)
 }
 
-/// Sockets by slot. Each lies in its own box: the kernel may hold pointers into it.
+/// Sockets by slot. Each is boxed: the kernel may hold pointers into it.
 pub(crate) struct Sockets<S> {
     slots: Vec<(u32, Option<Box<S>>)>,
     free: Vec<u32>,
@@ -61,7 +64,7 @@ impl<S> Sockets<S> {
         socket
     }
 
-    /// The socket that an id names, if it is still there.
+    /// The socket with this id, if it still exists.
     #[inline]
     pub(crate) fn find(&mut self, id: SocketId) -> Option<&mut S> {
         let (generation, socket) = self.slots.get_mut(index_of(id))?;
@@ -71,8 +74,10 @@ impl<S> Sockets<S> {
         socket.as_deref_mut()
     }
 
+    /// The socket with this id.
+    ///
     /// # Panics
-    /// When it is gone: it was used after its `Closed`.
+    /// If it does not exist: it was used after its `Closed` event.
     #[inline]
     #[track_caller]
     pub(crate) fn of(&mut self, id: SocketId) -> &mut S {
@@ -89,27 +94,29 @@ impl<S> Sockets<S> {
     }
 }
 
-/// What a socket is sending.
+/// State of a send.
 pub(crate) struct Sending {
     iovecs: Vec<libc::iovec>,
     header: libc::msghdr,
-    /// Entries that are gone already.
+    /// Entries that were sent completely.
     first: usize,
     total: u64,
     sent: u64,
-    /// When it was started; empty when nothing is being sent.
+    /// Number of the operation; empty while no send is in flight.
     pub(crate) started: Option<u64>,
 }
 
 impl Sending {
     pub(crate) fn new() -> Sending {
-        // SAFETY: a header of zeroes and null pointers is a valid one.
+        // SAFETY: a zeroed header with null pointers is valid.
         let header = unsafe { std::mem::zeroed() };
         Sending { iovecs: Vec::new(), header, first: 0, total: 0, sent: 0, started: None }
     }
 
+    /// Starts a send.
+    ///
     /// # Panics
-    /// When something is being sent already, or there are too many segments.
+    /// If a send is in flight, or there are too many segments.
     #[track_caller]
     pub(crate) fn begin(&mut self, memory: &Memory, segments: &[Segment], started: u64) {
         assert!(self.started.is_none(), "one send at a time");
@@ -118,7 +125,7 @@ impl Sending {
         (self.sent, self.first, self.started) = (0, 0, Some(started));
     }
 
-    /// What is left, as `sendmsg` takes it. Stays valid until the next call here.
+    /// The rest to send, as `sendmsg` takes it. Valid until the next call.
     pub(crate) fn header(&mut self) -> *const libc::msghdr {
         let rest = &mut self.iovecs[self.first..];
         self.header.msg_iov = rest.as_mut_ptr();
@@ -126,7 +133,7 @@ impl Sending {
         &raw const self.header
     }
 
-    /// What is left, if that is one piece.
+    /// The rest to send, if it is a single piece.
     pub(crate) fn single(&self) -> Option<libc::iovec> {
         match self.iovecs[self.first..] {
             [one] => Some(one),
@@ -134,7 +141,7 @@ impl Sending {
         }
     }
 
-    /// So many bytes are gone; whether all are.
+    /// Records that `bytes` were sent; whether that is everything.
     pub(crate) fn advance(&mut self, bytes: u64) -> bool {
         self.sent += bytes;
         if self.sent == self.total {
@@ -153,7 +160,7 @@ impl Sending {
         false
     }
 
-    /// It is over: the bytes sent in all, or a negative errno.
+    /// Ends the send: returns all bytes sent, or a negative errno.
     pub(crate) fn end(&mut self, error: Option<i64>) -> i64 {
         self.started = None;
         error.unwrap_or(self.total as i64)

@@ -1,4 +1,5 @@
-//! What both engines must do, each test run on each. An engine that is not to be had here is said so.
+//! Behaviour that both engines must have; each test runs on both. An unavailable engine is reported and
+//! skipped.
 
 mod files;
 mod life;
@@ -11,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Run a test on both engines; on epoll always, on io_uring where there is one.
+/// Runs a test on both engines; on io_uring only where it is available.
 fn on_both(config: RingConfig, test: impl Fn(KernelRing)) {
     for engine in [Choice::Epoll, Choice::Uring] {
         match KernelRing::new(RingConfig { engine, ..config.clone() }) {
@@ -22,18 +23,18 @@ fn on_both(config: RingConfig, test: impl Fn(KernelRing)) {
     }
 }
 
-/// Few and small chunks: running out of them is then the rule.
+/// Few and small chunks, so that they run out regularly.
 fn tight() -> RingConfig {
     RingConfig { receive_buffers: 3, receive_buffer_len: 1024, ..RingConfig::default() }
 }
 
-/// The next event, waiting for it for a minute at most: the machine may be busy.
+/// The next event; waits at most a minute, because the machine may be busy.
 #[track_caller]
 fn next(ring: &mut KernelRing) -> Event {
     within(ring, Duration::from_secs(60)).expect("an event")
 }
 
-/// The next event, if one comes in that time.
+/// The next event, if one arrives within `time`.
 fn within(ring: &mut KernelRing, time: Duration) -> Option<Event> {
     let guard = IoId { queue: QueueId(u16::MAX), cookie: Cookie { tag: Tag(0), generation: 0 } };
     let deadline = Instant::now() + time;
@@ -44,7 +45,7 @@ fn within(ring: &mut KernelRing, time: Duration) -> Option<Event> {
             Some(Event::Io { queue: QueueId(u16::MAX), .. }) => return None,
             Some(event) => {
                 ring.cancel(guard);
-                // Its end is somewhere in the line: let the others keep their order.
+                // The timer's event is among the others, which must keep their order.
                 let mut others = Vec::new();
                 while let Some(other) = ring.next_event() {
                     if !matches!(other, Event::Io { queue: QueueId(u16::MAX), .. }) {
@@ -90,7 +91,7 @@ fn filled(ring: &mut KernelRing, len: u32, with: impl Fn(usize) -> u8) -> Segmen
     segment
 }
 
-/// A pattern that shows misplaced bytes.
+/// A pattern that reveals misplaced bytes.
 fn pattern(at: usize) -> u8 {
     (at % 251) as u8 ^ (at / 251) as u8
 }
@@ -98,7 +99,7 @@ fn pattern(at: usize) -> u8 {
 /// CPU time of this thread.
 fn cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place for the answer.
+    // SAFETY: a valid destination.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -1,47 +1,45 @@
-//! Timers: a binary heap in front of the kernel, so a timer costs no system call. Owned by a ring, on its
-//! thread. A cancelled timer leaves the heap when it comes to the top, or when such are the greater part.
+//! Timers in a binary heap, so a timer costs no system call of its own. Owned by a ring, on its thread. A
+//! cancelled timer is removed from the heap when it reaches the top, or when cancelled ones are the majority.
 //!
-//! *Invariant:* a timer ends once: by `due` or by `cancel`.
+//! *Invariant:* a timer completes once: by `due` or by `cancel`.
 
 use queue::{IoId, Nanos};
+use slab::Slab;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// The timers of one ring.
 #[derive(Default)]
 pub(crate) struct Timers {
-    /// Time, order of setting, slot.
+    /// Time, sequence number, slot.
     heap: BinaryHeap<Reverse<(Nanos, u64, u32)>>,
-    /// Empty for a timer that was cancelled and is still in the heap.
-    slots: Vec<Option<IoId>>,
-    free: Vec<u32>,
+    /// Empty for a cancelled timer that is still in the heap.
+    slots: Slab<Option<IoId>>,
     set: u64,
     cancelled: usize,
 }
 
 impl Timers {
-    /// Set one. Equal times come due in the order they were set.
+    /// Sets a timer. Timers of equal times expire in the order in which they were set.
     pub(crate) fn set(&mut self, id: IoId, at: Nanos) {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() as u32 - 1
-        });
-        self.slots[slot as usize] = Some(id);
+        let slot = self.slots.insert(Some(id)) as u32;
         self.set += 1;
         self.heap.push(Reverse((at, self.set, slot)));
     }
 
-    /// Take it back; whether there was one. Looks at all of them: cancelling is rare.
+    /// Cancels a timer by a linear search, as cancelling is rare; whether it existed.
     pub(crate) fn cancel(&mut self, id: IoId) -> bool {
-        let Some(slot) = self.slots.iter_mut().find(|slot| **slot == Some(id)) else { return false };
+        let Some((_, slot)) = self.slots.iter_mut().find(|(_, slot)| **slot == Some(id)) else {
+            return false;
+        };
         *slot = None;
         self.cancelled += 1;
         if self.cancelled > 64 && self.cancelled * 2 > self.heap.len() {
-            let (slots, free) = (&self.slots, &mut self.free);
+            let slots = &mut self.slots;
             self.heap.retain(|Reverse((_, _, slot))| {
                 let keep = slots[*slot as usize].is_some();
                 if !keep {
-                    free.push(*slot);
+                    slots.remove(*slot as usize);
                 }
                 keep
             });
@@ -50,7 +48,7 @@ impl Timers {
         true
     }
 
-    /// When the next one is due.
+    /// When the next timer is due.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Nanos> {
         while let Some(&Reverse((at, _, slot))) = self.heap.peek() {
@@ -62,7 +60,7 @@ impl Timers {
         None
     }
 
-    /// One that is due at `now`, earliest first.
+    /// A timer that is due at `now`, earliest first.
     #[inline]
     pub(crate) fn due(&mut self, now: Nanos) -> Option<IoId> {
         if self.next()? > now {
@@ -73,8 +71,7 @@ impl Timers {
 
     fn pop(&mut self) -> Option<IoId> {
         let Reverse((_, _, slot)) = self.heap.pop()?;
-        self.free.push(slot);
-        let id = self.slots[slot as usize].take();
+        let id = self.slots.remove(slot as usize);
         self.cancelled -= usize::from(id.is_none());
         id
     }
@@ -91,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_due_by_time_and_then_in_the_order_they_were_set() {
+    fn timers_expire_by_time_then_in_the_order_they_were_set() {
         let mut timers = Timers::default();
         for (generation, at) in [(1, 30), (2, 10), (3, 20), (4, 10)] {
             timers.set(id(generation), Nanos(at));
@@ -123,7 +120,7 @@ mod tests {
             timers.set(id(round), Nanos(1 << 40));
             assert!(timers.cancel(id(round)));
         }
-        assert!(timers.heap.len() < 200 && timers.slots.len() < 200);
+        assert!(timers.heap.len() < 200 && timers.slots.capacity() < 200);
         assert_eq!(timers.due(Nanos(u64::MAX)), Some(id(0)));
         assert_eq!(timers.due(Nanos(u64::MAX)), None);
     }

@@ -1,5 +1,5 @@
-//! Waking a ring from another thread: one eventfd, written to only when nobody has done so since the ring
-//! last looked. The I/O threads of the epoll engine use it as well, under another bit.
+//! Wakes a ring from another thread through an eventfd, which is written only if nobody has done so since the
+//! ring last checked. The I/O threads of the epoll engine use it as well, with another bit.
 
 use crate::sys;
 use std::io;
@@ -7,19 +7,19 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Someone called [`Waker::wake`].
+/// [`Waker::wake`] was called.
 pub(crate) const WOKEN: u32 = 1;
-/// An I/O thread has ended something.
+/// An I/O thread has completed an operation.
 pub(crate) const WORKED: u32 = 2;
 
 struct Shared {
-    /// Never read: it is watched for edges, and every write is one.
+    /// Never read: it is watched edge-triggered, and every write is an edge.
     fd: OwnedFd,
-    /// What has happened since the ring last looked.
+    /// Bits raised since the ring last checked.
     bits: AtomicU32,
 }
 
-/// Wakes one ring. Any thread may use it, also after the ring is gone.
+/// Wakes one ring. Any thread may use it, even after the ring was dropped.
 #[derive(Clone)]
 pub struct Waker(Arc<Shared>);
 
@@ -34,8 +34,8 @@ impl Waker {
         Ok(Waker(Arc::new(Shared { fd: sys::eventfd()?, bits: AtomicU32::new(0) })))
     }
 
-    /// The ring hands out one [`Event::Woken`](crate::Event::Woken) after this, however often it is called
-    /// until then. What the caller wrote before is seen by whoever takes that event.
+    /// Makes the ring return one [`Event::Woken`](crate::Event::Woken), however often this is called before.
+    /// The caller's earlier writes are visible to the receiver of that event.
     #[inline]
     pub fn wake(&self) {
         self.raise(WOKEN);
@@ -48,13 +48,13 @@ impl Waker {
         }
     }
 
-    /// Whether anything was raised; no more than a hint.
+    /// Whether a bit was raised; only a hint.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
         self.0.bits.load(Ordering::Relaxed) != 0
     }
 
-    /// Take what was raised. From here on the next one writes again.
+    /// Takes the raised bits. The next raise writes to the eventfd again.
     #[inline]
     pub(crate) fn take(&self) -> u32 {
         self.0.bits.swap(0, Ordering::AcqRel)

@@ -1,19 +1,19 @@
-//! Memory that notices misuse: every allocation is a region of its own, filled with a pattern when it
-//! is given out, gone when it is freed, and pinned while an operation is under way with it.
+//! Memory that detects misuse: every allocation is a separate region, filled with a pattern when it is
+//! allocated, invalid once it is freed, and pinned while an operation in flight uses it.
 
 use crate::Rng;
 use block::{Region, Segment};
 use std::collections::VecDeque;
 
-/// What fresh memory is filled with, so that a read that ends without filling it shows as garbage.
+/// Content of fresh memory, so that a read that completes without filling it yields garbage.
 const FRESH: u8 = 0xA5;
-/// Region numbers are used again only after this many others, so that a stale segment names nothing.
+/// A region number is reused only after this many others were freed, so that a stale segment is invalid.
 const QUARANTINE: usize = 256;
 
 #[derive(Debug)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// What was given out; the bytes around it are nobody's.
+    /// The allocation; bytes outside it belong to nobody.
     whole: Segment,
     live: bool,
     pins: u32,
@@ -28,7 +28,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Memory for `len` bytes: at the start of its region from a page on, anywhere in it below.
+    /// Allocates `len` bytes: at offset 0 of a region from a page on, at a random offset below.
     pub(crate) fn allocate(&mut self, len: u32, rng: &mut Rng) -> Segment {
         assert!(len > 0 && len <= 32 << 20, "allocate({len}): 1 byte to 32 MiB");
         let offset = if len < 4096 { rng.below(64) * 64 } else { 0 };
@@ -47,11 +47,11 @@ impl Arena {
         whole
     }
 
-    /// Take back a whole allocation.
+    /// Frees a whole allocation.
     pub(crate) fn free(&mut self, segment: Segment) {
         let chunk = self.chunk(segment);
         assert_eq!(chunk.whole, segment, "free of a part of an allocation");
-        assert_eq!(chunk.pins, 0, "free of {segment:?} while an operation is under way with it");
+        assert_eq!(chunk.pins, 0, "free of {segment:?} while an operation uses it");
         let chunk = &mut self.chunks[usize::from(segment.region.0)];
         chunk.live = false;
         chunk.bytes = Vec::new();
@@ -76,7 +76,7 @@ impl Arena {
         &mut chunk.bytes[segment.offset as usize..segment.offset as usize + segment.len as usize]
     }
 
-    /// An operation starts (`true`) or ends (`false`) with this memory.
+    /// Records the start (`true`) or end (`false`) of an operation on this memory.
     pub(crate) fn pin(&mut self, segment: Segment, pin: bool) {
         if segment.len > 0 {
             self.chunk(segment);
@@ -85,12 +85,12 @@ impl Arena {
         }
     }
 
-    /// How many allocations were not freed.
+    /// Number of allocations that were not freed.
     pub(crate) fn live(&self) -> usize {
         self.live
     }
 
-    /// The machine went down: all memory is gone, whoever had it.
+    /// Frees all memory after a power cut, regardless of its owner.
     pub(crate) fn clear(&mut self) {
         for (number, chunk) in self.chunks.iter_mut().enumerate().filter(|(_, chunk)| chunk.live) {
             (chunk.live, chunk.pins, chunk.bytes) = (false, 0, Vec::new());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn region_numbers_come_back_after_a_while() {
+    fn region_numbers_are_reused_after_a_while() {
         let (mut arena, mut rng) = arena();
         for _ in 0..70_000 {
             let segment = arena.allocate(64, &mut rng);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an operation is under way")]
+    #[should_panic(expected = "while an operation uses it")]
     fn freeing_memory_under_an_operation_panics() {
         let (mut arena, mut rng) = arena();
         let segment = arena.allocate(4096, &mut rng);

@@ -1,44 +1,44 @@
-//! A simulated disk: a file whose writes sit in a volatile cache until they are synced.
+//! A simulated disk: a file whose writes stay in a volatile cache until they are synced.
 //!
-//! Each sector has what it reads as now, what is on stable storage, and every content it had since: a
-//! power cut leaves any of those, sector by sector, since write-back may happen at any time and order.
-//! A sync makes stable what was written before the sync began. A sync that fails may drop dirty data as
-//! Linux does: it still reads back, the next sync succeeds, and it was never written.
+//! Each sector has its current content, its content on stable storage, and every content in between: after a
+//! power cut it has any of those, independently of other sectors, since write-back may happen at any time and
+//! in any order. A sync makes stable what was written before it started. A sync that fails may drop dirty
+//! data as Linux does: it is still read back and the next sync succeeds, but it was never written.
 //!
-//! Does not do: time, completion order, and the choice of faults, which are [`SimRing`](crate::SimRing)'s.
+//! Time, completion order and the choice of faults are in [`SimRing`](crate::SimRing).
 
 use crate::{Rng, SECTOR_LEN};
 use std::collections::BTreeMap;
 
-/// Sectors that are allocated or punched as one: a page of a file system.
+/// Sectors that are allocated or punched together: a page of a file system.
 const PAGE_SECTORS: u64 = 8;
 const SECTOR: u64 = SECTOR_LEN as u64;
 
-/// What a disk can do.
+/// Configuration of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskConfig {
-    /// Its length in bytes.
+    /// Size in bytes.
     pub len: u64,
     /// `fallocate` can punch holes; otherwise `-EOPNOTSUPP`.
     pub punch: bool,
     /// `fallocate` can zero ranges; otherwise `-EOPNOTSUPP`.
     pub zero_range: bool,
-    /// Offsets and lengths must be multiples of this, or it is `-EINVAL`; 1 for buffered files.
+    /// Alignment of offsets and lengths; others fail with `-EINVAL`. 1 for buffered files.
     pub align: u64,
-    /// Memory must begin at multiples of this, and come in multiples of it.
+    /// Alignment of the address and length of memory.
     pub align_memory: u64,
 }
 
-/// A content that a sector had and that no sync has made stable.
+/// Content of a sector that no sync has made stable.
 #[derive(Clone, Debug)]
 struct Dirty {
     sequence: u64,
     bytes: Box<[u8; SECTOR_LEN]>,
-    /// A sync failed on it: it will not become stable any more.
+    /// A sync failed on it: it will never become stable.
     dropped: bool,
 }
 
-/// A disk.
+/// A simulated disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     config: DiskConfig,
@@ -49,12 +49,12 @@ pub struct Disk {
     /// By page.
     allocated: Vec<bool>,
     sequence: u64,
-    /// Write-back failed since the power came: what reads back may never become stable.
+    /// Write-back has failed since power-on: data that is read back may never become stable.
     failed: bool,
 }
 
 impl Disk {
-    /// An empty disk: all holes.
+    /// Creates an empty disk: all holes.
     pub fn new(config: DiskConfig) -> Disk {
         assert!(config.len.is_multiple_of(SECTOR) && config.align.is_power_of_two());
         let bytes = vec![0; config.len as usize];
@@ -70,38 +70,38 @@ impl Disk {
         }
     }
 
-    /// Its length in bytes.
+    /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.now.len() as u64
     }
 
-    /// Have it want other alignments from now on: the file was switched between buffered and direct.
+    /// Changes the required alignment: the file was switched between buffered and direct I/O.
     pub fn realign(&mut self, align: u64, align_memory: u64) {
         (self.config.align, self.config.align_memory) = (align, align_memory);
     }
 
-    /// Whether it has no bytes at all.
+    /// Whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.now.is_empty()
     }
 
-    /// What it can do.
+    /// Configuration of the disk.
     pub fn config(&self) -> DiskConfig {
         self.config
     }
 
-    /// Whether data may have been dropped since the last power cut: whoever opens the file again must
-    /// not take what it reads for what will stay.
+    /// Whether data may have been dropped since the last power cut: the file's readers must not assume that
+    /// what they read is stable.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Whether all of a range lies in pages that are allocated.
+    /// Whether a range lies in allocated pages only.
     pub fn is_allocated(&self, offset: u64, len: u64) -> bool {
         pages(offset, len).all(|page| self.allocated[page as usize])
     }
 
-    /// Fill `into` from `offset`: how much there was before the end.
+    /// Reads into `into` from `offset`; returns the bytes before the end of the disk.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> usize {
         let start = offset.min(self.len()) as usize;
         let len = into.len().min(self.now.len() - start);
@@ -109,10 +109,10 @@ impl Disk {
         len
     }
 
-    /// Store `bytes` at `offset`, on stable storage when `durable`.
+    /// Writes `bytes` at `offset`, to stable storage if `durable`.
     ///
     /// # Panics
-    /// When it would grow the disk: a stack must keep within its device.
+    /// If it would grow the disk: a stack must stay within its device.
     pub fn write(&mut self, offset: u64, bytes: &[u8], durable: bool) {
         self.store(offset, bytes.len() as u64, |at, into| {
             into.copy_from_slice(&bytes[at as usize..at as usize + into.len()]);
@@ -123,7 +123,7 @@ impl Disk {
         }
     }
 
-    /// Zero a range; the pages wholly in it become holes.
+    /// Zeroes a range; pages entirely in it become holes.
     pub fn punch(&mut self, offset: u64, len: u64) {
         self.store(offset, len, |_, into| into.fill(0));
         let page_len = SECTOR * PAGE_SECTORS;
@@ -132,13 +132,13 @@ impl Disk {
         (offset.div_ceil(page_len)..end).for_each(|page| self.allocated[page as usize] = false);
     }
 
-    /// Zero a range; its pages stay or become allocated.
+    /// Zeroes a range; its pages are allocated.
     pub fn zero(&mut self, offset: u64, len: u64) {
         self.store(offset, len, |_, into| into.fill(0));
         pages(offset, len).for_each(|page| self.allocated[page as usize] = true);
     }
 
-    /// Allocate what is a hole in a range.
+    /// Allocates the holes in a range.
     pub fn allocate(&mut self, offset: u64, len: u64) {
         assert!(
             offset + len <= self.len(),
@@ -148,8 +148,8 @@ impl Disk {
         pages(offset, len).for_each(|page| self.allocated[page as usize] = true);
     }
 
-    /// The first offset from `offset` on that is data (or a hole): `None` past the end, or when there is
-    /// no more data. The end counts as a hole.
+    /// The first offset from `offset` on that is data (or a hole): `None` past the end, or if there is no
+    /// more data. The end of the disk counts as a hole.
     pub fn seek(&self, offset: u64, hole: bool) -> Option<u64> {
         if offset >= self.len() {
             return None;
@@ -161,12 +161,12 @@ impl Disk {
         if hole { Some(found.unwrap_or(self.len()).min(self.len())) } else { found }
     }
 
-    /// How far a sync that begins now reaches.
+    /// The sequence number up to which a sync that starts now is effective.
     pub fn sync_point(&self) -> u64 {
         self.sequence
     }
 
-    /// Make stable all that was written up to `point`.
+    /// Makes stable everything written up to `point`.
     pub fn sync(&mut self, point: u64) {
         let stable = &mut self.stable;
         self.dirty.retain(|sector, contents| {
@@ -179,14 +179,14 @@ impl Disk {
         });
     }
 
-    /// A sync up to `point` failed: of what was dirty, some is written, some is still dirty, and some is
-    /// marked clean though it was not written.
+    /// A sync up to `point` failed: some dirty data is written, some is still dirty, and some is marked clean
+    /// without having been written.
     pub fn fail_sync(&mut self, point: u64, rng: &mut Rng) {
         self.fail_write_back(0..self.len() / SECTOR, point, rng);
     }
 
-    /// A durable write to a range failed after its data got into the cache: the same happens to the
-    /// pages that it touched.
+    /// A durable write failed after its data reached the cache: affects the pages of its range as a failed
+    /// sync does.
     pub fn fail_durable(&mut self, offset: u64, len: u64, rng: &mut Rng) {
         let touched = pages(offset, len);
         let sectors = touched.start * PAGE_SECTORS..touched.end * PAGE_SECTORS;
@@ -206,7 +206,7 @@ impl Disk {
         }
     }
 
-    /// The power goes and comes back: each sector holds what was stable or any content it had since.
+    /// Power cut: each sector has its stable content or any later one.
     pub fn power_cut(&mut self, rng: &mut Rng) {
         for (sector, contents) in std::mem::take(&mut self.dirty) {
             let choice = rng.below(contents.len() as u64 + 1) as usize;
@@ -216,14 +216,14 @@ impl Disk {
         }
         self.now.copy_from_slice(&self.stable);
         self.failed = false;
-        // A page that was punched has its old blocks again if its old content came back.
+        // A punched page has its old blocks again if its old content is back.
         for (page, content) in self.now.chunks(PAGE_SECTORS as usize * SECTOR_LEN).enumerate() {
             let zeroes = &[0; PAGE_SECTORS as usize * SECTOR_LEN][..content.len()];
             self.allocated[page] |= content != zeroes;
         }
     }
 
-    /// A durable write to a range is over: what the range holds now is stable.
+    /// A durable write has completed: the current content of the range is stable.
     pub(crate) fn make_stable(&mut self, offset: u64, len: u64) {
         for sector in sectors(offset, len) {
             self.dirty.remove(&sector);
@@ -231,7 +231,7 @@ impl Disk {
         }
     }
 
-    /// Change a range, each sector of it on its own; `fill` gets the offset into the range.
+    /// Changes a range sector by sector; `fill` gets the offset in the range.
     fn store(&mut self, offset: u64, len: u64, mut fill: impl FnMut(u64, &mut [u8])) {
         assert!(offset + len <= self.len(), "a write to {offset}+{len} leaves a disk of {}", self.len());
         for sector in sectors(offset, len) {
@@ -270,7 +270,7 @@ mod tests {
         Disk::new(DiskConfig { len: 64 << 10, punch: true, zero_range: true, align: 1, align_memory: 1 })
     }
 
-    /// What byte `at` may be after a power cut.
+    /// Possible values of byte `at` after a power cut.
     fn after_cut(disk: &Disk, at: u64) -> Vec<u8> {
         let mut seen: Vec<u8> = (0..200)
             .map(|seed| {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_after_a_failed_one_does_not_bring_back_what_was_dropped() {
+    fn a_sync_after_a_failed_one_does_not_restore_dropped_data() {
         let mut lost = 0;
         for seed in 0..50 {
             let mut disk = disk();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_power_cut_brings_back_is_no_hole() {
+    fn data_restored_by_a_power_cut_is_no_hole() {
         let brought_back = (0..50).any(|seed| {
             let mut disk = disk();
             disk.write(0, &[1; 4096], true);

@@ -1,22 +1,22 @@
-//! What may go wrong, and how often.
+//! Fault plan: the kinds of faults and their probabilities.
 
-/// Chances, each in a thousand. All 0: nothing goes wrong and every operation is done whole, though
-/// still in random order.
+/// Probabilities in permille. With all at 0 no operation fails or is short, but they still complete in random
+/// order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Faults {
-    /// A read or write moves fewer bytes than asked, cut anywhere.
+    /// A read or write transfers fewer bytes than requested, any number.
     pub short: u32,
-    /// `-EIO`; a write may have reached the disk in part.
+    /// `-EIO`; part of a write may have reached the disk.
     pub io_error: u32,
-    /// `-EAGAIN` from a started operation: nothing was done.
+    /// `-EAGAIN` from a started operation, without any effect.
     pub again: u32,
     /// `-ENOSPC` for a write into a hole.
     pub no_space: u32,
-    /// `-EIO` from a sync: what was dirty may be lost, and the next sync will not say so, as on Linux.
+    /// `-EIO` from a sync: dirty data may be lost, and the next sync does not report it, as on Linux.
     pub sync_error: u32,
-    /// It takes up to half a second of virtual time.
+    /// The operation takes up to 0.5 s of virtual time.
     pub slow: u32,
-    /// No completion until it is cancelled. Only for queues with a timeout.
+    /// The operation completes only when it is cancelled. For queues with a timeout only.
     pub lost: u32,
     /// [`queue::RingFull`] on a start.
     pub ring_full: u32,
@@ -27,7 +27,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// No faults.
     pub const NONE: Faults = Faults {
         short: 0,
         io_error: 0,
@@ -41,7 +41,7 @@ impl Faults {
         no_memory: 0,
     };
 
-    /// Whether a request may end with an error because of this plan.
+    /// Whether requests may fail because of this plan.
     pub fn can_fail_requests(&self) -> bool {
         [self.io_error, self.again, self.no_space, self.sync_error, self.lost]
             .iter()

@@ -1,13 +1,13 @@
-//! Deterministic simulation: a virtual clock, a simulated ring with memory and disks, and the sector
-//! model that says what a device may answer.
+//! Deterministic simulation: a virtual clock, a simulated ring with memory and disks, and a sector model that
+//! checks a device's answers.
 //!
-//! [`SimRing`] stands in for the kernel behind [`queue::Ring`]: time only moves when the driving loop
-//! says so, memory is poisoned, disks have volatile caches, and a [`Faults`] plan makes things go wrong.
-//! Every choice comes from one [`Rng`], so a seed replays a run exactly; [`Tracer`] hashes what happened
-//! to prove it. [`Model`] watches the front-end's side and refuses what no right device would answer.
+//! [`SimRing`] replaces the kernel behind [`queue::Ring`]: time advances only on request of the driving loop,
+//! memory is poisoned, disks have volatile caches, and a [`Faults`] plan injects faults. All random choices
+//! come from one [`Rng`], so a seed reproduces a run exactly; [`Tracer`] hashes all events to prove it.
+//! [`Model`] watches the requests of the front-end and reports answers that no correct device gives.
 //!
-//! *Invariant:* no wall clock, thread, address or hash order decides anything here.
-//! *Invariant:* a fault is one that real hardware or Linux can produce; a stack that breaks under it is wrong.
+//! *Invariant:* nothing depends on the wall clock, threads, addresses or the order of hash maps.
+//! *Invariant:* every fault can occur on real hardware or Linux; a stack that cannot cope with one is wrong.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ mod pattern;
 mod ring;
 mod rng;
 mod trace;
+mod wakes;
 
 pub use disk::{Disk, DiskConfig};
 pub use faults::Faults;
@@ -30,3 +31,4 @@ pub use pattern::{Content, SECTOR_LEN, fill_sector, read_sector};
 pub use ring::SimRing;
 pub use rng::Rng;
 pub use trace::{Arg, Tracer};
+pub use wakes::Wakes;

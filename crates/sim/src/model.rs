@@ -1,12 +1,12 @@
-//! The sector model: what a device may answer, given what was asked of it and what it acknowledged.
+//! The sector model: the answers that a device may give, based on its requests and completions.
 //!
-//! For every sector it knows the writes that may have decided its content, each with when it began and
-//! ended. A read may return what any of them left, unless a later write that succeeded hid it: one that
-//! began after the other ended, and ended before the read began. A write that failed may or may not have
-//! happened. A discard may leave zeroes or what was there. After a power cut, what hides others is only
-//! what was promised: a FUA write that ended, or a write that ended before a flush began that succeeded.
+//! For every sector it has the writes that may have determined its content, with their start and end. A read
+//! may return the content of any of them, unless a later successful write hides it: one that started after
+//! the other ended, and ended before the read started. A failed write may or may not have taken effect. A
+//! discard may leave zeroes or the old content. After a power cut, only durable writes hide others: a
+//! completed FUA write, or a write that ended before a successful flush started.
 //!
-//! Does not do: devices that change by themselves. Times are the model's own count of events.
+//! Devices whose content changes by itself are not modelled. Times are the model's own count of events.
 
 use crate::pattern::{Content, SECTOR_LEN, fill_sector, read_sector};
 use block::{Flags, Op, Sectors, Status};
@@ -14,27 +14,27 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-/// Under way still.
+/// End of a write in flight.
 const OPEN: u64 = u64::MAX;
 
-/// A write, as one sector sees it.
+/// A write to a sector.
 #[derive(Clone, Copy, Debug)]
 struct Write {
-    /// The data's version; `None`: zeroes.
+    /// Version of the data; `None`: zeroes.
     version: Option<u64>,
     start: u64,
-    /// [`OPEN`] until it ends.
+    /// [`OPEN`] until it has ended.
     end: u64,
-    /// It succeeded and its content is certain: it hides what was before.
+    /// It succeeded with a certain content, so it hides earlier writes.
     hides: bool,
-    /// It was acknowledged with FUA, or survived a power cut.
+    /// It was completed with FUA, or survived a power cut.
     stable: bool,
 }
 
-/// A request that the model watches.
+/// A request watched by the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    /// When it began: also the version of the data of a write.
+    /// When it started; also the version of a write's data.
     pub start: u64,
     op: Op,
     flags: Flags,
@@ -42,7 +42,7 @@ pub struct Ticket {
     count: u64,
 }
 
-/// An answer that no right device gives.
+/// An answer that no correct device gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     sector: u64,
@@ -66,45 +66,45 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// What is known of one device.
+/// The model of one device.
 #[derive(Clone, Debug)]
 pub struct Model {
     sectors: Vec<Vec<Write>>,
-    /// Starts of reads, and questions about extents, that are under way.
+    /// Start times of reads and extent queries in flight.
     reads: Vec<u64>,
-    /// The latest start of a flush that succeeded: what ended before is stable.
+    /// Latest start of a successful flush: writes that ended before it are stable.
     flushed: u64,
-    /// A discard that succeeds leaves zeroes.
+    /// A successful discard leaves zeroes.
     discard_zeroes: bool,
-    /// Shared with the models of devices that came of this one, so that each write of any has a version of its own.
+    /// Shared with models copied from this one, so that versions are unique among all of them.
     clock: Rc<Cell<u64>>,
 }
 
 impl Model {
-    /// A device of so many sectors, all zeroes.
+    /// A device of this many sectors, all zeroes.
     pub fn new(sectors: Sectors, discard_zeroes: bool) -> Model {
         let blank = Write { version: None, start: 0, end: 0, hides: true, stable: true };
         let sectors = vec![vec![blank]; sectors.0 as usize];
         Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: Rc::new(Cell::new(1)) }
     }
 
-    /// The model of a device that holds what this one does, and goes its own way from here.
+    /// The model of a device that is a copy of this one from now on.
     ///
     /// # Panics
-    /// When a request is under way.
+    /// If a request is in flight.
     #[must_use]
     pub fn copy(&self) -> Model {
         let open = self.sectors.iter().flatten().any(|write| write.end == OPEN);
-        assert!(!open && self.reads.is_empty(), "a device is copied while nothing is under way");
+        assert!(!open && self.reads.is_empty(), "a device is copied while a request is in flight");
         self.clone()
     }
 
-    /// How long the device is.
+    /// Size of the device.
     pub fn device_len(&self) -> Sectors {
         Sectors(self.sectors.len() as u64)
     }
 
-    /// A request is about to be submitted. The data of a write must be of version [`Ticket::start`].
+    /// A request is about to be submitted. The data of a write must have version [`Ticket::start`].
     pub fn begin(&mut self, op: Op, flags: Flags, first: Sectors, count: Sectors) -> Ticket {
         debug_assert!(!op.is_special(), "this is the model of a device without zones: {op:?}");
         let start = self.tick();
@@ -120,7 +120,7 @@ impl Model {
         ticket
     }
 
-    /// It ended, and was not a read.
+    /// A request other than a read has completed.
     pub fn end(&mut self, ticket: Ticket, status: Status) {
         let end = self.tick();
         self.reads.retain(|&start| start != ticket.start);
@@ -132,7 +132,7 @@ impl Model {
         }
         let certain = ticket.op != Op::Discard || self.discard_zeroes;
         let hides = status.is_ok() && certain;
-        let stable = hides && ticket.flags.has(Flags::FUA);
+        let stable = hides && ticket.flags.contains(Flags::FUA);
         let (flushed, reads) = (self.flushed, self.reads.iter().copied().min().unwrap_or(OPEN));
         for sector in self.range(ticket) {
             if let Some(write) = sector.iter_mut().find(|write| write.start == ticket.start) {
@@ -144,10 +144,10 @@ impl Model {
         }
     }
 
-    /// A read ended. `sectors` is what it returned, in order; not looked at unless it succeeded.
+    /// A read has completed. `sectors` is its data, in order; ignored unless it succeeded.
     ///
     /// # Errors
-    /// [`Violation`] when a sector holds what it may not.
+    /// [`Violation`] if a sector has a content that is not allowed.
     pub fn end_read<'a>(
         &mut self,
         ticket: Ticket,
@@ -168,12 +168,12 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a sector may be reported as reading as zeroes to a request that has not been ended yet.
+    /// Whether a sector may be reported as zeroes to a request in flight.
     pub fn may_be_zero(&self, sector: Sectors, ticket: Ticket) -> bool {
         self.allowed(sector.0, ticket.start).any(|write| write.version.is_none())
     }
 
-    /// The power went: what was under way may have happened, and what was not promised may not have.
+    /// Power cut: writes in flight may have taken effect, and those that are not stable may be lost.
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();
@@ -193,10 +193,11 @@ impl Model {
         }
     }
 
-    /// After a power cut, a sector was found to hold `bytes`, and nothing else can have: it stays.
+    /// After a power cut, a sector was found to contain `bytes`, which is its only possible content from now
+    /// on.
     ///
     /// # Errors
-    /// [`Violation`] when it may not hold that.
+    /// [`Violation`] if it must not contain that.
     pub fn settle(&mut self, sector: Sectors, bytes: &[u8]) -> Result<(), Violation> {
         let now = self.tick();
         let version = self.check(sector.0, bytes, now, "after a power cut")?;
@@ -214,7 +215,7 @@ impl Model {
         &mut self.sectors[ticket.first as usize..(ticket.first + ticket.count) as usize]
     }
 
-    /// The writes that a read which began at `start` and ends now may see.
+    /// The writes whose content may be seen by a read that started at `start` and ends now.
     fn allowed(&self, sector: u64, start: u64) -> impl Iterator<Item = &Write> {
         let writes = &self.sectors[sector as usize];
         let hiding = writes.iter().filter(move |write| write.hides && write.end < start);
@@ -222,8 +223,8 @@ impl Model {
         writes.iter().filter(move |write| write.end >= newest)
     }
 
-    /// Whether a read that began at `start` met a write under way, and each byte is one that was there
-    /// before or after: a read that the system did in two steps.
+    /// Whether the read overlaps a write in flight, and each byte is from before or after that: the read was
+    /// done in two steps.
     fn may_be_torn(&self, sector: u64, bytes: &[u8], start: u64) -> bool {
         let mut known = vec![false; bytes.len()];
         for write in self.allowed(sector, start) {

@@ -1,8 +1,8 @@
-//! Simulated sockets: byte streams to peers that are programs of the test, cut and delayed at random.
+//! Simulated sockets: byte streams to peers implemented by the test, split and delayed at random.
 //!
-//! Nothing happens by itself: [`SimRing::net_event`] does one step of one socket, chosen at random, and says what came of
-//! it. Bytes are read from the memory of a send late, and its end is told later still, so who lets go of memory too
-//! early, or takes an answer for the end of a send, is caught.
+//! Nothing happens by itself: [`SimRing::net_event`] performs one step of one random socket, and returns the
+//! resulting event. Bytes are read from the memory of a send late, and its completion is reported later
+//! still, so freeing memory too early, or taking a reply for the completion of a send, is detected.
 
 use crate::SimRing;
 use block::Segment;
@@ -10,21 +10,21 @@ use queue::{Chunk, NodeEvent, ReceiveEnd, SocketEvent, SocketId, SocketOwner, So
 use std::collections::VecDeque;
 use std::io;
 
-/// The longest chunk that is received.
+/// Longest chunk that is received.
 const CHUNK_MAX: u64 = 70_000;
 
-/// The far side of a connection.
+/// The remote end of a connection.
 pub trait Peer: std::fmt::Debug {
-    /// The client has sent this.
+    /// Handles bytes sent by the client.
     fn receive(&mut self, bytes: &[u8]);
 
-    /// Do something, if there is something to do: what is sent to the client now.
+    /// Performs a step, if there is something to do; returns the bytes to send to the client now.
     fn step(&mut self) -> Vec<u8>;
 
-    /// Whether more may come. What was sent before still arrives, or not.
+    /// Whether more may be sent. Bytes sent before may still arrive.
     fn is_open(&self) -> bool;
 
-    /// The client is gone.
+    /// The client has closed the connection.
     fn hang_up(&mut self);
 }
 
@@ -61,23 +61,23 @@ struct SimSocket {
 pub(crate) struct Net {
     streams: Vec<Option<Box<dyn Peer>>>,
     sockets: Vec<Option<SimSocket>>,
-    /// Chunks that nodes have.
+    /// Chunks held by nodes.
     chunks: Vec<Option<Segment>>,
 }
 
 impl SimRing {
-    /// Connect to a peer.
+    /// Connects to a peer.
     pub fn connect(&mut self, peer: Box<dyn Peer>) -> SimStream {
         self.net.streams.push(Some(peer));
         SimStream(self.net.streams.len() - 1)
     }
 
-    /// Sockets that there are.
+    /// Number of sockets.
     pub fn sockets(&self) -> usize {
         self.net.sockets.iter().flatten().count()
     }
 
-    /// Do a step of one socket. `None`: none has anything to do, or nothing to be told came of it.
+    /// Performs a step of one socket. `None`: no socket has anything to do, or the step produced no event.
     pub fn net_event(&mut self) -> Option<(SocketOwner, NodeEvent)> {
         let live: Vec<usize> =
             (0..self.net.sockets.len()).filter(|&index| self.net.sockets[index].is_some()).collect();
@@ -101,15 +101,15 @@ impl SimRing {
         if socket.closing {
             return Some(self.step_closing(socket));
         }
-        let said = socket.peer.step();
-        socket.inbound.extend(said);
+        let sent = socket.peer.step();
+        socket.inbound.extend(sent);
         match self.rng.below(2) {
             0 => self.step_sending(socket).or_else(|| self.step_receiving(socket)),
             _ => self.step_receiving(socket).or_else(|| self.step_sending(socket)),
         }
     }
 
-    /// End what is under way, then the socket.
+    /// Ends the operations in flight, then the socket.
     fn step_closing(&mut self, socket: &mut SimSocket) -> SocketEvent {
         let cancelled = -i64::from(libc::ECANCELED);
         if let Some(sending) = socket.sending.take() {
@@ -121,7 +121,7 @@ impl SimRing {
                 self.arena.pin(segment, false);
                 SocketEvent::Filled(cancelled)
             }
-            // The kernel hands out what it had taken before it was told.
+            // The kernel delivers bytes that it had received before the cancellation.
             Receiving::Armed if !socket.inbound.is_empty() && self.rng.chance(300) => {
                 socket.receiving = Receiving::Armed;
                 self.hand_out(socket)

@@ -1,6 +1,6 @@
-//! Nodes for simulated stacks: right ones that make life hard for those beside them.
+//! Nodes for simulated stacks: correct nodes with difficult behaviour.
 //!
-//! Each is as small as its behaviour allows. They are test kit: nothing here is meant to be fast.
+//! Each is as small as possible. They are for tests: nothing here is meant to be fast.
 
 mod file;
 mod lender;
@@ -17,7 +17,7 @@ use queue::{Cx, Node, NodeId, Ring, Verdict};
 #[cfg(test)]
 mod tests;
 
-/// Holds requests for a random time before they go down.
+/// Delays requests for a random time before they go down.
 pub struct Delay {
     child: NodeId,
     rng: Rng,
@@ -25,7 +25,7 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// Delays `chance` in a thousand requests by up to 2 ms.
+    /// Delays `chance` permille of requests by up to 2 ms.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Delay {
         Delay { child, rng, chance }
     }
@@ -48,17 +48,17 @@ impl<R: Ring> Node<R> for Delay {
     }
 }
 
-/// Has no room, at random, before requests go down and after they come up.
+/// Reports `Busy` at random, before requests go down and after they come up.
 pub struct Jam {
     child: NodeId,
     rng: Rng,
     chance: u32,
-    /// By tag: the memory that a request came with, put back before it starts over.
+    /// By tag: the memory of a request, restored before it starts over.
     data: Vec<Data>,
 }
 
 impl Jam {
-    /// Jams `chance` in a thousand times.
+    /// Is busy in `chance` permille of cases.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Jam {
         Jam { child, rng, chance, data: Vec::new() }
     }
@@ -83,7 +83,7 @@ impl<R: Ring> Node<R> for Jam {
     }
 }
 
-/// Fails requests at random: before they go down, or after they were done.
+/// Fails requests at random: before they go down, or after they have completed.
 pub struct Flaky {
     child: NodeId,
     rng: Rng,
@@ -91,7 +91,7 @@ pub struct Flaky {
 }
 
 impl Flaky {
-    /// Fails `chance` in a thousand requests on either way.
+    /// Fails `chance` permille of requests in each direction.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Flaky {
         Flaky { child, rng, chance }
     }
@@ -111,11 +111,11 @@ impl<R: Ring> Node<R> for Flaky {
     }
 }
 
-/// Sends what failed down again, a few times. Not flushes: what a failed one lost, a second cannot bring.
+/// Retries failed requests a few times, except flushes: a second flush cannot restore what a failed one lost.
 pub struct Retry {
     child: NodeId,
     times: u32,
-    /// By tag: how often it was sent down again, and the memory that it came with.
+    /// By tag: number of retries, and the memory of the request.
     used: Vec<(u32, Data)>,
 }
 
@@ -147,14 +147,14 @@ impl<R: Ring> Node<R> for Retry {
     }
 }
 
-/// Moves every request by a fixed distance on the device below.
+/// Moves every request by a fixed offset on the device below.
 pub struct Shift {
     child: NodeId,
     by: Bytes,
 }
 
 impl Shift {
-    /// The first byte of this device is byte `by` of the one below.
+    /// Byte 0 of this device is byte `by` of the one below.
     pub fn new(child: NodeId, by: Bytes) -> Shift {
         Shift { child, by }
     }

@@ -1,42 +1,43 @@
-//! What test data looks like: every sector says which sector it is and which write put it there, and
-//! is a checksum of that throughout, so that lost, torn and misdirected data show.
+//! Test data: every sector contains its number, the number of the write, and a checksum of both throughout,
+//! so that lost, torn and misdirected data is detected.
 
-use crate::rng::splitmix;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
 
 /// Bytes in a sector.
 pub const SECTOR_LEN: usize = 512;
 
-/// What a sector turned out to hold.
+/// Content of a sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Nothing but zeroes.
+    /// All zeroes.
     Zero,
-    /// What write number `version` put into sector `sector`.
+    /// Written by write number `version` to sector `sector`.
     Data {
-        /// The sector for which it was meant.
+        /// Sector that the data was written for.
         sector: u64,
-        /// The number of the write.
+        /// Number of the write.
         version: u64,
     },
-    /// Neither: torn within a sector, poison, or bytes never written. The first eight.
+    /// Neither: torn within a sector, poison, or bytes never written. The first eight bytes.
     Garbage(u64),
 }
 
-/// Fill `bytes`, one sector long, with what write `version` puts into `sector`.
+/// Fills `bytes`, one sector long, with the content of write `version` to `sector`.
 pub fn fill_sector(bytes: &mut [u8], sector: u64, version: u64) {
     debug_assert_eq!(bytes.len(), SECTOR_LEN);
-    let mut state = sector.rotate_left(32) ^ version;
+    let mut words = SplitMix64::seed_from_u64(sector.rotate_left(32) ^ version);
     for (number, word) in bytes.chunks_exact_mut(8).enumerate() {
         let value = match number {
             0 => sector,
             1 => version,
-            _ => splitmix(&mut state),
+            _ => words.next_u64(),
         };
         word.copy_from_slice(&value.to_le_bytes());
     }
 }
 
-/// What `bytes`, one sector long, hold.
+/// Decodes `bytes`, one sector long.
 pub fn read_sector(bytes: &[u8]) -> Content {
     debug_assert_eq!(bytes.len(), SECTOR_LEN);
     if *bytes == [0; SECTOR_LEN] {
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_reads_back_as_what_it_was_filled_with() {
+    fn a_filled_sector_decodes_to_its_content() {
         let mut bytes = [0; SECTOR_LEN];
         assert_eq!(read_sector(&bytes), Content::Zero);
         fill_sector(&mut bytes, 0, 0);

@@ -1,9 +1,9 @@
-//! A ring without a kernel: operations take virtual time, end in random order, and go wrong as planned.
+//! A ring without a kernel: operations take virtual time, complete in random order, and fail as planned.
 //!
-//! The driving loop hands what [`SimRing::reap`] gives to [`Queue::complete`](queue::Queue::complete) and
-//! moves the clock with [`SimRing::advance`]. An operation takes effect between its start and its end,
-//! possibly in two steps, so memory and disk are looked at late: whoever lets go of either too early is
-//! caught by the arena, or reads what is not there.
+//! The driving loop passes the results of [`SimRing::reap`] to [`Queue::complete`](queue::Queue::complete)
+//! and advances the clock with [`SimRing::advance`]. An operation takes effect between its start and its
+//! completion, possibly in two steps, so memory and disk are accessed late: releasing either too early is
+//! detected by the arena, or yields wrong data.
 
 mod fate;
 
@@ -15,9 +15,9 @@ use fate::{Fate, total, whole_sectors};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 use std::collections::BTreeMap;
 
-/// More operations under way than this, and the ring is full whatever the plan says.
-const ROOM: usize = 192;
-/// Due at this time: only a cancel ends it.
+/// Most operations in flight; beyond that the ring is full regardless of the plan.
+const OPERATIONS_MAX: usize = 192;
+/// Due time of an operation that completes only when it is cancelled.
 const NEVER: Nanos = Nanos(u64::MAX);
 
 #[derive(Clone, Debug)]
@@ -25,9 +25,9 @@ struct FileWork {
     file: FileId,
     op: FileOp,
     data: Vec<Segment>,
-    /// How much of it already took effect.
+    /// Bytes that have taken effect.
     progress: u64,
-    /// What a sync will reach.
+    /// What a sync covers.
     sync_point: u64,
     fate: Fate,
 }
@@ -47,7 +47,7 @@ pub struct SimRing {
     pub(crate) now: Nanos,
     pub(crate) rng: Rng,
     faults: Faults,
-    /// What goes wrong on single disks, in place of that.
+    /// Faults of single disks, in place of the general ones.
     disk_faults: BTreeMap<u32, Faults>,
     pub(crate) arena: Arena,
     pub(crate) net: Net,
@@ -57,7 +57,7 @@ pub struct SimRing {
 }
 
 impl SimRing {
-    /// A ring whose every choice comes from `rng`.
+    /// Creates a ring that takes all random choices from `rng`.
     pub fn new(rng: Rng, faults: Faults, tracer: Tracer) -> SimRing {
         SimRing {
             now: Nanos(1),
@@ -72,18 +72,18 @@ impl SimRing {
         }
     }
 
-    /// Plug in a disk.
+    /// Adds a disk.
     pub fn add_disk(&mut self, disk: Disk) -> FileId {
         self.disks.push(disk);
         FileId(self.disks.len() as u32 - 1)
     }
 
-    /// A disk, to change what it wants while nothing is under way on it.
+    /// A disk, for reconfiguration while no operation is in flight on it.
     pub fn disk_mut(&mut self, file: FileId) -> &mut Disk {
         &mut self.disks[file.0 as usize]
     }
 
-    /// A disk, to look at.
+    /// A disk, for inspection.
     pub fn disk(&self, file: FileId) -> &Disk {
         &self.disks[file.0 as usize]
     }
@@ -93,13 +93,13 @@ impl SimRing {
         self.disks.iter().any(Disk::has_failed)
     }
 
-    /// What goes wrong from now on.
+    /// Sets the faults from now on.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
     }
 
-    /// What goes wrong on one disk from now on; `None`: what goes wrong everywhere. Of these a disk has all that
-    /// is about operations on files.
+    /// Sets the faults of one disk from now on; `None`: the general ones. Only faults of file operations
+    /// apply to a disk.
     pub fn set_disk_faults(&mut self, file: FileId, faults: Option<Faults>) {
         match faults {
             Some(faults) => self.disk_faults.insert(file.0, faults),
@@ -111,7 +111,7 @@ impl SimRing {
         self.disk_faults.get(&file.0).copied().unwrap_or(self.faults)
     }
 
-    /// Operations and timers under way.
+    /// Operations and timers in flight.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
@@ -121,7 +121,7 @@ impl SimRing {
         self.arena.live()
     }
 
-    /// End one of the operations that are due, chosen at random: what goes to
+    /// Completes a random one of the operations that are due; returns the arguments for
     /// [`Queue::complete`](queue::Queue::complete) of that queue.
     pub fn reap(&mut self) -> Option<(QueueId, Cookie, i64)> {
         let ready = self.pending.iter().filter(|pending| pending.due <= self.now).count() as u64;
@@ -145,7 +145,7 @@ impl SimRing {
         Some((queue, cookie, result))
     }
 
-    /// Move the clock to when the next operation is due. False when nothing will ever be.
+    /// Advances the clock to when the next operation is due. False if there is none.
     pub fn advance(&mut self) -> bool {
         let next = self.pending.iter().map(|pending| pending.due).min().unwrap_or(NEVER);
         if next < NEVER {
@@ -154,21 +154,32 @@ impl SimRing {
         next < NEVER
     }
 
-    /// Let time pass.
+    /// As [`advance`](SimRing::advance), but by `nanos` nanoseconds at most: for callers who act on their own while
+    /// requests wait for a distant timer.
+    pub fn advance_within(&mut self, nanos: u64) {
+        let latest = self.now.after(nanos);
+        if self.pending.iter().all(|pending| pending.due > latest) {
+            self.now = latest;
+        } else {
+            self.advance();
+        }
+    }
+
+    /// Advances the clock by `nanos` nanoseconds.
     pub fn pass(&mut self, nanos: u64) {
         self.now = self.now.after(nanos);
     }
 
-    /// The power goes: what was under way reached the disks in part, unsynced writes survive at random,
-    /// memory and timers are gone. Queues and nodes of before must not be used again.
+    /// Power cut: operations in flight reached the disks in part, unsynced writes survive at random, memory
+    /// and timers are gone. Earlier queues and nodes must not be used again.
     pub fn power_cut(&mut self) {
         self.abandon();
         self.disks.iter_mut().for_each(|disk| disk.power_cut(&mut self.rng));
         self.tracer.note(self.now, "power-cut", &[]);
     }
 
-    /// The process is killed: what was under way reached the disks in part, memory and timers are gone. What was
-    /// written stays written, synced or not. Queues and nodes of before must not be used again.
+    /// Kills the process: operations in flight reached the disks in part, memory and timers are gone. Data
+    /// that was written stays, synced or not. Earlier queues and nodes must not be used again.
     pub fn kill(&mut self) {
         self.abandon();
         self.tracer.note(self.now, "kill", &[]);
@@ -196,7 +207,7 @@ impl SimRing {
         }
     }
 
-    /// Let an operation on data take effect up to `until` bytes; returns how far it got.
+    /// Lets a data operation take effect up to `until` bytes; returns how far it got.
     fn move_data(&mut self, work: &mut FileWork, until: u64) -> u64 {
         let (offset, write) = match work.op {
             FileOp::Read { offset } => (offset, false),
@@ -206,7 +217,7 @@ impl SimRing {
         let disk = &mut self.disks[work.file.0 as usize];
         let (mut at, mut skip, mut left) =
             (work.progress, work.progress, until.saturating_sub(work.progress));
-        // Gathered first: a sector is written once, however many segments it comes from.
+        // Gathered first, so that a sector is written once, however many segments it comes from.
         let mut gathered = Vec::new();
         for &segment in &work.data {
             let from = skip.min(u64::from(segment.len));
@@ -231,7 +242,7 @@ impl SimRing {
         work.progress
     }
 
-    /// Let an operation take effect, whole or as far as its fate allows: its result.
+    /// Lets an operation take effect, entirely or as far as its fate allows; returns its result.
     fn finish(&mut self, work: &mut FileWork) -> i64 {
         let index = work.file.0 as usize;
         match (work.fate, work.op) {
@@ -341,10 +352,10 @@ impl Ring for SimRing {
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
         assert!(!matches!(op, FileOp::Seek { .. }), "a seek can only be done at once");
-        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already under way");
-        // Timers are kept elsewhere: who waits for room by the clock would otherwise be in its own way.
+        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already in flight");
+        // Timers do not count: a node that waits for space with a timer would otherwise block itself.
         let under_way = self.pending.iter().filter(|pending| pending.work.is_some()).count();
-        if under_way >= ROOM || self.rng.chance(self.faults.ring_full) {
+        if under_way >= OPERATIONS_MAX || self.rng.chance(self.faults.ring_full) {
             self.note("ring-full", op, total(data), 0);
             return Err(RingFull);
         }
@@ -368,7 +379,7 @@ impl Ring for SimRing {
     }
 
     fn timer(&mut self, id: IoId, at: Nanos) {
-        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already under way");
+        assert!(self.pending.iter().all(|pending| pending.id != id), "{id:?} is already in flight");
         let due = at.after(self.rng.below(50_000));
         self.pending.push(Pending { id, due, work: None, cancelled: false });
     }

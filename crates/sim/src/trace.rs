@@ -1,4 +1,4 @@
-//! What happened: a hash over every event, and the last few of them for whoever reads a failure.
+//! Event trace: a hash over every event, and the last few events for failure reports.
 
 use queue::Nanos;
 use std::cell::RefCell;
@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-/// How many events are kept for a failure report.
+/// Events kept for a failure report.
 const KEPT: usize = 50;
-/// The most arguments that an event has.
+/// Most arguments of an event.
 const ARGS: usize = 6;
 
 /// A named number of an event.
@@ -29,12 +29,12 @@ struct Trace {
     last: VecDeque<Entry>,
 }
 
-/// A handle on the trace of one run; copies share it, so it outlives whatever panics.
+/// A handle to the trace of a run; copies share it, so it survives a panic.
 #[derive(Clone, Default, Debug)]
 pub struct Tracer(Rc<RefCell<Trace>>);
 
 impl Tracer {
-    /// Something happened. At most six arguments; the hash covers all of them.
+    /// Records an event with at most six arguments; the hash covers all of them.
     pub fn note(&self, at: Nanos, what: &'static str, args: &[Arg]) {
         let mut trace = self.0.borrow_mut();
         let mut entry = Entry { number: trace.count, at, what, args: [("", 0); ARGS] };
@@ -53,17 +53,17 @@ impl Tracer {
         trace.last.push_back(entry);
     }
 
-    /// The hash over everything so far.
+    /// The hash over all events so far.
     pub fn hash(&self) -> u64 {
         self.0.borrow().hash
     }
 
-    /// How many events there were.
+    /// Number of events.
     pub fn count(&self) -> u64 {
         self.0.borrow().count
     }
 
-    /// The last fifty events, one a line.
+    /// The last fifty events, one per line.
     pub fn tail(&self) -> String {
         let mut text = String::new();
         for entry in &self.0.borrow().last {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_tells_order_and_arguments_apart() {
+    fn the_hash_depends_on_order_and_arguments() {
         let hash = |events: &[(&'static str, u64)]| {
             let tracer = Tracer::default();
             events.iter().for_each(|&(what, arg)| tracer.note(Nanos(5), what, &[("a", arg)]));

@@ -1,11 +1,11 @@
-//! `--layer 'kind,key=value,…'`.
+//! `--layer NAME,OPTION,…`: the layers of a stack.
 
 use super::stack::DIRECT;
 use super::{Direct, SpecError};
-use block::{Bytes, LimitOverrides};
-use layers::Words;
-use layers::scheduler::Choice;
-use options::{Escaped, Options};
+use block::{Bytes, LimitOverrides, ParseLimitsError, QueueLimits};
+use layers::LayerOptions;
+use layers::scheduler::{Choice, Policy};
+use options::{Escaped, OptionRow, Options};
 use options::{write_choice, write_flag};
 use partition::Selector;
 use std::fmt;
@@ -15,104 +15,115 @@ use std::str::FromStr;
 /// One layer of a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LayerSpec {
-    /// Cuts requests to its limits, by the kernel's rules. The limits as `key=value,…` with the kernel's field
-    /// names; never empty.
+    /// Splits requests to queue limits, by the kernel's rules. The limits as `key=value,…` with the kernel's field names;
+    /// never empty.
     Split(String),
-    /// One partition of what stands below.
+    /// One partition of the device below.
     Part(Selector),
-    /// What is written goes to an overlay; what stands below is only read.
+    /// An overlay takes the writes; the device below is only read.
     Cow(CowSpec),
-    /// One of the list of drivers ([`layers::drivers`]).
-    Driver(Words),
-    /// What orders and merges the requests of the whole device.
+    /// A layer of the list of drivers ([`layers::drivers`]).
+    Driver(LayerOptions),
+    /// The scheduler, which orders and merges the requests of the whole device.
     Scheduler(Choice),
 }
 
-/// `cow,file=PATH`.
+/// An overlay: `cow,file=PATH`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CowSpec {
-    /// The overlay.
+    /// The file of the overlay.
     pub file: PathBuf,
-    /// How it is opened.
+    /// Whether the page cache is bypassed.
     pub direct: Direct,
-    /// Bytes of a chunk, of one that is made: a power of two.
+    /// The chunk size of an overlay that is created, a power of two.
     pub chunk: Option<Bytes>,
-    /// How long the device is, of one that is made; `None`: as long as what stands below.
+    /// The size of an overlay that is created; `None`: that of the device below.
     pub size: Option<Bytes>,
-    /// Make it if it is not there.
+    /// Whether the overlay is created if it is missing.
     pub create: bool,
 }
 
-/// A row of the help.
+/// A layer, as users see it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerRow {
-    /// What stands before the first comma.
+    /// The name, before the first comma.
     pub name: &'static str,
-    /// The words that there may be.
+    /// The name with all options.
     pub usage: &'static str,
-    /// What it does, in half a line.
+    /// The purpose, in half a line.
     pub about: &'static str,
-    /// Words that work.
+    /// A layer that parses.
     pub example: &'static str,
+    /// Every option, in the order of the help. Empty for layers whose arguments are not options of their own.
+    pub options: &'static [OptionRow],
 }
 
-/// Layers that need more of the engine than a driver has: partition tables, overlays, the place of a scheduler.
+const COW_OPTIONS: &[OptionRow] = &[
+    OptionRow::value("file", "PATH", "", "the overlay; required"),
+    OptionRow::value("direct", "on|off|auto", "auto", "bypass the page cache of the overlay, or use it"),
+    OptionRow::value("chunk", "4K..16M", "64K", "the unit that an overlay that is created copies"),
+    OptionRow::value("size", "SIZE", "that of the device below", "the size of an overlay that is created"),
+    OptionRow::flag("create", "create the overlay if it is missing"),
+];
+
+/// Layers that need more of the engine than a driver does: partition tables, overlays, the position of a scheduler.
 const OWN: [LayerRow; 5] = [
     LayerRow {
         name: "split",
         usage: "split,LIMIT=N[,LIMIT=N...]",
         about: "cuts requests to queue limits, by the kernel's rules",
         example: "split,max_sectors=255",
+        options: &[],
     },
     LayerRow {
         name: "part",
         usage: "part,N|LABEL=NAME|PARTUUID=UUID",
-        about: "one partition of what stands below",
+        about: "one partition of the device below",
         example: "part,2",
+        options: &[],
     },
     LayerRow {
         name: "cow",
         usage: "cow,file=PATH[,create[,size=SIZE][,chunk=4K..16M]][,direct=on|off|auto]",
-        about: "an overlay takes what is written",
+        about: "an overlay takes the writes",
         example: "cow,file=overlay.img,create",
+        options: COW_OPTIONS,
     },
     LayerRow {
         name: "mq-deadline",
         usage: "mq-deadline[,PARAMETER=VALUE...]",
         about: "the kernel's scheduler of that name",
         example: "mq-deadline,read_expire=100",
+        options: Policy::MqDeadline.options(),
     },
     LayerRow {
         name: "kyber",
         usage: "kyber[,PARAMETER=VALUE...]",
         about: "the kernel's scheduler of that name",
         example: "kyber,read_lat_nsec=500000",
+        options: Policy::Kyber.options(),
     },
 ];
 
-/// Every layer there is, in the order of the help.
+/// Returns all layers, in the order of the help.
 pub fn layer_rows() -> Vec<LayerRow> {
     let drivers = layers::drivers::rows().into_iter().map(|row| LayerRow {
         name: row.name,
         usage: row.usage,
         about: row.about,
         example: row.example,
+        options: row.options,
     });
     let (below, schedulers) = OWN.split_at(3);
     below.iter().copied().chain(drivers).chain(schedulers.iter().copied()).collect()
 }
 
-/// There is no layer of that name.
-fn unknown(kind: &str) -> SpecError {
+/// The error for a layer that does not exist: suggests the nearest.
+pub fn unknown_layer(kind: &str) -> SpecError {
     let rows = layer_rows();
-    let near = options::nearest(kind, rows.iter().map(|row| row.name));
-    if let Some(row) = rows.iter().find(|row| near == Some(row.name)) {
-        let why = format!("there is no layer \"{kind}\": did you mean {}?", row.name);
-        return SpecError::new(why, format!("for example {}", row.example));
-    }
     let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
-    let fix = format!("there are {}; for example {}", names.join(", "), rows[0].example);
-    SpecError::new(format!("there is no layer \"{kind}\""), fix)
+    let near = options::did_you_mean(kind, names.iter().copied());
+    SpecError::new(format!("unknown layer \"{kind}\""), format!("{near}layers: {}", names.join(", ")))
 }
 
 impl FromStr for LayerSpec {
@@ -128,9 +139,9 @@ impl FromStr for LayerSpec {
             "mq-deadline" | "kyber" => {
                 text.parse().map(LayerSpec::Scheduler).map_err(|error| super::scheduler::refusal(&error))
             }
-            _ => match Words::read(&kind, items.collect()) {
+            _ => match LayerOptions::read(&kind, items.collect()) {
                 Some(words) => words.map(LayerSpec::Driver),
-                None => Err(unknown(&kind)),
+                None => Err(unknown_layer(&kind)),
             },
         }
     }
@@ -154,7 +165,7 @@ fn parse_part(mut items: impl Iterator<Item = String>) -> Result<LayerSpec, Spec
 }
 
 fn parse_cow(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError> {
-    let mut options = Options::new("cow", &["file", "direct", "chunk", "size", "create"], items)?;
+    let mut options = Options::new("cow", COW_OPTIONS, items)?;
     let Some(file) = options.text("file")? else {
         return Err(SpecError::new(
             "cow has no file for its overlay",
@@ -169,7 +180,7 @@ fn parse_cow(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError
         create: options.flag("create")?,
     };
     if !cow.create && (cow.chunk.is_some() || cow.size.is_some()) {
-        return Err(SpecError::new("chunk and size go with create", "an overlay that is there has its own"));
+        return Err(SpecError::new("chunk and size go with create", "an existing overlay has its own"));
     }
     if cow.chunk.is_some_and(|chunk| !chunk.0.is_power_of_two() || !(4096..=16 << 20).contains(&chunk.0)) {
         return Err(SpecError::new("a chunk cannot have that size", "use 4K, 8K, 16K … 16M"));
@@ -181,7 +192,7 @@ fn parse_cow(items: impl Iterator<Item = String>) -> Result<LayerSpec, SpecError
 }
 
 impl LayerSpec {
-    /// A relative path is taken from `base` on.
+    /// Returns the layer with relative paths resolved against `base`.
     #[must_use]
     pub fn rooted(self, base: &Path) -> LayerSpec {
         match self {
@@ -208,7 +219,7 @@ impl fmt::Display for CowSpec {
 
 const PART_FIX: &str = "for example part,2 or part,LABEL=root or part,PARTUUID=…";
 
-/// How a partition is named.
+/// Parses the name of a partition.
 pub(super) fn parse_selector(text: &str) -> Result<Selector, SpecError> {
     match text.parse() {
         Ok(Selector::Number(0)) => Err(SpecError::new("partitions are numbered from 1", PART_FIX)),
@@ -220,17 +231,26 @@ pub(super) fn parse_selector(text: &str) -> Result<Selector, SpecError> {
     }
 }
 
-/// Checks that a text is queue limits, at least one: `key=value,…`.
+/// Checks that a text holds queue limits, at least one: `key=value,…`.
 ///
 /// # Errors
-/// A name or a value that is none.
+/// The text is empty, or a name or value is invalid.
 pub fn check_limits(text: &str) -> Result<(), SpecError> {
     let fix = "write key=value with the kernel's names, for example max_sectors=255";
     match text.parse::<LimitOverrides>() {
         Ok(limits) if limits.is_empty() => Err(SpecError::new("there is no limit", fix)),
         Ok(_) => Ok(()),
+        Err(ParseLimitsError::UnknownName { name }) => Err(unknown_limit(&name)),
         Err(why) => Err(SpecError::new(why.to_string(), fix)),
     }
+}
+
+/// The error for a limit that does not exist: suggests the nearest.
+pub fn unknown_limit(name: &str) -> SpecError {
+    let known =
+        QueueLimits::FIELDS.iter().filter(|field| field.why_fixed().is_none()).map(|field| field.name);
+    let near = options::did_you_mean(name, known);
+    SpecError::new(format!("unknown limit \"{name}\""), format!("{near}blockyard help limits lists them"))
 }
 
 impl fmt::Display for LayerSpec {

@@ -1,51 +1,55 @@
-//! The words in which a user describes devices: stacks, layers, exports, names.
+//! How users describe devices: stacks, layers, exports, names and whole topologies.
 //!
-//! A description is a text of items separated by commas, `kind:what,key=value,flag`. A comma that
-//! belongs to a path or a value is written twice, as QEMU has it: `file:odd,,name.img,ro`. Every
-//! description is a value that writes itself back as the shortest text that reads as itself.
+//! A description is a text of comma-separated items, `kind:what,key=value,flag`. A comma that belongs to a path or a
+//! value is doubled, as in QEMU: `file:odd,,name.img,ro`. Every description formats itself as the shortest text that
+//! parses to the same value.
 //!
-//! Runs on any thread, at start-up. Nothing here opens or looks at a file.
+//! Runs on any thread, at start-up. Nothing here opens a file, except [`DiskFileSpec::is_refused_as_raw`].
 //!
-//! *Invariant:* what parses is complete and consistent in itself: keys are known, given once, and
-//! fit each other. Whether files exist is `check`'s and `open`'s matter.
+//! *Invariant:* a parsed description is complete and consistent in itself: keys are known, given once, and fit each
+//! other. `check` and `open` find out whether files exist.
 
 #![forbid(unsafe_code)]
 
+mod backend;
 mod export;
-mod fuse;
 mod layer;
 mod name;
 mod nbd;
-mod nbd_device;
-mod nbd_limits;
 mod null;
 mod paths;
+mod program;
+mod rbd;
 mod scheduler;
 mod stack;
 mod table;
-mod ublk;
+pub mod topology;
 
+pub use ::rbd::{Cache, RbdSpec};
+pub use backend::{BackendRow, RandomStack, backend_rows};
+pub use backends::{Direct, FileSpec, IrqMode, NullSpec, RamSpec};
 pub use block::Bytes;
-pub use export::{NBD_PORT, NbdAddress, TlsMode, TlsSpec, nbd_uri};
-pub use fuse::{FuseSpec, LoopSpec, OverUring};
+pub use export::{
+    AclSpec, CdbMax, Conflict, Digests, ExportFile, ExportKind, ExportOptions, ExportRow, FileAccess,
+    FuseSpec, ISCSI_PORT, IscsiName, IscsiSpec, LoopSpec, NBD_EXPORT_KEYS, NBD_LIMITS, NBD_PORT, NbdAddress,
+    NbdDeviceSpec, NbdExportSpec, NbdLimits, NbdOptions, OverUring, PortalAddress, Recovery, SocketMode,
+    TlsMode, TlsSpec, UblkSpec, VhostUserSpec, default_exports, export_rows, nbd_uri,
+};
 pub use images::{Backing, Format};
-pub use layer::{CowSpec, LayerRow, LayerSpec, check_limits, layer_rows};
-pub use layers::scheduler::is_parameter as is_scheduler_parameter;
+pub use layer::{CowSpec, LayerRow, LayerSpec, check_limits, layer_rows, unknown_layer, unknown_limit};
+pub use layers::scheduler::{Policy, is_parameter as is_scheduler_parameter};
 pub use name::DeviceName;
 pub use nbd::{NBD_RECONNECT_DEFAULT, NBD_TIMEOUT_DEFAULT, NbdSpec};
-pub use nbd_device::NbdDeviceSpec;
-pub use nbd_limits::NbdLimits;
-pub use null::{IrqMode, NullSpec};
-pub use options::{SpecError, format_time, parse_time};
+pub use options::{OptionRow, SpecError, did_you_mean, format_time, parse_time};
 pub use partition::Selector;
-pub use paths::{Failback, PathSpec};
+pub use paths::{Failback, MULTIPATH_OPTIONS, PathSpec};
+pub use program::{PROGRAM_RECONNECT_DEFAULT, PROGRAM_TIMEOUT_DEFAULT, ProgramSpec};
 pub use scheduler::misplaced;
 pub use scheduler::{parse_scheduler, scheduler_of, with_scheduler};
-pub use stack::{Direct, FileFormat, FileSpec, RamSpec, SIZE_DEFAULT, StackSpec};
+pub use stack::{DiskFileSpec, FileFormat, SIZE_DEFAULT, StackSpec};
 pub use table::{LineSpec, TableSpec, escaped_word};
-pub use ublk::{Recovery, UblkSpec};
 
-/// I/O threads of a process, so hardware queues of a device, at most.
+/// The largest number of I/O threads of a process, and of hardware queues of a device.
 pub const QUEUES_MAX: u16 = 256;
 
 #[cfg(test)]

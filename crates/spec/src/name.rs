@@ -1,4 +1,4 @@
-//! Names of devices: words that are also safe as file names, in URIs and as metric labels.
+//! Device names, which are safe as file names, in URIs and as metric labels.
 
 use super::SpecError;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceName(String);
 
-/// Bytes of a name at most. `NAME.control` under a run directory must fit the 107 bytes of a Unix
+/// The longest name, in bytes. `NAME.control` under a run directory must fit the 107 bytes of a Unix
 /// socket's path.
 const LEN_MAX: usize = 64;
 
@@ -17,15 +17,14 @@ fn is_word(c: char) -> bool {
 }
 
 impl DeviceName {
-    /// The nearest name to any text: what cannot be in a name becomes `-`; `fallback` when nothing
-    /// of it is left.
+    /// Returns the text as a name, with `-` for characters that a name cannot have; `fallback` if nothing is left.
     pub(super) fn nearest(text: &str, fallback: &'static str) -> DeviceName {
         let clean: String = text.chars().map(|c| if is_word(c) { c } else { '-' }).take(LEN_MAX).collect();
         let clean = clean.trim_start_matches(['.', '-']).trim_end_matches('-');
         DeviceName(if clean.is_empty() { fallback.to_owned() } else { clean.to_owned() })
     }
 
-    /// This name, or with `-2`, `-3`, … the first that is not taken.
+    /// Returns this name, or the first of `NAME-2`, `NAME-3`, … that is not taken.
     #[must_use]
     pub fn unique(&self, taken: impl Fn(&str) -> bool) -> DeviceName {
         if !taken(&self.0) {
@@ -39,7 +38,7 @@ impl DeviceName {
         numbered.into_iter().find(|name| !taken(name)).map_or_else(|| self.clone(), DeviceName)
     }
 
-    /// As text.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

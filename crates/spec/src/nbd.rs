@@ -1,7 +1,7 @@
 //! `nbd:URI[,timeout=TIME][,reconnect=TIME][,ro]`: an export of an NBD server.
 
 use super::{DeviceName, SpecError};
-use options::{Escaped, Options};
+use options::{Escaped, OptionRow, Options};
 use options::{format_time, parse_time};
 use proto::nbd::Uri;
 use proto::nbd::uri::Server;
@@ -9,27 +9,45 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server may leave requests unanswered when nothing is said: what the kernel grants a disk.
+/// The default of `timeout`: the kernel's timeout of a disk request.
 pub const NBD_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long requests wait for another connection when nothing is said.
+/// The default of `reconnect`.
 pub const NBD_RECONNECT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// An export of a server.
+/// An export of an NBD server, as a backend.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NbdSpec {
-    /// Where it is, with what TLS needs.
+    /// The URI of the export, with the parameters of TLS.
     pub uri: Uri,
-    /// A server that says nothing for so long while requests wait is given up; none: never. Never 0.
+    /// How long a server may stay silent while requests are in flight before its connection is closed; `None`: without end.
+    /// Never 0.
     pub timeout: Option<Duration>,
-    /// How long requests wait for another connection; 0: they fail at once.
+    /// How long requests wait for a new connection; 0: they fail at once.
     pub reconnect: Duration,
-    /// Not to be written.
+    /// Whether the device is read-only.
     pub ro: bool,
 }
 
+/// The options of `nbd:`.
+pub(super) const OPTIONS: &[OptionRow] = &[
+    OptionRow::value(
+        "timeout",
+        "TIME",
+        "30s",
+        "close a connection whose server leaves requests unanswered for so long; 0: never",
+    ),
+    OptionRow::value(
+        "reconnect",
+        "TIME",
+        "30s",
+        "how long requests wait for a new connection, on which they are sent again; 0: they fail",
+    ),
+    OptionRow::flag("ro", "read-only"),
+];
+
 impl NbdSpec {
     pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<NbdSpec, SpecError> {
-        let mut options = Options::new("nbd", &["timeout", "reconnect", "ro"], items)?;
+        let mut options = Options::new("nbd", OPTIONS, items)?;
         let fix = "write nbd:nbd+unix:///EXPORT?socket=PATH or nbd:nbd://HOST:PORT/EXPORT; nbds for TLS";
         let uri: Uri = what.parse().map_err(|why| SpecError::new(format!("{why}"), fix))?;
         if uri.user.is_some() {
@@ -49,12 +67,12 @@ impl NbdSpec {
         })
     }
 
-    /// A device is called as the export is.
+    /// Returns the name of a device for which none is given: the name of the export.
     pub(super) fn derived_name(&self) -> DeviceName {
         DeviceName::nearest(&self.uri.export, "nbd")
     }
 
-    /// A relative socket is taken from `base` on.
+    /// Resolves a relative socket path against `base`.
     pub(super) fn rooted(&mut self, base: &Path) {
         if let Server::Unix(path) = &mut self.uri.server
             && !path.as_os_str().as_encoded_bytes().starts_with(b"\0")

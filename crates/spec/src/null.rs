@@ -1,87 +1,81 @@
-//! `null:SIZE,key=value,…`: null_blk's knobs under null_blk's names. Sizes are in bytes or have a suffix,
-//! where null_blk counts MiB.
+//! `null:SIZE,key=value,…`: the options of null_blk under its names. Sizes are in bytes or have a suffix, where null_blk
+//! counts MiB.
 
-use super::SpecError;
 use super::stack::size_or_default;
-use backends::{Knobs, Sharing, ZonedSpec};
+use super::{SpecError, StackSpec};
+use backends::{IrqMode, Knobs, NullSpec, Sharing, ZonedSpec};
 use block::{Bytes, Sectors, UNLIMITED_SECTORS};
-use options::Options;
+use options::{OptionRow, Options};
 use options::{format_time, parse_time};
 use options::{write_choice, write_flag};
 use std::fmt;
 use std::time::Duration;
 
-/// null_blk's default for its timed completion.
-const COMPLETION_DEFAULT: Duration = Duration::from_micros(10);
-
-/// How `null:` completes, with null_blk's words.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub enum IrqMode {
-    /// At once, within the submission.
-    #[default]
-    None,
-    /// At the next turn of the loop.
-    Softirq,
-    /// After the completion time.
-    Timer,
-}
-
-/// `null:SIZE`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NullSpec {
-    /// The size it claims.
-    pub size: Bytes,
-    /// When requests end.
-    pub irqmode: IrqMode,
-    /// How long after submission, in `timer` mode.
-    pub completion: Duration,
-    /// Keep what is written after all.
-    pub memory_backed: bool,
-    /// Be a zoned device.
-    pub zoned: Option<ZonedSpec>,
-    /// Everything else.
-    pub knobs: Knobs,
-}
-
 const IRQMODE: [(&str, IrqMode); 3] =
     [("none", IrqMode::None), ("softirq", IrqMode::Softirq), ("timer", IrqMode::Timer)];
 
-const KNOWN: &[&str] = &[
-    "irqmode",
-    "completion",
-    "completion_nsec",
-    "memory_backed",
-    "blocksize",
-    "max_sectors",
-    "virt_boundary",
-    "rotational",
-    "discard",
-    "blocking",
-    "cache_size",
-    "fua",
-    "mbps",
-    "hw_queue_depth",
-    "shared_tag_bitmap",
-    "shared_tags",
-    "badblocks",
-    "badblocks_once",
-    "badblocks_partial_io",
-    "timeout",
-    "requeue",
-    "init_hctx",
-    "zoned",
-    "zone_size",
-    "zone_capacity",
-    "zone_nr_conv",
-    "zone_max_open",
-    "zone_max_active",
-    "zone_append_max_sectors",
-    "zone_full",
-    "zone_readonly",
-    "zone_offline",
+/// The options of `null:`.
+pub(super) const OPTIONS: &[OptionRow] = &[
+    OptionRow::value(
+        "irqmode",
+        "none|softirq|timer",
+        "none",
+        "complete requests at once, or after the completion time",
+    ),
+    OptionRow::value("completion", "TIME", "10us", "how long a request takes; implies irqmode=timer"),
+    OptionRow::value("completion_nsec", "N", "10000", "the completion time in nanoseconds"),
+    OptionRow::flag("memory_backed", "keep what is written"),
+    OptionRow::value("blocksize", "512..4096", "512", "the logical block size"),
+    OptionRow::value("max_sectors", "N", "65536", "the largest request, in sectors"),
+    OptionRow::flag("virt_boundary", "segments of a request meet at page boundaries only"),
+    OptionRow::flag("rotational", "report a rotating disk"),
+    OptionRow::flag("discard", "support discard, which frees memory; with memory_backed"),
+    OptionRow::flag("blocking", "carry out requests at the queue's next turn"),
+    OptionRow::value("cache_size", "SIZE", "0", "a volatile write cache, with memory_backed"),
+    OptionRow::value("fua", "on|off", "on", "whether writes can bypass the write cache"),
+    OptionRow::value("mbps", "1..40960", "no limit", "the throughput, in MiB a second"),
+    OptionRow::value("hw_queue_depth", "N", "--depth", "requests in flight of each queue"),
+    OptionRow::flag("shared_tag_bitmap", "all queues of the device share hw_queue_depth"),
+    OptionRow::flag("shared_tags", "all null devices of the process with this option share hw_queue_depth"),
+    OptionRow::value(
+        "badblocks",
+        "FIRST-LAST[+FIRST-LAST...]",
+        "none",
+        "sectors whose reads and writes fail",
+    ),
+    OptionRow::flag("badblocks_once", "a range of bad blocks is good after its first error"),
+    OptionRow::flag("badblocks_partial_io", "transfer the data before the first bad block"),
+    OptionRow::value(
+        "timeout",
+        "INTERVAL:PROBABILITY:SPACE:TIMES",
+        "none",
+        "requests that are never completed and time out after 5 s, as the kernel's fault injection counts them",
+    ),
+    OptionRow::value("requeue", "INTERVAL:PROBABILITY:SPACE:TIMES", "none", "requests that are requeued"),
+    OptionRow::value(
+        "init_hctx",
+        "INTERVAL:PROBABILITY:SPACE:TIMES",
+        "none",
+        "hardware queues that cannot be created",
+    ),
+    OptionRow::flag("zoned", "a zoned device"),
+    OptionRow::value("zone_size", "SIZE", "256M", "the size of a zone, a power of two"),
+    OptionRow::value("zone_capacity", "SIZE", "zone_size", "the writable part of a sequential zone"),
+    OptionRow::value("zone_nr_conv", "N", "0", "conventional zones, from the first on"),
+    OptionRow::value("zone_max_open", "N", "0", "zones that may be open at once; 0: any number"),
+    OptionRow::value("zone_max_active", "N", "0", "zones that may be open or closed at once; 0: any number"),
+    OptionRow::value("zone_append_max_sectors", "N", "no limit", "the largest zone append, in sectors"),
+    OptionRow::flag("zone_full", "zones start full"),
+    OptionRow::value(
+        "zone_readonly",
+        "SECTOR[+SECTOR...]",
+        "none",
+        "the zones of these sectors are read-only",
+    ),
+    OptionRow::value("zone_offline", "SECTOR[+SECTOR...]", "none", "the zones of these sectors are offline"),
 ];
 
-/// What null_blk has a knob for and a null device here has not: where that is said instead, or why it is nothing.
+/// Options of null_blk that a null device lacks, with the option to use instead or the reason.
 const ELSEWHERE: [(&[&str], &str); 8] = [
     (&["gb", "size"], "the size is what stands behind null:, as in null:250G"),
     (&["bs"], "write blocksize=4K"),
@@ -90,12 +84,12 @@ const ELSEWHERE: [(&[&str], &str); 8] = [
     (&["no_sched"], "there is no scheduler unless one is asked for: --scheduler"),
     (&["queue_mode"], "there is one mode, which is null_blk's 2, multi-queue"),
     (&["home_node"], "memory is where the thread of a queue runs"),
-    (&["nr_devices", "power", "index"], "a device is made and taken away by blockyard add and del"),
+    (&["nr_devices", "power", "index"], "blockyard add and del create and remove devices"),
 ];
-/// null_blk's numbers for them.
+/// The numbers of null_blk's `irqmode`, in the order of [`IRQMODE`].
 const IRQMODE_NUMBERS: [&str; 3] = ["0", "1", "2"];
 
-/// Items with null_blk's numbers as words.
+/// Replaces a number of null_blk's `irqmode` by its word.
 fn in_words(item: String) -> String {
     let number = item
         .strip_prefix("irqmode=")
@@ -111,17 +105,37 @@ fn check_elsewhere(item: &str) -> Result<(), SpecError> {
     }
 }
 
+/// Returns a null device that keeps what is written, with random options.
+pub(super) fn random(size: Bytes, below: &mut dyn FnMut(u64) -> u64) -> StackSpec {
+    let mut chance = |permille| below(1000) < permille;
+    let is_timed = chance(500);
+    let (blocking, has_cache, has_rate, has_depth) = (chance(300), chance(300), chance(200), chance(300));
+    let (is_shared, is_requeued) = (chance(500), chance(300));
+    let knobs = Knobs {
+        discard: true,
+        blocking,
+        cache_size: has_cache.then(|| Bytes(4096 * (1 + below(8)))),
+        mbps: has_rate.then(|| 20 + below(1981) as u32),
+        hw_queue_depth: has_depth.then(|| 1 + below(4) as u32),
+        sharing: if is_shared { Sharing::Device } else { Sharing::Queue },
+        requeue: is_requeued.then(|| "3:50:0:-1".parse().expect("a fault")),
+        ..Knobs::default()
+    };
+    let spec = NullSpec { size, memory_backed: true, knobs, ..NullSpec::default() };
+    StackSpec::Null(if is_timed { spec.completing_after(20_000) } else { spec })
+}
+
 pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<NullSpec, SpecError> {
     let items: Vec<String> = items.map(in_words).collect();
     items.iter().try_for_each(|item| check_elsewhere(item))?;
-    let mut options = Options::new("null", KNOWN, items.into_iter())?;
+    let mut options = Options::new("null", OPTIONS, items.into_iter())?;
     let completion = completion(&mut options)?;
-    // A completion time alone asks for the timer: nothing else would heed it.
+    // A completion time alone implies the timer, the only mode that uses it.
     let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
     let null = NullSpec {
         size: size_or_default("null", what)?,
         irqmode: options.choice("irqmode", &IRQMODE)?.unwrap_or(implied),
-        completion: completion.unwrap_or(COMPLETION_DEFAULT),
+        completion: completion.unwrap_or(NullSpec::COMPLETION),
         memory_backed: options.flag("memory_backed")?,
         zoned: zoned(&mut options)?,
         knobs: knobs(&mut options)?,
@@ -132,7 +146,7 @@ pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<N
     Ok(null)
 }
 
-/// `completion=TIME`, or null_blk's `completion_nsec=NANOSECONDS`.
+/// Takes `completion=TIME` or null_blk's `completion_nsec=NANOSECONDS`.
 fn completion(options: &mut Options) -> Result<Option<Duration>, SpecError> {
     let time = options.text("completion")?.map(|text| parse_time(&text)).transpose()?;
     let nanos: Option<u64> = options.value("completion_nsec", "10000")?;
@@ -201,7 +215,7 @@ fn zoned(options: &mut Options) -> Result<Option<ZonedSpec>, SpecError> {
     }))
 }
 
-/// Sectors joined by `+`: commas separate options.
+/// Takes a list of sectors, separated by `+` since commas separate options.
 fn sectors(options: &mut Options, key: &str) -> Result<Vec<Sectors>, SpecError> {
     let Some(text) = options.text(key)? else { return Ok(Vec::new()) };
     let sector = |word: &str| {
@@ -215,20 +229,19 @@ fn sectors(options: &mut Options, key: &str) -> Result<Vec<Sectors>, SpecError> 
     text.split('+').map(sector).collect()
 }
 
-impl fmt::Display for NullSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "null:{}", self.size)?;
-        write_choice(f, "irqmode", self.irqmode, &IRQMODE)?;
-        if self.irqmode == IrqMode::Timer {
-            write!(f, ",completion={}", format_time(self.completion))?;
-        }
-        write_flag(f, self.memory_backed, "memory_backed")?;
-        write_knobs(f, &self.knobs)?;
-        self.zoned.as_ref().map_or(Ok(()), |zoned| write_zoned(f, zoned))
+/// Writes the shortest text that parses to the same device.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, null: &NullSpec) -> fmt::Result {
+    write!(f, "null:{}", null.size)?;
+    write_choice(f, "irqmode", null.irqmode, &IRQMODE)?;
+    if null.irqmode == IrqMode::Timer {
+        write!(f, ",completion={}", format_time(null.completion))?;
     }
+    write_flag(f, null.memory_backed, "memory_backed")?;
+    write_knobs(f, &null.knobs)?;
+    null.zoned.as_ref().map_or(Ok(()), |zoned| write_zoned(f, zoned))
 }
 
-/// Only those that were turned.
+/// Writes the options that differ from their defaults.
 fn write_knobs(f: &mut fmt::Formatter<'_>, knobs: &Knobs) -> fmt::Result {
     let plain = Knobs::default();
     if knobs.blocksize != plain.blocksize {

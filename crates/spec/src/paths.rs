@@ -1,37 +1,37 @@
-//! How the paths of a multipath table are looked after: what multipathd does beside the kernel.
+//! `--multipath OPTION,…`: testing and failback of a multipath table's paths, as multipathd does it beside the kernel.
 
 use super::SpecError;
-use options::{Options, split};
+use options::{OptionRow, Options, split};
 use options::{format_time, parse_time};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// When the first group with a path is gone back to.
+/// When I/O returns to the first path group that has a path.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Failback {
-    /// When somebody says so.
+    /// By a message only.
     #[default]
     Manual,
-    /// When it has had a path for so long; 0: at once.
+    /// After the group has had a path for so long; 0: at once.
     After(Duration),
 }
 
-/// `checker=on|off|TIME,checker_max=TIME,failback=manual|immediate|TIME,no_path_timeout=TIME`.
+/// Settings of the path checker and of failback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathSpec {
-    /// How often a path that failed is read from; `None`: never. Twice as long after each attempt that fails.
+    /// The first interval of test reads from a failed path, doubled after each failure; `None`: no tests.
     pub checker: Option<Duration>,
-    /// And at most so long.
+    /// The longest interval.
     pub checker_max: Duration,
-    /// Going back.
+    /// When I/O returns to the first path group.
     pub failback: Failback,
-    /// How long requests are kept while there is no path; `None`: for ever. The kernel's
+    /// How long requests wait while no path works; `None`: without end. The kernel's
     /// `queue_if_no_path_timeout_secs`.
     pub no_path_timeout: Option<Duration>,
 }
 
-/// Between two attempts when nothing is said, and at most: multipathd begins with 5 s.
+/// The default of `checker`: multipathd starts with 5 s.
 const CHECKER: Duration = Duration::from_secs(1);
 const CHECKER_MAX: Duration = Duration::from_secs(20);
 const CHECKER_MIN: Duration = Duration::from_millis(10);
@@ -47,12 +47,34 @@ impl Default for PathSpec {
     }
 }
 
+/// The options of `--multipath`.
+pub const MULTIPATH_OPTIONS: &[OptionRow] = &[
+    OptionRow::value(
+        "checker",
+        "on|off|TIME",
+        "on",
+        "how often a failed path is tested; on: every second at first",
+    ),
+    OptionRow::value(
+        "checker_max",
+        "TIME",
+        "20s",
+        "the longest interval of tests; it doubles after each failure",
+    ),
+    OptionRow::value(
+        "failback",
+        "manual|immediate|TIME",
+        "manual",
+        "when to return to the first path group: at once, or after it has had a path for so long",
+    ),
+    OptionRow::value("no_path_timeout", "TIME", "never", "fail requests that wait for a path for so long"),
+];
+
 impl FromStr for PathSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<PathSpec, SpecError> {
-        const KNOWN: &[&str] = &["checker", "checker_max", "failback", "no_path_timeout"];
-        let mut options = Options::new("multipath", KNOWN, split(text).into_iter())?;
+        let mut options = Options::new("multipath", MULTIPATH_OPTIONS, split(text).into_iter())?;
         let time = |text: Option<String>| text.map(|text| parse_time(&text)).transpose();
         let mut spec = PathSpec::default();
         match options.text("checker")?.as_deref() {
@@ -97,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_written_again() {
+    fn path_settings_parse_back_from_their_text() {
         for text in [
             "checker=1s,checker_max=20s,failback=manual",
             "checker=off,failback=immediate",

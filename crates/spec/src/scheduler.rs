@@ -1,12 +1,12 @@
-//! `--scheduler NAME[,PARAMETER=VALUE…]`: what orders and merges the requests of a device.
+//! `--scheduler NAME[,PARAMETER=VALUE…]`: the scheduler of a device.
 
 use super::{LayerSpec, SpecError};
 use layers::scheduler::{Choice, ParameterError};
 
-/// A scheduler, or none: `none`, `mq-deadline,read_expire=100`.
+/// Parses a scheduler: `mq-deadline,read_expire=100`, or `none`, which is `None`.
 ///
 /// # Errors
-/// What there is not.
+/// The scheduler or a parameter is unknown, or a value is invalid.
 pub fn parse_scheduler(text: &str) -> Result<Option<Choice>, SpecError> {
     if text == "none" {
         return Ok(None);
@@ -14,7 +14,7 @@ pub fn parse_scheduler(text: &str) -> Result<Option<Choice>, SpecError> {
     text.parse().map(Some).map_err(|error| refusal(&error))
 }
 
-/// The same error with what to do about it apart.
+/// Splits a scheduler's error into the problem and the correction.
 pub(super) fn refusal(error: &ParameterError) -> SpecError {
     let text = error.to_string();
     match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
@@ -23,8 +23,8 @@ pub(super) fn refusal(error: &ParameterError) -> SpecError {
     }
 }
 
-/// The layers of a device with this scheduler in place of the one that there is: it stands above all but splits at
-/// the top, as the kernel splits first.
+/// Returns the layers of a device with another scheduler, or none. It is placed below the splits at the top, since the kernel
+/// splits first, and above all other layers.
 pub fn with_scheduler(layers: &[LayerSpec], choice: Option<Choice>) -> Vec<LayerSpec> {
     let mut all: Vec<_> =
         layers.iter().filter(|layer| !matches!(layer, LayerSpec::Scheduler(_))).cloned().collect();
@@ -35,7 +35,7 @@ pub fn with_scheduler(layers: &[LayerSpec], choice: Option<Choice>) -> Vec<Layer
     all
 }
 
-/// The scheduler among the layers of a device.
+/// Returns the scheduler among the layers of a device.
 pub fn scheduler_of(layers: &[LayerSpec]) -> Option<Choice> {
     layers.iter().find_map(|layer| match layer {
         LayerSpec::Scheduler(choice) => Some(*choice),
@@ -43,7 +43,7 @@ pub fn scheduler_of(layers: &[LayerSpec]) -> Option<Choice> {
     })
 }
 
-/// What is wrong with where schedulers stand among layers, if anything.
+/// Returns the problem with the position of schedulers among layers, if there is one.
 pub fn misplaced(layers: &[LayerSpec]) -> Option<&'static str> {
     let scheduler = layers.iter().position(|layer| matches!(layer, LayerSpec::Scheduler(_)))?;
     let above = &layers[scheduler + 1..];
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_stands_above_all_but_splits_at_the_top() {
+    fn a_scheduler_is_placed_below_the_topmost_splits() {
         let before = layers(&["split,max_sectors=8", "delay,read=1ms", "split,max_sectors=255"]);
         let kyber = with_scheduler(&before, parse_scheduler("kyber").unwrap());
         let names: Vec<String> = kyber.iter().map(ToString::to_string).collect();
@@ -76,13 +76,10 @@ mod tests {
     }
 
     #[test]
-    fn one_that_stands_elsewhere_is_refused() {
+    fn a_scheduler_below_other_layers_is_refused() {
         assert!(misplaced(&layers(&["kyber", "delay,read=1ms"])).is_some_and(|why| why.contains("below")));
         assert!(misplaced(&layers(&["kyber", "mq-deadline"])).is_some_and(|why| why.contains("two")));
         let error = parse_scheduler("bfq").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "there is no scheduler \"bfq\" (there are none, mq-deadline and kyber)"
-        );
+        assert_eq!(error.to_string(), "unknown scheduler \"bfq\" (schedulers: none, mq-deadline, kyber)");
     }
 }

@@ -1,41 +1,50 @@
 //! `kind:what,key=value,…`: the backend at the bottom of a stack.
 
 use super::layer::parse_selector;
-use super::null::{self, NullSpec};
-use super::{DeviceName, NbdSpec, SpecError, TableSpec};
-use block::{Bytes, Integrity};
+use super::{DeviceName, NbdSpec, ProgramSpec, SpecError, TableSpec};
+use super::{backend, null, rbd};
+use ::rbd::RbdSpec;
+use backends::{CustomSpec, Direct, FileSpec, NullSpec, RamSpec};
+use block::Bytes;
 use images::{Backing, Creation, Format};
-use options::{Escaped, Options, split, write_choice, write_flag};
+use options::{Escaped, OptionRow, Options, split, write_choice, write_flag};
 use partition::Selector;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The size of `null:`, `zero:` and `error:` when none is given: null_blk's default, 250 GiB.
+/// The size of `null:`, `zero:` and `error:` where none is given: null_blk's default, 250 GiB.
 pub const SIZE_DEFAULT: Bytes = Bytes::gib(250);
 
-/// What holds a device's blocks.
+/// The backend of a device, or the table of its targets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StackSpec {
     /// A regular file or a block device.
-    File(FileSpec),
+    File(DiskFileSpec),
     /// Memory.
     Ram(RamSpec),
-    /// Requests end, nothing is kept.
+    /// Requests complete, and nothing is kept.
     Null(NullSpec),
-    /// Reads are zeroes, writes vanish. The size.
+    /// Reads return zeroes, and writes are dropped. The size.
     Zero(Bytes),
-    /// Everything fails. The size.
+    /// Every request fails. The size.
     Error(Bytes),
     /// An export of an NBD server.
     Nbd(NbdSpec),
-    /// Targets over devices of any of these kinds.
+    /// An image of a Ceph cluster.
+    Rbd(RbdSpec),
+    /// A program that speaks the exec protocol.
+    Exec(ProgramSpec),
+    /// nbdkit with a plugin.
+    Nbdkit(ProgramSpec),
+    /// A driver of the program itself, which no text describes.
+    Custom(CustomSpec),
+    /// Device-mapper targets over other stacks.
     Table(TableSpec),
 }
 
 impl StackSpec {
-    /// Whether what it holds is there after the process that serves it.
+    /// Returns whether the contents outlive the process that serves them.
     pub fn survives(&self) -> bool {
         match self {
             StackSpec::Ram(_) => false,
@@ -43,82 +52,61 @@ impl StackSpec {
             _ => true,
         }
     }
+
+    /// Returns the stack opened for reading only, where a kind has that option and the stack is not created.
+    #[must_use]
+    pub fn for_reading(&self) -> StackSpec {
+        let mut stack = self.clone();
+        match &mut stack {
+            StackSpec::File(disk) if disk.file.create.is_none() => disk.file.ro = true,
+            StackSpec::Nbd(server) => server.ro = true,
+            StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.ro = true,
+            StackSpec::Rbd(image) if image.create.is_none() => {
+                // A lock is for writers.
+                (image.read_only, image.exclusive) = (true, false);
+            }
+            _ => {}
+        }
+        stack
+    }
 }
 
-/// How a file is opened.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direct {
-    /// Direct where the file system offers it and it pays, else through the page cache.
-    #[default]
-    Auto,
-    /// `O_DIRECT`, or refuse.
-    On,
-    /// Through the page cache.
-    Off,
-}
-
-/// What a file holds a disk as.
+/// The format of a disk in a file.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum FileFormat {
-    /// Nothing was given: it is a raw disk. It is refused if it begins as an image, and clients cannot make it begin as
-    /// one, so nobody who opens the file later without a format takes it for one.
+    /// No format was given: a raw disk. The file is refused if it starts like an image, and clients cannot write the start
+    /// of one, so that no program that opens the file later without a format mistakes it for an image.
     #[default]
     Unspecified,
-    /// What its first bytes say, which is only good for files that no client has written.
+    /// Detected by the first bytes, which is safe only for files that no client has written.
     Probe,
-    /// This, whatever it begins with.
+    /// This format, whatever the first bytes are.
     Given(Format),
 }
 
-/// `file:PATH`.
+/// `file:PATH,…`: a file, the format of the disk in it, and automatic actions of the device.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct FileSpec {
-    /// The file.
-    pub path: PathBuf,
-    /// Whether the page cache is passed by.
-    pub direct: Direct,
-    /// Where in the file the device starts: at any byte, as with loop devices.
-    pub offset: Bytes,
-    /// How much of the file the device covers at most.
-    pub sizelimit: Option<Bytes>,
-    /// The logical block in bytes, a power of two in 512..=65536; none: what the file suggests.
-    pub block: Option<u32>,
-    /// Not to be written.
-    pub ro: bool,
-    /// Create the file, for a disk of this size, if it is missing. From `size=…,create`.
-    pub create: Option<Bytes>,
-    /// Bytes of a cluster of an image that is created; `None`: the format's default.
+pub struct DiskFileSpec {
+    /// The file as the backend opens it.
+    pub file: FileSpec,
+    /// The cluster size of an image that is created, in bytes; `None`: the format's default.
     pub cluster_size: Option<u32>,
     /// The backing file of an image that is created, as the image names it, and its format.
     pub backing_file: Option<(PathBuf, Format)>,
-    /// Others may write the file too.
-    pub share: bool,
-    /// Only that partition of it.
+    /// The partition to serve; `None`: the whole disk.
     pub part: Option<Selector>,
-    /// What the file holds a disk as.
+    /// The format of the disk.
     pub format: FileFormat,
-    /// Serve the disk as it was when this internal snapshot of a qcow2 image was made, by its id or name.
+    /// The internal snapshot of a qcow2 image to serve, by its id or name.
     pub snapshot: Option<String>,
-    /// Which files an image may name.
+    /// The files that an image may name.
     pub backing: Backing,
-    /// The device grows by itself when the file does.
+    /// Whether the device grows when the file grows.
     pub autosize: bool,
-    /// The device goes when its last client has.
+    /// Whether the device is removed when its last client disconnects.
     pub autoclear: bool,
-    /// The kernel is to look for partitions, where the device is one of its own.
+    /// Whether the kernel scans its block device for partitions.
     pub partscan: bool,
-}
-
-/// `ram:SIZE`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RamSpec {
-    /// How much.
-    pub size: Bytes,
-    /// Ask the kernel for huge pages.
-    pub hugepages: bool,
-    /// Keep integrity data beside the data.
-    pub integrity: Option<Integrity>,
 }
 
 const FORMAT: [(&str, FileFormat); 4] = [
@@ -129,8 +117,6 @@ const FORMAT: [(&str, FileFormat); 4] = [
 ];
 pub(super) const DIRECT: [(&str, Direct); 3] =
     [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
-const KINDS: &str = "there are file:PATH, ram:SIZE, null:SIZE, zero:SIZE, error:SIZE, nbd:URI";
-
 impl FromStr for StackSpec {
     type Err = SpecError;
 
@@ -141,19 +127,13 @@ impl FromStr for StackSpec {
             let fix = if first.contains(['/', '.']) {
                 format!("for a file write file:{first}")
             } else {
-                KINDS.into()
+                format!("backends: {}", backend::usages())
             };
             return Err(SpecError::new(format!("\"{first}\" has no kind"), fix));
         };
-        match kind {
-            "file" => parse_file(what, items).map(StackSpec::File),
-            "ram" => parse_ram(what, items).map(StackSpec::Ram),
-            "null" => null::parse(what, items).map(StackSpec::Null),
-            "zero" => parse_bare("zero", what, items).map(StackSpec::Zero),
-            "error" => parse_bare("error", what, items).map(StackSpec::Error),
-            "nbd" => NbdSpec::parse(what, items).map(StackSpec::Nbd),
-            "rbd" => Err(SpecError::new(format!("{kind}: is not in this build"), KINDS)),
-            _ => Err(SpecError::new(format!("there is no backend \"{kind}\""), KINDS)),
+        match backend::row(kind) {
+            Some(row) => (row.parse)(what, items.collect()),
+            None => Err(backend::unknown(kind)),
         }
     }
 }
@@ -164,7 +144,7 @@ fn parse_size(kind: &str, what: &str) -> Result<Bytes, SpecError> {
     checked_size(kind, size)
 }
 
-fn checked_size(what: &str, size: Bytes) -> Result<Bytes, SpecError> {
+pub(super) fn checked_size(what: &str, size: Bytes) -> Result<Bytes, SpecError> {
     // Offsets are signed 64-bit numbers to the kernel and to clients.
     if size == Bytes::ZERO || size.0 > i64::MAX as u64 || !size.is_aligned(512) {
         return Err(SpecError::new(
@@ -187,42 +167,68 @@ fn block_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
     Ok(Some(block.0 as u32))
 }
 
-fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpec, SpecError> {
-    const KNOWN: &[&str] = &[
+/// The options of `file:`.
+pub(super) const FILE_OPTIONS: &[OptionRow] = &[
+    OptionRow::value(
         "direct",
-        "offset",
+        "on|off|auto",
+        "auto",
+        "bypass the page cache, or use it; auto bypasses it for block devices",
+    ),
+    OptionRow::value("offset", "SIZE", "0", "where the device begins in the file"),
+    OptionRow::value(
         "sizelimit",
-        "block",
-        "ro",
-        "size",
-        "create",
-        "cluster_size",
-        "backing_file",
-        "backing_fmt",
-        "share",
-        "part",
+        "SIZE",
+        "the rest of the file",
+        "the largest part of the file that the device covers",
+    ),
+    OptionRow::value("block", "512..64K", "512, or what the file needs", "the logical block size"),
+    OptionRow::flag("ro", "read-only"),
+    OptionRow::value("size", "SIZE", "", "the size of the file that is created; with create"),
+    OptionRow::flag("create", "create the file if it is missing; with size"),
+    OptionRow::value("cluster_size", "512..2M", "64K", "the cluster size of a qcow2 image that is created"),
+    OptionRow::value("backing_file", "NAME", "none", "the backing file of a qcow2 image that is created"),
+    OptionRow::value("backing_fmt", "raw|qcow2", "", "its format, required with backing_file"),
+    OptionRow::flag("share", "let others write to the file at the same time"),
+    OptionRow::flag("sync", "each write is durable when it completes: no volatile write cache"),
+    OptionRow::value("part", "N|LABEL=NAME|PARTUUID=UUID", "", "serve one partition"),
+    OptionRow::value(
         "format",
-        "snapshot",
+        "raw|qcow2|vmdk|probe",
+        "raw, and images are refused",
+        "the image format; probe detects it by the first bytes",
+    ),
+    OptionRow::value("snapshot", "ID|NAME", "", "serve an internal snapshot of a qcow2 image, read-only"),
+    OptionRow::value(
         "backing",
-        "autosize",
-        "autoclear",
-        "partscan",
-    ];
-    let mut options = Options::new("file", KNOWN, items)?;
+        "allow|none|PATH[:PATH...]",
+        "those in its folder",
+        "the files that an image may name",
+    ),
+    OptionRow::flag("autosize", "grow the device when the file grows"),
+    OptionRow::flag("autoclear", "remove the device when its last client disconnects"),
+    OptionRow::flag("partscan", "the kernel scans for partitions (loop, ublk, nbd)"),
+];
+
+pub(super) fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<DiskFileSpec, SpecError> {
+    let mut options = Options::new("file", FILE_OPTIONS, items)?;
     if what.is_empty() {
         return Err(SpecError::new("file: has no path", "write file:PATH"));
     }
-    let mut file = FileSpec {
-        path: PathBuf::from(what),
-        direct: options.choice("direct", &DIRECT)?.unwrap_or_default(),
-        offset: options.value("offset", "1M")?.unwrap_or_default(),
-        sizelimit: options.value("sizelimit", "2G")?,
-        block: block_size(&mut options)?,
-        ro: options.flag("ro")?,
-        create: None,
+    let mut file = DiskFileSpec {
+        file: FileSpec {
+            path: PathBuf::from(what),
+            direct: options.choice("direct", &DIRECT)?.unwrap_or_default(),
+            offset: options.value("offset", "1M")?.unwrap_or_default(),
+            sizelimit: options.value("sizelimit", "2G")?,
+            block: block_size(&mut options)?,
+            ro: options.flag("ro")?,
+            share: options.flag("share")?,
+            sync: options.flag("sync")?,
+            ..FileSpec::default()
+        },
         cluster_size: cluster_size(&mut options)?,
         backing_file: backing_file(&mut options)?,
-        share: options.flag("share")?,
         part: options.text("part")?.map(|text| parse_selector(&text)).transpose()?,
         format: options.choice("format", &FORMAT)?.unwrap_or_default(),
         snapshot: options.text("snapshot")?,
@@ -245,7 +251,10 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
             "add format=qcow2",
         ));
     }
-    if file.sizelimit == Some(Bytes::ZERO) {
+    if file.file.sync && file.is_image() {
+        return Err(SpecError::new("sync is for raw files", "leave it out, or leave out format"));
+    }
+    if file.file.sizelimit == Some(Bytes::ZERO) {
         return Err(SpecError::new("sizelimit is 0", "leave it out for the whole file"));
     }
     match (options.flag("create")?, size) {
@@ -253,10 +262,10 @@ fn parse_file(what: &str, items: impl Iterator<Item = String>) -> Result<FileSpe
         (false, Some(_)) => {
             return Err(SpecError::new("size goes with create", "to use part of a file, write sizelimit"));
         }
-        (true, Some(_)) if file.ro => {
+        (true, Some(_)) if file.file.ro => {
             return Err(SpecError::new("a file cannot be created read-only", "leave out ro or create"));
         }
-        (_, size) => file.create = size.map(|size| checked_size("a file", size)).transpose()?,
+        (_, size) => file.file.create = size.map(|size| checked_size("a file", size)).transpose()?,
     }
     check_creation(&file)?;
     Ok(file)
@@ -271,7 +280,7 @@ fn cluster_size(options: &mut Options) -> Result<Option<u32>, SpecError> {
     Ok(Some(size.0 as u32))
 }
 
-/// The backing file of a new image. Its format must be given: nothing detects it later.
+/// Takes the backing file of a new image. Its format is required, since it is never detected.
 fn backing_file(options: &mut Options) -> Result<Option<(PathBuf, Format)>, SpecError> {
     let formats = [("raw", Format::Raw), ("qcow2", Format::Qcow2)];
     match (options.text("backing_file")?, options.choice("backing_fmt", &formats)?) {
@@ -284,12 +293,12 @@ fn backing_file(options: &mut Options) -> Result<Option<(PathBuf, Format)>, Spec
     }
 }
 
-/// Checks what goes with `create`.
-fn check_creation(file: &FileSpec) -> Result<(), SpecError> {
+/// Checks the options that depend on `create`.
+fn check_creation(file: &DiskFileSpec) -> Result<(), SpecError> {
     let of_image =
         [("cluster_size", file.cluster_size.is_some()), ("backing_file", file.backing_file.is_some())];
     let of_image = of_image.into_iter().find(|(_, given)| *given).map(|(name, _)| name);
-    let Some(size) = file.create else {
+    let Some(size) = file.file.create else {
         let Some(option) = of_image else { return Ok(()) };
         let fix = "write size=10G,create,format=qcow2";
         return Err(SpecError::new(format!("{option} goes with create"), fix));
@@ -326,7 +335,7 @@ fn check_creation(file: &FileSpec) -> Result<(), SpecError> {
         }
         (_, None) => {}
     }
-    if file.offset >= size {
+    if file.file.offset >= size {
         return Err(SpecError::new(
             "offset lies past the file that is to be created",
             "use a smaller offset",
@@ -335,7 +344,7 @@ fn check_creation(file: &FileSpec) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// `allow`, `none`, or files and folders with colons between them.
+/// Parses `allow`, `none`, or files and folders separated by colons.
 fn parse_backing(text: Option<String>) -> Result<Backing, SpecError> {
     let Some(text) = text else { return Ok(Backing::Beside) };
     match text.as_str() {
@@ -349,23 +358,34 @@ fn parse_backing(text: Option<String>) -> Result<Backing, SpecError> {
     }
 }
 
-fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
-    let mut options = Options::new("ram", &["hugepages", "integrity"], items)?;
+/// The options of `ram:`.
+pub(super) const RAM_OPTIONS: &[OptionRow] = &[
+    OptionRow::flag("hugepages", "ask the kernel for huge pages"),
+    OptionRow::value("integrity", "t10|ip|nvme|BYTES", "none", "keep integrity data beside every 512 bytes"),
+];
+
+pub(super) fn parse_ram(what: &str, items: impl Iterator<Item = String>) -> Result<RamSpec, SpecError> {
+    let mut options = Options::new("ram", RAM_OPTIONS, items)?;
     let integrity = options.value("integrity", "t10")?;
     Ok(RamSpec { size: parse_size("ram", what)?, hugepages: options.flag("hugepages")?, integrity })
 }
 
-fn parse_bare(
+/// Returns a RAM disk of that size: the simulation has no huge pages, and sends no integrity data.
+pub(super) fn random_ram(size: Bytes, _below: &mut dyn FnMut(u64) -> u64) -> StackSpec {
+    StackSpec::Ram(RamSpec { size, hugepages: false, integrity: None })
+}
+
+pub(super) fn parse_bare(
     kind: &'static str,
     what: &str,
     items: impl Iterator<Item = String>,
 ) -> Result<Bytes, SpecError> {
-    Options::new(kind, &[], items)?;
+    Options::new(kind, &[] as &[OptionRow], items)?;
     size_or_default(kind, what)
 }
 
 impl StackSpec {
-    /// The kind's word: `file`, `ram`, `null`, `zero`, `error`.
+    /// The name of the kind: `file`, `ram`, `null`, `zero`, `error`.
     pub fn kind(&self) -> &'static str {
         match self {
             StackSpec::File(_) => "file",
@@ -374,40 +394,52 @@ impl StackSpec {
             StackSpec::Zero(_) => "zero",
             StackSpec::Error(_) => "error",
             StackSpec::Nbd(_) => "nbd",
+            StackSpec::Rbd(_) => "rbd",
+            StackSpec::Exec(_) => "exec",
+            StackSpec::Nbdkit(_) => "nbdkit",
+            StackSpec::Custom(_) => "driver",
             StackSpec::Table(_) => "table",
         }
     }
 
-    /// The name of a device that is not given one: the file's without its last extension, with the number of
-    /// a partition, or the kind.
+    /// Returns the name of a device for which none is given: the file's without its last extension and with the number of a
+    /// partition, or the kind.
     pub fn derived_name(&self) -> DeviceName {
         if let StackSpec::Nbd(nbd) = self {
             return nbd.derived_name();
         }
+        if let StackSpec::Exec(program) | StackSpec::Nbdkit(program) = self {
+            return program.derived_name(self.kind());
+        }
         let mut stem = match self {
-            StackSpec::File(file) => file.path.file_stem().map(|stem| stem.to_string_lossy()),
+            StackSpec::File(file) => file.file.path.file_stem().map(|stem| stem.to_string_lossy()),
+            StackSpec::Rbd(spec) => Some(spec.image.as_str().into()),
             _ => None,
         };
-        if let (StackSpec::File(FileSpec { part: Some(Selector::Number(number)), .. }), Some(stem)) =
+        if let (StackSpec::File(DiskFileSpec { part: Some(Selector::Number(number)), .. }), Some(stem)) =
             (self, &mut stem)
         {
-            // As udev names its links to partitions.
+            // The suffix of udev's links to partitions.
             stem.to_mut().push_str(&format!("-part{number}"));
         }
         DeviceName::nearest(stem.as_deref().unwrap_or_default(), self.kind())
     }
 
-    /// A relative path is taken from `base` on.
+    /// Returns the stack with relative paths resolved against `base`.
     #[must_use]
     pub fn rooted(mut self, base: &Path) -> StackSpec {
         match &mut self {
             StackSpec::File(file) => {
-                file.path = base.join(&file.path);
+                file.file.path = base.join(&file.file.path);
                 if let Backing::Listed(listed) = &mut file.backing {
                     listed.iter_mut().for_each(|entry| *entry = base.join(&*entry));
                 }
             }
             StackSpec::Nbd(nbd) => nbd.rooted(base),
+            StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.rooted(base),
+            StackSpec::Rbd(spec) => {
+                spec.conf.as_mut().into_iter().for_each(|conf| *conf = base.join(&*conf));
+            }
             StackSpec::Table(table) => table.base = base.join(&table.base),
             _ => {}
         }
@@ -427,65 +459,68 @@ impl fmt::Display for StackSpec {
                     None => Ok(()),
                 }
             }
-            StackSpec::Null(null) => write!(f, "{null}"),
+            StackSpec::Null(spec) => null::write(f, spec),
             StackSpec::Zero(size) => write!(f, "zero:{size}"),
             StackSpec::Error(size) => write!(f, "error:{size}"),
             StackSpec::Nbd(nbd) => write!(f, "{nbd}"),
+            StackSpec::Rbd(spec) => rbd::write(f, spec),
+            StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.write(f, self.kind()),
+            StackSpec::Custom(custom) => write!(f, "driver:{}", Escaped(&custom.name)),
             StackSpec::Table(table) => write!(f, "table: {table}"),
         }
     }
 }
 
-impl FileSpec {
-    /// It is said to be an image of a format.
+impl DiskFileSpec {
+    /// Returns whether the given format is that of an image.
     pub fn is_image(&self) -> bool {
         matches!(self.format, FileFormat::Given(format) if format != Format::Raw)
     }
 
-    /// It is said to be an image of a format, or its first bytes decide.
+    /// Returns whether the given format is that of an image or is detected.
     pub fn may_be_image(&self) -> bool {
         self.is_image() || self.format == FileFormat::Probe
     }
 
-    /// Whether the file would be refused by now as it may not be a raw disk. A file that cannot be read would not:
-    /// opening it says more.
+    /// Reads the first bytes of the file and returns whether it would be refused as a raw disk. A file that cannot be read
+    /// would not: the error of opening it is clearer.
     pub fn is_refused_as_raw(&self) -> bool {
-        matches!(images::why_not_raw(&self.path), Ok(Some(_)))
+        matches!(images::why_not_raw(&self.file.path), Ok(Some(_)))
     }
 
-    /// The image to create if the file is missing.
+    /// The image to create if the file is missing; `None`: none.
     pub fn creation(&self) -> Option<Creation> {
-        let size = self.create.filter(|_| self.is_image())?;
+        let size = self.file.create.filter(|_| self.is_image())?;
         let (cluster_size, backing_file) = (self.cluster_size, self.backing_file.clone());
         Some(Creation { size, cluster_size, backing_file })
     }
 
-    /// The first option that means something to raw files only.
+    /// Returns the first option that only raw files have.
     pub fn raw_only(&self) -> Option<&'static str> {
         let options = [
-            ("offset", self.offset != Bytes::ZERO),
-            ("sizelimit", self.sizelimit.is_some()),
-            ("block", self.block.is_some()),
-            ("direct=on", self.direct == Direct::On),
+            ("offset", self.file.offset != Bytes::ZERO),
+            ("sizelimit", self.file.sizelimit.is_some()),
+            ("block", self.file.block.is_some()),
+            ("direct=on", self.file.direct == Direct::On),
             ("autosize", self.autosize),
         ];
         options.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
     }
 }
 
-impl fmt::Display for FileSpec {
+impl fmt::Display for DiskFileSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "file:{}", Escaped(&self.path.to_string_lossy()))?;
-        write_choice(f, "direct", self.direct, &DIRECT)?;
-        if self.offset != Bytes::ZERO {
-            write!(f, ",offset={}", self.offset)?;
+        write!(f, "file:{}", Escaped(&self.file.path.to_string_lossy()))?;
+        write_choice(f, "direct", self.file.direct, &DIRECT)?;
+        if self.file.offset != Bytes::ZERO {
+            write!(f, ",offset={}", self.file.offset)?;
         }
-        if let Some(limit) = self.sizelimit {
+        if let Some(limit) = self.file.sizelimit {
             write!(f, ",sizelimit={limit}")?;
         }
-        write_block(f, self.block)?;
-        write_flag(f, self.ro, "ro")?;
-        if let Some(size) = self.create {
+        write_block(f, self.file.block)?;
+        write_flag(f, self.file.ro, "ro")?;
+        if let Some(size) = self.file.create {
             write!(f, ",size={size},create")?;
         }
         if let Some(size) = self.cluster_size {
@@ -494,7 +529,8 @@ impl fmt::Display for FileSpec {
         if let Some((name, format)) = &self.backing_file {
             write!(f, ",backing_file={},backing_fmt={format}", Escaped(&name.to_string_lossy()))?;
         }
-        write_flag(f, self.share, "share")?;
+        write_flag(f, self.file.share, "share")?;
+        write_flag(f, self.file.sync, "sync")?;
         write_choice(f, "format", self.format, &FORMAT)?;
         if let Some(snapshot) = &self.snapshot {
             write!(f, ",snapshot={}", Escaped(snapshot))?;

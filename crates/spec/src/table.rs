@@ -1,29 +1,29 @@
 //! Device-mapper's tables: a line for each target, `start length kind arguments…`, in sectors.
 //!
-//! A text is read as dmsetup reads it: blank lines and lines that begin with `#` are left out, and so is what follows a
-//! `#` in the arguments. Arguments are cut as the kernel cuts them: at white space, a backslash taking the next
-//! character as it is. Whether the targets make sense together is the loader's matter.
+//! A text is parsed as dmsetup does it: blank lines, lines that start with `#`, and arguments after a `#` are ignored.
+//! Arguments are split as the kernel splits them: at white space, where a backslash escapes the next character. The loader
+//! checks whether the targets fit together.
 
 use super::{PathSpec, SpecError};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Characters of a target's name, at most: the kernel's field has 16 bytes with the zero at its end.
+/// The longest name of a target: the kernel's field has 16 bytes with the terminating zero.
 const KIND_LEN_MAX: usize = 15;
-/// Bytes of a table, at most.
+/// The longest table, in bytes.
 const TABLE_LEN_MAX: usize = 1 << 20;
 
-/// One target.
+/// A line of a table: one target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LineSpec {
-    /// Its first sector.
+    /// The first sector.
     pub start: u64,
-    /// How many there are.
+    /// The number of sectors.
     pub len: u64,
-    /// What it is.
+    /// The name of the target.
     pub kind: String,
-    /// Its arguments, as they were written.
+    /// The arguments, as they were written.
     pub args: String,
     /// The line of the text, from 1.
     pub line: u32,
@@ -34,44 +34,44 @@ pub struct LineSpec {
 pub struct TableSpec {
     /// The targets, in the order of the text.
     pub lines: Vec<LineSpec>,
-    /// Where relative paths in it begin. Empty: where the process does.
+    /// The folder that relative paths start from. Empty: the current directory of the process.
     pub base: PathBuf,
-    /// How the paths of its multipath targets are looked after.
+    /// Settings of the path checker, for multipath targets.
     pub paths: PathSpec,
-    /// The device is not to be written.
+    /// Whether the device is read-only.
     pub read_only: bool,
-    /// What the device is called besides its name; empty: nothing.
+    /// The UUID of the device; empty: none.
     pub uuid: String,
 }
 
 impl TableSpec {
-    /// Relative paths are taken from there on.
+    /// Returns the table with relative paths resolved against `base`.
     #[must_use]
     pub fn rooted(mut self, base: &Path) -> TableSpec {
         self.base = base.join(&self.base);
         self
     }
 
-    /// The lines again.
+    /// Formats the table as text.
     pub fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// Every argument of every line.
-    pub fn words(&self) -> impl Iterator<Item = String> {
-        self.lines.iter().flat_map(LineSpec::words)
+    /// Returns all arguments of all lines.
+    pub fn arguments(&self) -> impl Iterator<Item = String> {
+        self.lines.iter().flat_map(LineSpec::arguments)
     }
 }
 
 impl LineSpec {
-    /// The arguments one by one, as `dm_split_args` cuts them.
-    pub fn words(&self) -> Vec<String> {
-        let mut words = Vec::new();
+    /// Returns the arguments, split as the kernel's `dm_split_args` does it.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = Vec::new();
         let mut chars = self.args.chars().peekable();
         loop {
             while chars.next_if(|c| c.is_ascii_whitespace()).is_some() {}
             if chars.peek().is_none() {
-                return words;
+                return arguments;
             }
             let mut word = String::new();
             while let Some(c) = chars.next_if(|c| !c.is_ascii_whitespace()) {
@@ -80,7 +80,7 @@ impl LineSpec {
                     c => word.push(c),
                 }
             }
-            words.push(word);
+            arguments.push(word);
         }
     }
 }
@@ -109,7 +109,7 @@ impl FromStr for TableSpec {
     }
 }
 
-/// One line; `None`: there is nothing on it.
+/// Parses a line; `None`: it is empty.
 fn read_line(text: &str, number: u32) -> Result<Option<LineSpec>, SpecError> {
     let text = text.trim_matches(|c: char| c.is_ascii_whitespace());
     if text.is_empty() || text.starts_with('#') {
@@ -153,7 +153,7 @@ impl fmt::Display for TableSpec {
     }
 }
 
-/// A word as it has to be written in a table.
+/// Escapes an argument for a table.
 pub fn escaped_word(word: &str) -> String {
     let mut text = String::with_capacity(word.len());
     for c in word.chars() {
@@ -174,16 +174,16 @@ mod tests {
         let text = "\n  # a comment\n0 8 linear /dev/sda 0   # the first\n\t8  16\tzero\n";
         let table: TableSpec = text.parse().unwrap();
         assert_eq!(table.lines.len(), 2);
-        assert_eq!(table.lines[0].words(), ["/dev/sda", "0"]);
+        assert_eq!(table.lines[0].arguments(), ["/dev/sda", "0"]);
         assert_eq!((table.lines[0].line, table.lines[1].line), (3, 4));
-        assert_eq!((table.lines[1].start, table.lines[1].len, table.lines[1].words().len()), (8, 16, 0));
+        assert_eq!((table.lines[1].start, table.lines[1].len, table.lines[1].arguments().len()), (8, 16, 0));
         assert_eq!(table.to_string(), "0 8 linear /dev/sda 0; 8 16 zero");
     }
 
     #[test]
     fn a_backslash_takes_the_next_character_as_it_is() {
         let table: TableSpec = r"0 8 linear file:a\ b\\c 0".parse().unwrap();
-        assert_eq!(table.lines[0].words(), [r"file:a b\c", "0"]);
+        assert_eq!(table.lines[0].arguments(), [r"file:a b\c", "0"]);
         assert_eq!(escaped_word(r"file:a b\c"), r"file:a\ b\\c");
     }
 

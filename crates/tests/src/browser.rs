@@ -1,7 +1,7 @@
-//! A real browser without a window: Chromium, told what to do over two pipes by its DevTools protocol.
+//! A real browser without a window: Chromium, controlled over two pipes by its DevTools protocol.
 //!
-//! It has a profile of its own in the sandbox, and can resolve no name: a page that needs anything but the address that it
-//! was given fails. What its console complained of is kept.
+//! It has a profile of its own in the sandbox, and no name resolution: a page that needs anything but the
+//! given address fails. Errors of its console are kept.
 //!
 //! *Invariant:* every wait is bounded, and the browser ends with its handle.
 
@@ -14,7 +14,7 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// Messages end with this.
+/// Terminator of messages.
 const END: u8 = 0;
 
 /// One page in a browser of its own.
@@ -28,10 +28,10 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Start one. `None`: there is no Chromium, and the calling test has to return.
+    /// Starts a browser. Returns `None` if there is no Chromium; then the calling test must return.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     pub fn start(sandbox: &Sandbox) -> Option<Browser> {
         if missing(&["chromium"]) {
             return None;
@@ -72,7 +72,7 @@ impl Browser {
         Some(browser)
     }
 
-    /// One command of the protocol, and its result.
+    /// Sends a command of the protocol and returns its result.
     ///
     /// # Panics
     /// If it is refused, or not answered.
@@ -85,7 +85,7 @@ impl Browser {
         }
         let mut text = order.to_string().into_bytes();
         text.push(END);
-        self.orders.write_all(&text).expect("the browser is there");
+        self.orders.write_all(&text).expect("the browser runs");
         loop {
             let answer = self.answers.recv_timeout(PATIENCE);
             let mut answer = answer.unwrap_or_else(|why| panic!("{method}: {why}"));
@@ -97,28 +97,28 @@ impl Browser {
         }
     }
 
-    /// Errors that nobody caught, and what the browser itself had to say against the page.
+    /// Records uncaught errors and the browser's own complaints about the page.
     fn note(&mut self, event: &Value) {
-        let told = &event["params"];
+        let details = &event["params"];
         match event["method"].as_str() {
-            Some("Runtime.exceptionThrown") => self.complaints.push(told["exceptionDetails"].to_string()),
-            Some("Log.entryAdded") if told["entry"]["level"] == "error" => {
-                self.complaints.push(told["entry"].to_string());
+            Some("Runtime.exceptionThrown") => self.complaints.push(details["exceptionDetails"].to_string()),
+            Some("Log.entryAdded") if details["entry"]["level"] == "error" => {
+                self.complaints.push(details["entry"].to_string());
             }
             _ => {}
         }
     }
 
-    /// What there was to complain of since the last time.
+    /// Returns the complaints since the last call.
     pub fn complaints(&mut self) -> Vec<String> {
         self.eval("0");
         std::mem::take(&mut self.complaints)
     }
 
-    /// Go to an address.
+    /// Opens an address.
     ///
     /// # Panics
-    /// If there is nothing.
+    /// If nothing is served there.
     #[track_caller]
     pub fn open(&mut self, url: &str) {
         let went = self.call("Page.navigate", json!({ "url": url }));
@@ -126,7 +126,7 @@ impl Browser {
         self.wait_for("document.readyState === 'complete'");
     }
 
-    /// What an expression comes to, in the page.
+    /// Returns the value of an expression in the page.
     ///
     /// # Panics
     /// If it throws.
@@ -138,15 +138,15 @@ impl Browser {
         done["result"]["value"].take()
     }
 
-    /// Wait until an expression is true.
+    /// Waits until an expression is true.
     ///
     /// # Panics
-    /// If it does not become that.
+    /// If it does not become true.
     #[track_caller]
     pub fn wait_for(&mut self, expression: &str) {
         let came = until(PATIENCE, || {
             std::thread::sleep(Duration::from_millis(20));
-            // While the page is another there may be nothing to ask.
+            // While the page is being replaced the expression may fail.
             (self.eval(&format!("Boolean({expression})")) == true).then_some(())
         });
         if came.is_none() {
@@ -155,7 +155,7 @@ impl Browser {
         }
     }
 
-    /// Click on the first element that a selector names, where it is on the screen.
+    /// Clicks on the first element that matches a selector, at its place on the screen.
     ///
     /// # Panics
     /// If there is none.
@@ -172,12 +172,38 @@ impl Browser {
         }
     }
 
-    /// Press a key and let it go: its name, as of `KeyboardEvent.key`.
+    /// Drags across the first element that matches a selector, in its middle, from one part of its width to another.
     ///
     /// # Panics
-    /// If the browser is gone.
+    /// If there is none.
+    #[track_caller]
+    pub fn drag(&mut self, selector: &str, from: f64, to: f64) {
+        let place = self.eval(&format!(
+            "(() => {{ const one = document.querySelector({selector:?}); one.scrollIntoView({{ block: 'center' }}); \
+             const box = one.getBoundingClientRect(); return [box.x, box.width, box.y + box.height / 2]; }})()"
+        ));
+        let [left, width, y] = [0, 1, 2].map(|at| place[at].as_f64().expect("a place on the screen"));
+        let middle = f64::midpoint(from, to);
+        let steps = [
+            ("mousePressed", from, 1),
+            ("mouseMoved", middle, 1),
+            ("mouseMoved", to, 1),
+            ("mouseReleased", to, 0),
+        ];
+        for (kind, part, buttons) in steps {
+            let params = json!({
+                "type": kind, "x": left + part * width, "y": y, "button": "left", "buttons": buttons, "clickCount": 1,
+            });
+            self.call("Input.dispatchMouseEvent", params);
+        }
+    }
+
+    /// Presses and releases a key, by its name in `KeyboardEvent.key`.
+    ///
+    /// # Panics
+    /// If the browser has ended.
     pub fn press(&mut self, key: &str) {
-        // A key that is a letter writes itself; the others are known by their number.
+        // A letter is its own name; other keys need their number.
         let number = match key {
             "Enter" => 13,
             "Escape" => 27,
@@ -199,18 +225,18 @@ impl Browser {
         );
     }
 
-    /// Be so large, and light or dark.
+    /// Sets the size of the window, and a light or dark theme.
     ///
     /// # Panics
-    /// If the browser is gone.
-    pub fn look(&mut self, width: u32, height: u32, theme: &str) {
+    /// If the browser has ended.
+    pub fn set_window(&mut self, width: u32, height: u32, theme: &str) {
         let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600 });
         self.call("Emulation.setDeviceMetricsOverride", size);
         let features = json!([{ "name": "prefers-color-scheme", "value": theme }]);
         self.call("Emulation.setEmulatedMedia", json!({ "features": features }));
     }
 
-    /// A picture of what is shown, as PNG.
+    /// Writes a screenshot as PNG.
     ///
     /// # Panics
     /// If there is none, or it cannot be written.
@@ -225,7 +251,7 @@ impl Browser {
     }
 }
 
-/// Base64.
+/// Decodes Base64.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => Some(byte - b'A'),
@@ -246,7 +272,7 @@ fn decoded(text: &str) -> Vec<u8> {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends by itself when it is told to; its own processes go with it.
+        // It ends by itself on this command; its child processes end with it.
         let _ = self.orders.write_all(b"{\"id\":0,\"method\":\"Browser.close\"}\0");
         wait_within(&mut self.child, Duration::from_secs(10));
     }

@@ -4,7 +4,7 @@ use crate::server::Sandbox;
 use crate::tools::{command, run};
 use std::path::PathBuf;
 
-/// What openssl is to put into certificates.
+/// Extensions for openssl's certificates.
 const EXTENSIONS: &str = "\
 [req]
 distinguished_name = name
@@ -24,8 +24,8 @@ keyUsage = critical, digitalSignature
 extendedKeyUsage = clientAuth
 ";
 
-/// An authority in `folder`, and certificates for a server and a client, under the names that nbdkit, qemu
-/// and libnbd look for.
+/// Creates an authority in `folder`, and certificates for a server and a client, under the names that nbdkit,
+/// qemu and libnbd use.
 ///
 /// # Panics
 /// If openssl fails.

@@ -1,7 +1,7 @@
-//! Devices that the kernel knows as files or block devices, for tests that mount what is on them.
+//! Devices that the kernel knows as files or block devices, for tests that mount them.
 //!
-//! *Invariant:* whatever becomes of a test, nothing of it stays mounted or bound: a [`Loop`] takes away by force what it
-//! can find of its device, and a [`Mount`] unmounts before that.
+//! *Invariant:* even after a failed test nothing stays mounted or bound: a [`Loop`] removes its device by
+//! force, and a [`Mount`] unmounts before that.
 
 use crate::server::{Sandbox, Server};
 use crate::tools::{Outcome, PATIENCE, command, find, run, skip, until};
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What the C library says of a file whose FUSE server is gone, or just going.
+/// Error messages for a file whose FUSE server has ended or is ending.
 const GONE: [&str; 2] = ["Transport endpoint is not connected", "Software caused connection abort"];
 
-/// True if there can be no loop devices over files of ours here; then the calling test is skipped.
+/// Returns whether loop devices over our files are impossible here; then the calling test is skipped.
 pub fn missing_loop() -> bool {
     if crate::server::missing_root() {
         return true;
@@ -26,7 +26,8 @@ pub fn missing_loop() -> bool {
     false
 }
 
-/// True if the kernel has no such file system or the distribution no tools for it; then the test is skipped.
+/// Returns whether the kernel lacks the file system or the distribution lacks its tools; then the test is
+/// skipped.
 pub fn missing_file_system(kind: &str) -> bool {
     if crate::tools::missing(&[&format!("mkfs.{kind}")]) {
         return true;
@@ -40,10 +41,10 @@ pub fn missing_file_system(kind: &str) -> bool {
     !there
 }
 
-/// A server and the loop device that it shows.
+/// A server and its loop device.
 pub struct Loop<'a> {
     sandbox: &'a Sandbox,
-    /// The server; taken out by a test that ends it in a way of its own.
+    /// The server; taken out by a test that ends it itself.
     pub server: Server,
     /// The block device.
     pub device: PathBuf,
@@ -51,10 +52,10 @@ pub struct Loop<'a> {
 }
 
 impl<'a> Loop<'a> {
-    /// Serve a stack as a loop device.
+    /// Serves a stack as a loop device.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn serve(sandbox: &'a Sandbox, name: &str, stack: &str, more: &[&str]) -> Loop<'a> {
         let mut words = vec!["serve", stack, "--name", name, "--loop"];
@@ -65,12 +66,12 @@ impl<'a> Loop<'a> {
         Loop { sandbox, server, device, name: name.to_owned() }
     }
 
-    /// Its path as text.
+    /// Returns its path as text.
     pub fn path(&self) -> &str {
         self.device.to_str().expect("a path in /dev")
     }
 
-    /// Make a file system on it.
+    /// Creates a file system on it.
     ///
     /// # Panics
     /// If that fails.
@@ -81,7 +82,7 @@ impl<'a> Loop<'a> {
         beside_others(&[&tool, "-q", force, self.path()]).ok();
     }
 
-    /// Mount what is on it.
+    /// Mounts its file system.
     ///
     /// # Panics
     /// If that fails.
@@ -90,7 +91,7 @@ impl<'a> Loop<'a> {
         Mount::new(self.sandbox, self.path(), kind)
     }
 
-    /// Check the file system on it, which is not mounted.
+    /// Checks its file system, which is not mounted.
     ///
     /// # Panics
     /// If it has errors.
@@ -100,7 +101,7 @@ impl<'a> Loop<'a> {
     }
 }
 
-/// Check a file system that is not mounted.
+/// Checks a file system that is not mounted.
 ///
 /// # Panics
 /// If it has errors.
@@ -115,8 +116,8 @@ pub fn check(device: &str, kind: &str) {
     beside_others(words).ok();
 }
 
-/// Run a tool of file systems. Some look at all loop devices that are mounted, and stumble over one whose server a test
-/// beside this one has just killed: they are asked again.
+/// Runs a file system tool. Some tools read all mounted loop devices, and fail at one whose server was just
+/// killed by a concurrent test: they are run again.
 fn beside_others(words: &[&str]) -> Outcome {
     let attempt = || run(&mut command(words));
     let settled = || Some(attempt()).filter(|outcome| !GONE.iter().any(|why| outcome.stderr.contains(why)));
@@ -132,10 +133,10 @@ impl Drop for Loop<'_> {
     }
 }
 
-/// Unmount what is there. It may be in use for a moment more: the kernel closes files of a process that has ended.
+/// Unmounts a path. It may be busy for a moment: the kernel closes files of a process that has ended.
 ///
 /// # Panics
-/// If it stays in use, or is not mounted.
+/// If it stays busy, or is not mounted.
 #[track_caller]
 pub fn unmount(at: &Path) {
     let attempt = || run(command(&["umount"]).arg(at));
@@ -143,17 +144,18 @@ pub fn unmount(at: &Path) {
     until(PATIENCE, settled).unwrap_or_else(attempt).ok();
 }
 
-/// File systems that this program has mounted.
+/// Number of file systems that this program has mounted.
 static MOUNTS: Mutex<usize> = Mutex::new(0);
-/// Told when there is one less.
+/// Notified when the number decreases.
 static UNMOUNTED: Condvar = Condvar::new();
 
 fn mounts() -> MutexGuard<'static, usize> {
     MOUNTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until this program has no file system mounted; it mounts none until the answer is dropped. For whoever makes a mount
-/// namespace: that begins with a copy of every mount, and the copy keeps a device in use after it was unmounted here.
+/// Waits until this program has no file system mounted; it mounts none until the guard is dropped. A new
+/// mount namespace needs that: it begins with a copy of every mount, and the copy keeps a device busy after
+/// it was unmounted here.
 pub fn nothing_mounted() -> MutexGuard<'static, usize> {
     UNMOUNTED.wait_while(mounts(), |count| *count > 0).unwrap_or_else(PoisonError::into_inner)
 }
@@ -165,7 +167,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mount a device in the sandbox.
+    /// Mounts a device in the sandbox.
     ///
     /// # Panics
     /// If that fails.
@@ -180,22 +182,22 @@ impl Mount {
         mount
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmount it.
+    /// Unmounts it.
     ///
     /// # Panics
-    /// If it is in use.
+    /// If it is busy.
     #[track_caller]
     pub fn unmount(mut self) {
         unmount(&self.path);
         self.is_mounted = false;
     }
 
-    /// Run a script of the shell in it; it stops at the first error.
+    /// Runs a shell script in it, which stops at the first error.
     ///
     /// # Panics
     /// If it takes too long.
@@ -215,7 +217,7 @@ impl Drop for Mount {
     }
 }
 
-/// Run a script of the shell with these paths as its variables; it stops at the first error.
+/// Runs a shell script with these paths as its variables, which stops at the first error.
 ///
 /// # Panics
 /// If it takes too long.

@@ -1,12 +1,14 @@
-//! End-to-end tests live under `tests/`; this crate itself holds only what they share.
+//! Helpers that the end-to-end tests under `tests/` share.
 
 #![forbid(unsafe_code)]
 
 pub mod attack;
 pub mod browser;
+pub mod ceph;
 pub mod certificates;
 pub mod disk;
 pub mod guest;
+pub mod iscsi;
 mod mounts;
 pub mod peer;
 pub mod raw;
@@ -15,3 +17,4 @@ pub mod scripted;
 pub mod server;
 pub mod simulation;
 pub mod tools;
+pub mod vhost_user;

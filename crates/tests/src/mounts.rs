@@ -1,8 +1,8 @@
-//! What killed servers, and tests that failed, leave in a folder: file systems, and loop devices over its files. A folder
-//! with a mount in it could not be removed, and a loop device would stay bound for ever.
+//! Clean-up of a folder after killed servers and failed tests: mounted file systems, and loop devices over
+//! its files. A folder with a mount could not be removed, and a loop device would stay bound for ever.
 //!
-//! Whoever drops a [`crate::server::Sandbox`] calls this, once nothing serves there any more. What others on the
-//! machine have mounted or bound is not touched.
+//! A dropped [`crate::server::Sandbox`] calls this when no server runs there any more. Mounts and loop
+//! devices of other programs are not touched.
 
 use rustix::mount::UnmountFlags;
 use std::ffi::OsString;
@@ -10,18 +10,18 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Lets go of loop devices over files in the folder, and unmounts what is mounted there.
-pub(crate) fn let_go_within(folder: &Path) {
-    // First, as their files have other names once what they lie on is unmounted. One in use goes when its last user does:
-    // that is what is mounted from it.
+/// Detaches loop devices over files in the folder, and unmounts its mounts.
+pub(crate) fn release_within(folder: &Path) {
+    // Loop devices first, as their files have other names once the file system below is unmounted. A busy one
+    // is detached with its last user: that is its mount.
     for node in loops_over(folder) {
         eprintln!("left behind, and detached: {}", node.display());
         let _ = Command::new("losetup").arg("--detach").arg(node).stderr(Stdio::null()).status();
     }
-    // What was mounted last lies on top.
+    // The last mount is on top.
     for at in mounts_within(folder).iter().rev() {
         eprintln!("left behind, and unmounted: {}", at.display());
-        // Whoever is at it already has done what is left to do.
+        // Another process may have unmounted it.
         let _ = rustix::mount::unmount(at, UnmountFlags::DETACH);
     }
 }
@@ -42,7 +42,7 @@ fn mounts_within(folder: &Path) -> Vec<PathBuf> {
     places.map(unescaped).filter(|at| at.starts_with(folder)).collect()
 }
 
-/// A path of the mount table, where blanks and the like are written as `\040`.
+/// Unescapes a path of the mount table, where blanks and the like are written as `\040`.
 fn unescaped(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

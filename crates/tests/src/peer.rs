@@ -1,30 +1,32 @@
-//! A blocking client over `proto`'s client half: all of the protocol, one request or many in flight.
+//! A blocking client over `proto`'s client half: the whole protocol, one request or many in flight.
 //!
-//! It holds the server to what each request asked for ([`Track`]) and panics when it breaks the
-//! protocol; errors that the protocol foresees are answers.
+//! It checks every reply against its request ([`Track`]) and panics when the server breaks the protocol;
+//! errors that the protocol defines are returned.
 
 use crate::tools::PATIENCE;
-use proto::nbd::client::{Descriptor, Failure, Handshake, Progress, Reply, Step, Track, Wish, parse_reply};
+use proto::nbd::client::{
+    Descriptor, Failure, Handshake, HandshakeOptions, Progress, Reply, Step, Track, parse_reply,
+};
 use proto::nbd::{Command, CommandFlags, NbdError, Request, Session};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
-    /// Whose.
+    /// The request's cookie.
     pub cookie: u64,
     /// Set if it failed.
     pub error: Option<NbdError>,
-    /// What a read read.
+    /// The data of a read.
     pub data: Vec<u8>,
-    /// Bytes of it that came as holes.
+    /// Number of its bytes that were sent as holes.
     pub holes: u64,
-    /// Messages that it took.
+    /// Number of messages of the reply.
     pub chunks: u32,
-    /// What a block status found.
+    /// The result of a block status request.
     pub descriptors: Vec<Descriptor>,
 }
 
@@ -37,7 +39,7 @@ struct InFlight {
 /// A client.
 pub struct Peer {
     stream: UnixStream,
-    /// What was agreed on.
+    /// The negotiated session.
     pub session: Session,
     received: Vec<u8>,
     in_flight: HashMap<u64, InFlight>,
@@ -45,35 +47,35 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects with everything that the server has.
+    /// Connects with all features of the server.
     ///
     /// # Panics
     /// If it cannot.
     #[track_caller]
     pub fn connect(socket: &Path, export: &str) -> Peer {
-        match Peer::with(socket, Wish::new(export)) {
+        match Peer::with(socket, HandshakeOptions::new(export)) {
             Ok(peer) => peer,
             Err(why) => panic!("{}: {why}", socket.display()),
         }
     }
 
-    /// Connects with what is wished for.
+    /// Connects with the features in `requested`.
     ///
     /// # Errors
     /// The server refuses.
     ///
     /// # Panics
-    /// If nobody listens, or the server falls silent.
+    /// If no server listens, or the server stops answering.
     #[track_caller]
-    pub fn with(socket: &Path, wish: Wish) -> Result<Peer, Failure> {
+    pub fn with(socket: &Path, requested: HandshakeOptions) -> Result<Peer, Failure> {
         let stream = UnixStream::connect(socket).unwrap_or_else(|why| panic!("{}: {why}", socket.display()));
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
         stream.set_write_timeout(Some(PATIENCE)).expect("a socket takes a timeout");
-        let mut handshake = Handshake::new(wish);
+        let mut handshake = Handshake::new(requested);
         let mut received = Vec::new();
         let session = loop {
             let output = std::mem::take(handshake.output());
-            // What fails to be sent shows when nothing comes back.
+            // A failed send shows when no reply arrives.
             let _ = (&stream).write_all(&output);
             match handshake.poll() {
                 Step::NeedInput if received.is_empty() => fill(&stream, &mut received),
@@ -88,7 +90,7 @@ impl Peer {
         Ok(Peer { stream, session, received, in_flight: HashMap::new(), next_cookie: 1 })
     }
 
-    /// Sends a request under a cookie of its own, which is the answer.
+    /// Sends a request under a cookie of its own and returns the cookie.
     ///
     /// # Panics
     /// If it cannot be sent.
@@ -99,10 +101,10 @@ impl Peer {
         cookie
     }
 
-    /// The same if the server still listens.
+    /// Sends a request, unless the server has closed the connection.
     ///
     /// # Errors
-    /// It does not.
+    /// It has closed.
     pub fn try_send(&mut self, request: Request, payload: &[u8]) -> std::io::Result<u64> {
         let (cookie, bytes) = self.prepare(request, payload);
         self.stream.write_all(&bytes).map(|()| cookie)
@@ -124,19 +126,19 @@ impl Peer {
         (cookie, [&bytes[..len], payload].concat())
     }
 
-    /// The next request that ends.
+    /// Returns the next completed request.
     ///
     /// # Panics
-    /// If none does, or the server breaks the protocol.
+    /// If none completes, or the server breaks the protocol.
     #[track_caller]
     pub fn receive(&mut self) -> Answer {
         self.try_receive().expect("the server closed")
     }
 
-    /// The next request that ends; `None` when the server closes instead.
+    /// Returns the next completed request; `None` when the server closes instead.
     ///
     /// # Panics
-    /// If the server falls silent or breaks the protocol.
+    /// If the server stops answering or breaks the protocol.
     #[track_caller]
     pub fn try_receive(&mut self) -> Option<Answer> {
         loop {
@@ -215,7 +217,7 @@ impl Peer {
         answer.error.map_or(Ok(answer), Err)
     }
 
-    /// Reads.
+    /// Reads a range.
     ///
     /// # Errors
     /// The server's.
@@ -224,7 +226,7 @@ impl Peer {
         self.simple(Request::new(Command::Read, 0, offset, len), &[]).map(|answer| answer.data)
     }
 
-    /// Writes.
+    /// Writes data.
     ///
     /// # Errors
     /// The server's.
@@ -243,7 +245,7 @@ impl Peer {
         self.simple(Request::new(Command::Flush, 0, 0, 0), &[]).map(drop)
     }
 
-    /// Trims.
+    /// Trims a range.
     ///
     /// # Errors
     /// The server's.
@@ -252,7 +254,7 @@ impl Peer {
         self.simple(Request::new(Command::Trim, 0, offset, len), &[]).map(drop)
     }
 
-    /// Writes zeroes.
+    /// Writes zeroes to a range.
     ///
     /// # Errors
     /// The server's.
@@ -262,7 +264,7 @@ impl Peer {
         self.simple(request, &[]).map(drop)
     }
 
-    /// The states of a range.
+    /// Returns the block status of a range.
     ///
     /// # Errors
     /// The server's.

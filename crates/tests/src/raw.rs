@@ -1,7 +1,6 @@
-//! A client that sends whatever bytes a test wants: for input that no sane client sends.
+//! A client that sends arbitrary bytes, for input that no sane client sends.
 //!
-//! The numbers are the protocol document's, written out here again so that a slip in `proto` is not
-//! made twice.
+//! The numbers are copied from the protocol document again, so that an error in `proto` is not repeated.
 
 use crate::tools::PATIENCE;
 use std::io::{self, Read, Write};
@@ -21,7 +20,7 @@ pub const SIMPLE_REPLY: u32 = 0x6744_6698;
 /// Fixed newstyle, no zeroes.
 pub const CLIENT_FLAGS: u32 = 3;
 
-/// An error that a reply to an option carries: bit 31 and a number.
+/// Returns the error code of an option reply: bit 31 and a number.
 pub const fn option_error(number: u32) -> u32 {
     1 << 31 | number
 }
@@ -36,7 +35,7 @@ impl Raw {
     /// Connects and reads nothing.
     ///
     /// # Panics
-    /// If nobody listens.
+    /// If no server listens.
     #[track_caller]
     pub fn connect(socket: &Path) -> Raw {
         let stream = UnixStream::connect(socket).unwrap_or_else(|why| panic!("{}: {why}", socket.display()));
@@ -59,10 +58,10 @@ impl Raw {
         raw
     }
 
-    /// Connects to an export for simple replies: `GO` and nothing else.
+    /// Connects to an export for simple replies, by `GO` alone.
     ///
     /// # Panics
-    /// If the server does not let it.
+    /// If the server refuses.
     #[track_caller]
     pub fn go(socket: &Path, export: &str) -> Raw {
         let mut raw = Raw::greeted(socket);
@@ -87,15 +86,15 @@ impl Raw {
         self.stream.write_all(bytes).expect("the server takes bytes");
     }
 
-    /// Sends bytes, unless the server has had enough.
+    /// Sends bytes; an error means that the server has closed.
     pub fn offer(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// The next bytes.
+    /// Returns the next bytes.
     ///
     /// # Panics
-    /// If they do not come.
+    /// If they do not arrive.
     #[track_caller]
     pub fn take(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -114,10 +113,10 @@ impl Raw {
         self.send(&option_bytes(option, data));
     }
 
-    /// A reply to an option: which option, the reply's type, its data.
+    /// Returns an option reply: the option, the reply's type, its data.
     ///
     /// # Panics
-    /// If none comes.
+    /// If none arrives.
     #[track_caller]
     pub fn option_reply(&mut self) -> (u32, u32, Vec<u8>) {
         let header = self.take(20);
@@ -127,10 +126,10 @@ impl Raw {
         (number(&header[8..12]), number(&header[12..16]), self.take(len as usize))
     }
 
-    /// A simple reply: cookie and error.
+    /// Returns a simple reply: cookie and error.
     ///
     /// # Panics
-    /// If none comes.
+    /// If none arrives.
     #[track_caller]
     pub fn simple_reply(&mut self) -> (u64, u32) {
         let header = self.take(16);
@@ -150,7 +149,7 @@ impl Raw {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return,
                 Ok(len) => seen += len,
-                // It closed with our bytes unread.
+                // The server closed with our bytes unread.
                 Err(why) if why.kind() == io::ErrorKind::ConnectionReset => return,
                 Err(why) => panic!("the server did not close: {why}"),
             }
@@ -159,7 +158,7 @@ impl Raw {
     }
 }
 
-/// An option and its data.
+/// Returns an option and its data as bytes.
 pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = IHAVEOPT.to_be_bytes().to_vec();
     bytes.extend(option.to_be_bytes());
@@ -168,7 +167,7 @@ pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The data of `GO` and `INFO` that ask for nothing special.
+/// Returns the data of `GO` and `INFO` without information requests.
 pub fn go_data(export: &str) -> Vec<u8> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
     data.extend(export.as_bytes());
@@ -176,7 +175,7 @@ pub fn go_data(export: &str) -> Vec<u8> {
     data
 }
 
-/// A compact request's header.
+/// Returns the header of a compact request.
 pub fn request(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     let mut bytes = REQUEST.to_be_bytes().to_vec();
     bytes.extend(flags.to_be_bytes());
@@ -187,12 +186,12 @@ pub fn request(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> 
     bytes
 }
 
-/// A big-endian number of four bytes.
+/// Parses a big-endian number of four bytes.
 fn number(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
 
-/// A big-endian number of eight bytes.
+/// Parses a big-endian number of eight bytes.
 fn number64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

@@ -1,4 +1,4 @@
-//! Devices over servers: ours in front, anyone's behind.
+//! Devices over servers: ours in front, any server behind.
 //!
 //! *Invariant:* a foreign server is ended with its handle.
 
@@ -7,10 +7,10 @@ use crate::tools::{PATIENCE, run_within, until};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// `blockyard serve STACK` as NAME, on NAME.sock in the sandbox.
+/// Runs `blockyard serve STACK` with the name NAME, on NAME.sock in the sandbox.
 ///
 /// # Panics
-/// If it does not come up.
+/// If it does not start.
 #[track_caller]
 pub fn serve_as(sandbox: &Sandbox, name: &str, stack: &str, more: &[&str]) -> Server {
     let export = format!("unix:{}", sandbox.path(&format!("{name}.sock")).display());
@@ -20,10 +20,10 @@ pub fn serve_as(sandbox: &Sandbox, name: &str, stack: &str, more: &[&str]) -> Se
     sandbox.start(&mut sandbox.blockyard(&arguments), 1)
 }
 
-/// A device made from a table, as NAME on NAME.sock in the sandbox.
+/// Serves a device created from a table, as NAME on NAME.sock in the sandbox.
 ///
 /// # Panics
-/// If it does not come up.
+/// If it does not start.
 #[track_caller]
 pub fn table_as(sandbox: &Sandbox, name: &str, table: &str, more: &[&str]) -> Server {
     let file = sandbox.text(&format!("{name}.table"), table);
@@ -35,10 +35,10 @@ pub fn table_as(sandbox: &Sandbox, name: &str, table: &str, more: &[&str]) -> Se
     sandbox.start(&mut sandbox.blockyard(&arguments), 1)
 }
 
-/// A device named `front` over the export that a URI names, which may have options of the stack behind it.
+/// Serves a device named `front` over the export of a URI, which may be followed by options of the stack.
 ///
 /// # Panics
-/// If it does not come up.
+/// If it does not start.
 #[track_caller]
 pub fn over(sandbox: &Sandbox, uri: &str, more: &[&str]) -> Server {
     serve_as(sandbox, "front", &format!("nbd:{uri}"), more)
@@ -47,23 +47,24 @@ pub fn over(sandbox: &Sandbox, uri: &str, more: &[&str]) -> Server {
 /// Writes and reads back through a server, at random, with checksums.
 ///
 /// # Panics
-/// If fio found anything wrong, or is not done in time.
+/// If fio finds wrong data, or takes too long.
 #[track_caller]
 pub fn fio_verify(server: &Server, options: &str) {
     run_within(&mut fio(server, options), PATIENCE).ok();
 }
 
-/// The command that does that.
+/// Returns the fio command for [`fio_verify`].
 pub fn fio(server: &Server, options: &str) -> Command {
     let mut fio = crate::tools::command(&["fio"]);
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randrw", "--verify=crc32c", "--verify_fatal=1"]);
     fio.arg(format!("--uri={}", server.uri())).args(options.split(' '));
-    // It leaves a file of what is to be verified.
+    // fio leaves a file with its verify state.
     fio.current_dir("/tmp").arg("--verify_state_save=0");
     fio
 }
 
-/// Whether somebody takes connections at a Unix socket, by the kernel's list of them: its file is there a moment before.
+/// Returns whether a process listens on a Unix socket, by the kernel's list: the file exists a moment
+/// earlier.
 fn listens(socket: &Path) -> bool {
     /// `__SO_ACCEPTCON`.
     const LISTENS: &str = "00010000";
@@ -75,26 +76,26 @@ fn listens(socket: &Path) -> bool {
     })
 }
 
-/// A server that is not ours.
+/// A foreign server.
 pub struct Foreign {
     child: Child,
     socket: PathBuf,
 }
 
 impl Foreign {
-    /// nbdkit with these words.
+    /// Starts nbdkit with these arguments.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn nbdkit(sandbox: &Sandbox, words: &[&str]) -> Foreign {
         Foreign::nbdkit_as(sandbox, "foreign", words)
     }
 
-    /// The same on NAME.sock.
+    /// Starts nbdkit on NAME.sock.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn nbdkit_as(sandbox: &Sandbox, name: &str, words: &[&str]) -> Foreign {
         let socket = sandbox.path(&format!("{name}.sock"));
@@ -103,10 +104,10 @@ impl Foreign {
         Foreign::start(command, socket)
     }
 
-    /// qemu-nbd on a file, for one client unless told otherwise.
+    /// Starts qemu-nbd on a file, for one client by default.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn qemu_nbd(sandbox: &Sandbox, image: &Path, more: &[&str]) -> Foreign {
         let socket = sandbox.path("foreign.sock");
@@ -122,18 +123,18 @@ impl Foreign {
         let program = command.get_program().to_owned();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut child = child.unwrap_or_else(|why| panic!("{}: {why}", program.display()));
-        // A connection that says nothing costs a server for one client its only place, so nothing connects here.
+        // A silent connection would take the only place of a server for one client, so this does not connect.
         let is_up = until(PATIENCE, || listens(&socket).then_some(()));
         assert!(is_up.is_some(), "{}: {:?}", program.display(), child.try_wait());
         Foreign { child, socket }
     }
 
-    /// Its process.
+    /// Returns its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where it is.
+    /// Returns the URI of an export.
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }

@@ -1,7 +1,7 @@
-//! A server that does what a test tells it to: for answers that no sane server gives, and for watching a client.
+//! A server under a test's control: for answers that no sane server gives, and for observing a client.
 //!
-//! It keeps its handshakes by the book, then asks the script of the test what to do about each request. It has memory
-//! for what is written, which all connections share.
+//! Its handshakes are correct; then the test's script handles each request. Its memory for written data is
+//! shared by all connections.
 
 use proto::nbd::server::{Config, Found, Handshake, Step};
 use proto::nbd::{Command, ExportId, ExportInfo, NbdError, Request, Session, Style, request};
@@ -10,51 +10,51 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// What becomes of a connection after a request.
+/// The fate of a connection after a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// It goes on.
+    /// It continues.
     On,
     /// It is closed.
     Close,
 }
 
-/// What a test does about a request.
+/// A test's handler of requests.
 pub type Script = dyn Fn(&mut Talk, &Request, &[u8]) -> io::Result<Next> + Send + Sync;
 
 /// One connection in its transmission phase, as the script sees it.
 pub struct Talk {
-    /// Which connection it is, from 0 on.
+    /// Number of the connection, from 0 on.
     pub number: usize,
-    /// What was agreed on.
+    /// The negotiated session.
     pub session: Session,
     stream: UnixStream,
     memory: Arc<Mutex<Vec<u8>>>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ClientEvent>>>,
 }
 
-/// Something that a client did.
+/// An event from a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Seen {
-    /// It asked for something on that connection.
-    Asked(usize, Request),
-    /// It ended that connection without a farewell.
+pub enum ClientEvent {
+    /// A request on a connection.
+    Request(usize, Request),
+    /// The end of a connection without NBD_CMD_DISC.
     Gone(usize),
 }
 
 impl Talk {
-    /// Send these bytes.
+    /// Sends bytes.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn say(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// What a right server says.
+    /// Sends the answer of a correct server.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn answer(&mut self, request: &Request, payload: &[u8]) -> io::Result<Next> {
         let style = self.session.style;
         let range = request.offset as usize..(request.offset + request.len) as usize;
@@ -75,20 +75,20 @@ impl Talk {
         Ok(Next::On)
     }
 
-    /// A chunk of data, or for simple replies all of it.
+    /// Sends a chunk of data, or with simple replies all of it.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn data(&mut self, to: &Request, offset: u64, data: &[u8], done: bool) -> io::Result<()> {
         let mut header = [0; 64];
         let len = self.session.style.put_data_header(&mut header, to, offset, data.len() as u32, done);
         self.say(&[&header[..len], data].concat())
     }
 
-    /// The end of a reply.
+    /// Sends the end of a reply.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn end(&mut self, style: Style, to: &Request, error: Option<NbdError>) -> io::Result<()> {
         let mut header = [0; 64];
         let len = style.put_end(&mut header, to, error);
@@ -100,7 +100,7 @@ impl Talk {
         loop {
             let mut header = vec![0; request::header_len(extended)];
             if let Err(gone) = self.stream.read_exact(&mut header) {
-                self.seen.lock().unwrap().push(Seen::Gone(self.number));
+                self.seen.lock().unwrap().push(ClientEvent::Gone(self.number));
                 return Err(gone);
             }
             let Ok(Some((request, _))) = request::parse(&header, extended) else {
@@ -108,7 +108,7 @@ impl Talk {
             };
             let mut payload = vec![0; request.payload_len as usize];
             self.stream.read_exact(&mut payload)?;
-            self.seen.lock().unwrap().push(Seen::Asked(self.number, request));
+            self.seen.lock().unwrap().push(ClientEvent::Request(self.number, request));
             if request.command == Command::Disc || script(self, &request, &payload)? == Next::Close {
                 return Ok(());
             }
@@ -118,15 +118,16 @@ impl Talk {
 
 /// The server.
 pub struct Scripted {
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ClientEvent>>>,
     uri: String,
 }
 
 impl Scripted {
-    /// Serve an export of that size and with these abilities on a socket, to any number of clients, until the test is over.
+    /// Serves an export of that size and with these features on a socket, to any number of clients, until the
+    /// test ends.
     ///
     /// # Panics
-    /// If the socket cannot be made.
+    /// If the socket cannot be created.
     pub fn start(
         socket: &Path,
         info: impl Fn(usize) -> ExportInfo + Send + 'static,
@@ -134,17 +135,17 @@ impl Scripted {
         script: impl Fn(&mut Talk, &Request, &[u8]) -> io::Result<Next> + Send + Sync + 'static,
     ) -> Scripted {
         let listener = UnixListener::bind(socket).expect("a socket in the sandbox");
-        let (seen, script): (Arc<Mutex<Vec<Seen>>>, Arc<Script>) = (Arc::default(), Arc::new(script));
+        let (seen, script): (Arc<Mutex<Vec<ClientEvent>>>, Arc<Script>) = (Arc::default(), Arc::new(script));
         let memory = Arc::new(Mutex::new(vec![0; info(0).size as usize]));
-        let told = seen.clone();
+        let record = seen.clone();
         std::thread::spawn(move || {
             for (number, stream) in listener.incoming().map_while(Result::ok).enumerate() {
                 let found = Found { id: ExportId(0), name: "disk".to_owned(), info: info(number) };
-                let (script, memory, seen) = (script.clone(), memory.clone(), told.clone());
+                let (script, memory, seen) = (script.clone(), memory.clone(), record.clone());
                 std::thread::spawn(move || {
                     let mut stream = stream;
                     if let Ok(Some(session)) = greet(&mut stream, config, &vec![found]) {
-                        // How it ends is what `seen` says.
+                        // `seen` records how it ended.
                         let _ = Talk { number, session, stream, memory, seen }.run(&*script);
                     }
                 });
@@ -153,27 +154,27 @@ impl Scripted {
         Scripted { seen, uri: format!("nbd+unix:///disk?socket={}", socket.display()) }
     }
 
-    /// Where its export is.
+    /// Returns the URI of its export.
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// What clients did so far.
+    /// Returns the events of clients so far.
     ///
     /// # Panics
     /// If the script has.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn events(&self) -> Vec<ClientEvent> {
         self.seen.lock().unwrap().clone()
     }
 
-    /// The requests of that kind so far.
+    /// Returns the number of requests of that kind so far.
     pub fn asked(&self, command: Command) -> usize {
-        let asked = |seen: &&Seen| matches!(seen, Seen::Asked(_, request) if request.command == command);
-        self.seen().iter().filter(asked).count()
+        let asked = |seen: &&ClientEvent| matches!(seen, ClientEvent::Request(_, request) if request.command == command);
+        self.events().iter().filter(asked).count()
     }
 }
 
-/// The handshake; `None` when the client leaves it.
+/// Serves the handshake; returns `None` when the client leaves it.
 fn greet(stream: &mut UnixStream, config: Config, exports: &Vec<Found>) -> io::Result<Option<Session>> {
     let mut handshake = Handshake::new(config);
     let (mut bytes, mut received) = ([0; 4096], Vec::new());

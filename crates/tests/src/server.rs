@@ -1,15 +1,16 @@
-//! The real binary under test, in a world of its own.
+//! The real binary under test, in an isolated environment.
 //!
-//! A [`Sandbox`] is a temporary folder that is also the run directory; a [`Server`] is `blockyard serve`
-//! or `up` in it. The binary is `$BLOCKYARD_BIN`, else the one of this workspace, built if need be.
+//! A [`Sandbox`] is a temporary folder that is also the run directory; a [`Server`] is `blockyard serve` or
+//! `up` in it. The binary is `$BLOCKYARD_BIN`, else the one of this workspace, built if necessary.
 //!
-//! *Invariants:* nothing outlives its sandbox, whatever became of the test. A server that a test did not
+//! *Invariants:* no process outlives its sandbox, whatever the test's result. A server that a test did not
 //! end itself is ended with SIGTERM and must exit with status 0: no test passes over a dead server.
 
 use crate::tools::{PATIENCE, find, run, until, wait_within};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -17,7 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The binary under test.
+/// Returns the binary under test.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("BLOCKYARD_BIN") {
@@ -30,12 +31,12 @@ pub fn binary() -> &'static Path {
     })
 }
 
-/// Whether it is optimised: promises about time and memory are made for such a binary only.
+/// Returns whether it is optimised: limits on time and memory apply to such a binary only.
 pub fn is_release() -> bool {
     binary().components().any(|part| part.as_os_str() == "release")
 }
 
-/// The binary beside the test program, whose own path is `target/PROFILE/deps/NAME`.
+/// Returns the binary beside the test program, whose own path is `target/PROFILE/deps/NAME`.
 fn built() -> PathBuf {
     let test = std::env::current_exe().expect("a test program knows its own path");
     let profile = test.parent().and_then(Path::parent).expect("cargo keeps test programs in deps");
@@ -45,16 +46,16 @@ fn built() -> PathBuf {
     if profile.ends_with("release") {
         build.arg("--release");
     }
-    // Also when it is there: it may be older than its source.
+    // Also if it exists: it may be older than its source.
     crate::tools::run_within(&mut build, Duration::from_secs(600)).ok();
     assert!(path.is_file(), "{}: cargo did not build it", path.display());
     path
 }
 
-/// How the server's threads talk to the kernel.
+/// The server's interface to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// Whatever is best here.
+    /// The best one available.
     Auto,
     /// io_uring.
     IoUring,
@@ -63,7 +64,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Engine::Auto => "auto",
@@ -73,7 +74,7 @@ impl Engine {
     }
 }
 
-/// Makes each of these functions from [`Engine`] two tests, one for each engine.
+/// Turns each of these functions of an [`Engine`] into two tests, one for each engine.
 #[macro_export]
 macro_rules! on_both_engines {
     ($($test:ident),+ $(,)?) => {
@@ -99,33 +100,33 @@ impl Default for Sandbox {
 }
 
 impl Sandbox {
-    /// An empty one.
+    /// Creates an empty sandbox.
     ///
     /// # Panics
     /// If there can be no temporary folder.
     pub fn new(engine: Engine) -> Sandbox {
-        // Sockets lie in it, whose paths have at most 107 bytes: so not where TMPDIR may lead.
+        // It contains sockets, whose paths have at most 107 bytes, so TMPDIR is not used.
         let dir = tempfile::Builder::new().prefix("by-").tempdir_in("/tmp").expect("a folder in /tmp");
         Sandbox { dir, engine }
     }
 
-    /// How what is served here talks to the kernel.
+    /// Returns the interface to the kernel of servers started here.
     pub fn engine(&self) -> Engine {
         self.engine
     }
 
-    /// A path in it.
+    /// Returns a path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The run directory of all that is started here.
+    /// Returns the run directory of all programs started here.
     pub fn run_dir(&self) -> PathBuf {
         self.path("run")
     }
 
-    /// What there is in the run directory, once processes that end have ended. One that was told to ends after
-    /// the answer, so that what it had is gone a moment later.
+    /// Returns the files in the run directory, once ending processes have ended. A process ends after its
+    /// answer, so its files disappear a moment later.
     pub fn left_behind(&self) -> Vec<String> {
         let look = || -> Vec<String> {
             let entries = std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
@@ -135,54 +136,55 @@ impl Sandbox {
         look()
     }
 
-    /// Makes a file of this many bytes, all of them a hole.
+    /// Creates a file of this many bytes, all of them a hole.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn image(&self, name: &str, len: u64) -> PathBuf {
         let path = self.path(name);
         File::create(&path).and_then(|file| file.set_len(len)).expect("a file in the sandbox");
         path
     }
 
-    /// Makes a file with content that repeats nowhere within it.
+    /// Creates a file with content that repeats nowhere within it.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn noise(&self, name: &str, len: usize) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, noise(len as u64, len)).expect("a file in the sandbox");
         path
     }
 
-    /// Makes a file with this text.
+    /// Creates a file with this text.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn text(&self, name: &str, text: &str) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, text).expect("a file in the sandbox");
         path
     }
 
-    /// A foreign program with its arguments, as started in the sandbox.
+    /// Returns a foreign program's command in the sandbox.
     pub fn tool(&self, words: &[&str]) -> Command {
         let mut command = self.command(find(words[0]).unwrap_or_else(|| words[0].into()));
         command.args(&words[1..]);
         command
     }
 
-    /// `program` as started in the sandbox: its environment, its folder.
+    /// Returns a command of `program` in the sandbox: its environment, its folder.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
         command
             .current_dir(self.dir.path())
             .env("BLOCKYARD_RUN", self.run_dir())
+            .env("BLOCKYARD_STATE", self.dir.path().join("state"))
             .env("BLOCKYARD_EXPORT", "nbd");
         command
     }
 
-    /// The binary with these arguments.
+    /// Returns the binary's command with these arguments.
     pub fn blockyard(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(binary());
         command.args(arguments);
@@ -192,26 +194,26 @@ impl Sandbox {
     /// Runs the binary to its end.
     ///
     /// # Panics
-    /// If it is not done in time.
+    /// If it takes too long.
     #[track_caller]
     pub fn run(&self, arguments: &[&str]) -> crate::tools::Outcome {
         run(&mut self.blockyard(arguments))
     }
 
-    /// Waits until a device has requests under way, of which `inflight` says this.
+    /// Waits until `inflight` shows requests of a device that contain this text.
     ///
     /// # Panics
     /// If it does not.
     #[track_caller]
     pub fn await_in_flight(&self, device: &str, words: &str) {
         let there = || self.run(&["inflight", device]).ok().contains(words).then_some(());
-        until(PATIENCE, there).unwrap_or_else(|| panic!("nothing of {device} is under way, {words}"));
+        until(PATIENCE, there).unwrap_or_else(|| panic!("nothing of {device} is in flight, {words}"));
     }
 
     /// Serves a stack on a Unix socket, under the name `disk` unless `more` has a `--name`.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn serve(&self, stack: &str, more: &[&str]) -> Server {
         let socket = self.path("disk.sock");
@@ -224,17 +226,38 @@ impl Sandbox {
         self.start(&mut self.blockyard(&arguments), 1)
     }
 
+    /// Returns the number of turns of all I/O threads of the server of a device.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn turns(&self, device: &str) -> u64 {
+        let socket = self.run_dir().join(format!("{device}.control"));
+        let mut stream = UnixStream::connect(socket).expect("a control socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            .expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("metrics");
+        let counts = answer.lines().filter(|line| line.starts_with("blockyard_reactor_turns_total{"));
+        let counts: Vec<u64> = counts
+            .filter_map(|line| line.rsplit_once(' '))
+            .map(|(_, count)| count.parse().expect("a number"))
+            .collect();
+        assert!(!counts.is_empty(), "{answer}");
+        counts.iter().sum()
+    }
+
     /// Serves a topology.
     ///
     /// # Panics
-    /// If it does not come up with this many exports.
+    /// If it does not start with this many exports.
     #[track_caller]
     pub fn up(&self, topology: &str, exports: usize) -> Server {
         let file = self.text("topology.toml", &format!("ring = \"{}\"\n{topology}", self.engine.name()));
         self.start(&mut self.blockyard(&["up", &file.to_string_lossy()]), exports)
     }
 
-    /// Starts a server and waits until it has told of `exports` exports.
+    /// Starts a server and waits until it has printed `exports` exports.
     ///
     /// # Panics
     /// If it does not.
@@ -243,10 +266,10 @@ impl Sandbox {
         self.start_with(command, Stdio::null(), exports)
     }
 
-    /// The same with something to pass on as its standard input.
+    /// Starts a server with a standard input.
     ///
     /// # Panics
-    /// If it does not come up.
+    /// If it does not start.
     #[track_caller]
     pub fn start_with(&self, command: &mut Command, stdin: Stdio, exports: usize) -> Server {
         let log = tempfile::NamedTempFile::new_in(self.dir.path()).expect("a file in the sandbox");
@@ -266,7 +289,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // What `add` left in the background, and what it had mounted.
+        // Servers that `add` left in the background, and their mounts.
         for entry in std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name.to_str().and_then(|name| name.strip_prefix("control."));
@@ -276,17 +299,17 @@ impl Drop for Sandbox {
                 signal(pid, Signal::KILL);
             }
         }
-        crate::mounts::let_go_within(self.dir.path());
+        crate::mounts::release_within(self.dir.path());
     }
 }
 
-/// Whether the process is the binary under test, and not a stranger that got the PID of a dead one.
+/// Returns whether the process is the binary under test, and not another one with the PID of a dead one.
 fn is_ours(pid: u32) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).contains("blockyard")
 }
 
-/// Whether a process is there and has not ended: one that only waits to be waited for has.
+/// Returns whether a process runs; a zombie does not.
 pub fn is_alive(pid: u32) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     text.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -317,35 +340,35 @@ pub struct Server {
     child: Child,
     log: PathBuf,
     lines: Receiver<String>,
-    /// The lines that told of exports.
+    /// The lines about its exports.
     ready: Vec<String>,
-    /// How it ended, once a test has seen to that.
+    /// Its exit status, once a test has ended it.
     ended: Option<ExitStatus>,
 }
 
 impl Server {
-    /// Its process.
+    /// Returns its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it said on stdout when it was ready, a line for each export.
+    /// Returns its lines on stdout, one for each export.
     pub fn ready(&self) -> &[String] {
         &self.ready
     }
 
-    /// Where its first export is.
+    /// Returns the URI of its first export.
     pub fn uri(&self) -> &str {
         self.uri_of(0)
     }
 
-    /// Where one of its exports is.
+    /// Returns the URI of one of its exports.
     pub fn uri_of(&self, number: usize) -> &str {
         let line = &self.ready[number];
         line.split(' ').nth(2).unwrap_or_else(|| panic!("not `NAME EXPORT ADDRESS`: {line}"))
     }
 
-    /// The Unix socket of its first export.
+    /// Returns the Unix socket of its first export.
     pub fn socket(&self) -> PathBuf {
         let uri: proto::nbd::Uri = self.uri().parse().expect("the server prints a URI");
         match uri.server {
@@ -354,18 +377,18 @@ impl Server {
         }
     }
 
-    /// What it has said on stderr once these words are there. A thread of its own writes the log, so that what was said
-    /// before an answer may come after it.
+    /// Waits for this text on stderr and returns all of stderr. A thread of its own writes the log, so a line
+    /// may arrive after the answer that followed it.
     ///
     /// # Panics
-    /// If they do not come.
+    /// If it does not arrive.
     #[track_caller]
-    pub fn said(&self, words: &str) -> String {
-        let said = until(PATIENCE, || Some(self.log()).filter(|log| log.contains(words)));
-        said.unwrap_or_else(|| panic!("\"{words}\" was not said:\n{}", self.log()))
+    pub fn await_log(&self, words: &str) -> String {
+        let found = until(PATIENCE, || Some(self.log()).filter(|log| log.contains(words)));
+        found.unwrap_or_else(|| panic!("\"{words}\" is not in the log:\n{}", self.log()))
     }
 
-    /// What it has said on stderr.
+    /// Returns its stderr so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -384,10 +407,10 @@ impl Server {
         signal(self.pid(), which);
     }
 
-    /// Has it do nothing from now on, until [`Signal::CONT`]: its threads stop one after the other.
+    /// Stops it until [`Signal::CONT`]: waits until all of its threads are stopped.
     ///
     /// # Panics
-    /// If they do not.
+    /// If they do not stop.
     #[track_caller]
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
@@ -403,12 +426,12 @@ impl Server {
         .expect("it stops");
     }
 
-    /// Whether it has not ended.
+    /// Returns whether it still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end, which a signal or a request has brought about.
+    /// Waits for its end, which a signal or a request has caused.
     ///
     /// # Panics
     /// If it does not end.
@@ -421,7 +444,7 @@ impl Server {
         status
     }
 
-    /// SIGTERM, and everything that follows from it.
+    /// Sends SIGTERM and checks its end.
     ///
     /// # Panics
     /// If it does not end with status 0.
@@ -432,40 +455,41 @@ impl Server {
         assert!(status.success(), "after SIGTERM: {status}; stderr:\n{}", self.log());
     }
 
-    /// SIGTERM to a server one of whose devices cannot be flushed.
+    /// Sends SIGTERM to a server with a device that cannot be flushed.
     ///
     /// # Panics
-    /// If it does not end with status 1 and say which.
+    /// If it does not end with status 1 and name the device.
     #[track_caller]
     pub fn terminate_after_failed_flush(&mut self, device: &str) {
         self.signal(Signal::TERM);
         let (status, log) = (self.wait(), self.log());
-        let said = log.lines().any(|line| line.contains(&format!("failed: {device}: the last flush failed")));
-        assert!(status.code() == Some(1) && said, "{status}; stderr:\n{log}");
+        let found =
+            log.lines().any(|line| line.contains(&format!("failed: {device}: the last flush failed")));
+        assert!(status.code() == Some(1) && found, "{status}; stderr:\n{log}");
     }
 
-    /// SIGKILL: it cannot see it coming.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.ended = self.child.wait().ok();
     }
 
-    /// Memory of the process that is in RAM, in bytes.
+    /// Returns its resident memory in bytes.
     pub fn resident(&self) -> u64 {
         self.status_field("VmRSS") * 1024
     }
 
-    /// Memory of the process that is in RAM and not a file's, in bytes.
+    /// Returns its resident anonymous memory in bytes.
     pub fn anonymous(&self) -> u64 {
         self.status_field("RssAnon") * 1024
     }
 
-    /// Memory that the kernel keeps in place for it, as registered with io_uring, in bytes.
+    /// Returns its pinned memory, as registered with io_uring, in bytes.
     pub fn pinned(&self) -> u64 {
         self.status_field("VmPin") * 1024
     }
 
-    /// Its open file descriptors.
+    /// Returns the number of its open file descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
     }
@@ -477,7 +501,7 @@ impl Server {
         number.unwrap_or_else(|| panic!("the server is gone; stderr:\n{}", self.log()))
     }
 
-    /// CPU time that all of its threads have used, in nanoseconds, by the scheduler's own account.
+    /// Returns the CPU time of all of its threads in nanoseconds, by the scheduler's account.
     pub fn cpu_ns(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).into_iter().flatten().flatten();
         tasks
@@ -488,7 +512,7 @@ impl Server {
             .sum()
     }
 
-    /// Proves that it serves: a client connects to the export `name` and reads its first bytes.
+    /// Checks that it serves: a client connects to the export `name` and reads its first bytes.
     ///
     /// # Panics
     /// If it does not.
@@ -502,7 +526,7 @@ impl Server {
         peer.disconnect();
     }
 
-    /// Waits until the scheduler gives it no more time: all that clients caused is done.
+    /// Waits until it uses no more CPU time: all work caused by clients is done.
     pub fn settle(&self) {
         let mut last = self.cpu_ns();
         until(PATIENCE, || {
@@ -529,14 +553,14 @@ impl Drop for Server {
     }
 }
 
-/// Returns `len` random bytes, the same for the same seed.
+/// Returns `len` random bytes that depend only on the seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// True if the test needs root and does not have it; then it is skipped.
+/// Returns whether root is required and missing; then the test is skipped.
 pub fn missing_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -545,8 +569,8 @@ pub fn missing_root() -> bool {
     !root
 }
 
-/// How to start a program with file systems of its own to mount, which vanish with it; `None` where that
-/// is not allowed. What follows is its command line.
+/// Returns the command prefix that starts a program in a mount namespace of its own; `None` where that is not
+/// allowed.
 pub fn private_mounts() -> Option<Vec<&'static str>> {
     find("unshare")?;
     let as_root = rustix::process::geteuid().is_root();

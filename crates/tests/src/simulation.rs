@@ -1,21 +1,24 @@
-//! The simulation of whole stacks: from one seed, random nodes, load, faults, freezes and power cuts,
-//! checked against the sector model.
+//! Simulation of whole stacks: from one seed, random nodes, load, faults, freezes and power cuts, checked
+//! against the sector model.
 //!
-//! [`run`] is one run; its seed decides everything. A [`Failure`] carries the seed, the reason and the
-//! last events. Who may call it: tests, and the `soak` program. It knows no wall clock.
+//! [`run`] is one run, determined by its seed. A [`Failure`] has the seed, the reason and the last events. It
+//! reads no wall clock.
 
-mod breakage;
 mod load;
 mod parts;
 mod paths;
 mod remote;
+mod seeded_fault;
+mod sessions;
 mod stacks;
+mod target_line;
 mod targets;
 mod ublk;
 mod within;
 mod world;
 
-pub use breakage::Breakage;
+pub use seeded_fault::SeededFault;
+pub use sessions::{SessionFault, run as run_sessions};
 pub use targets::run as run_targets;
 pub use ublk::run as run_ublk;
 
@@ -27,43 +30,43 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// What to simulate.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Scenario {
-    /// Requests in all; 0 for the usual number.
+    /// Number of requests; 0 for the default.
     pub requests: u64,
-    /// Put this mistake into the stack: the run ought to fail.
-    pub breakage: Option<Breakage>,
-    /// An overlay over an origin that holds something, on disks that keep what they hold.
+    /// Puts this seeded fault into the stack: the run must fail.
+    pub seeded_fault: Option<SeededFault>,
+    /// Uses an overlay over a filled origin, on disks that keep their content.
     pub overlay: bool,
 }
 
-/// How a run went that found nothing wrong.
+/// The result of a run without a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The hash over all that happened.
+    /// Hash over all events.
     pub hash: u64,
-    /// How many events that were.
+    /// Number of events.
     pub events: u64,
-    /// Requests that ended.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Those that ended well.
+    /// Number of successful requests.
     pub ok: u64,
-    /// Power cuts survived.
+    /// Number of power cuts.
     pub power_cuts: u64,
-    /// Stacks swapped while requests waited.
+    /// Number of swaps of stacks while requests waited.
     pub swaps: u64,
-    /// Servers killed and replaced.
+    /// Number of killed and replaced servers.
     pub kills: u64,
 }
 
-/// What a run found wrong.
+/// A failure of a run.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The seed that shows it again.
+    /// The seed that reproduces it.
     pub seed: u64,
-    /// What is wrong.
+    /// The error.
     pub message: String,
     /// The stack, and the last events.
     pub story: String,
-    /// The variable that names the seed of a run of this kind.
+    /// The variable that takes the seed of a run of this kind.
     pub variable: &'static str,
 }
 
@@ -79,11 +82,11 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 thread_local! {
-    /// The run under way: for whoever reports a panic where panics abort.
+    /// The current run, for reporting a panic where panics abort.
     static CURRENT: RefCell<Option<(u64, String, Tracer)>> = const { RefCell::new(None) };
 }
 
-/// Seed, stack and last events of the run under way on this thread.
+/// Returns seed, stack and last events of this thread's current run.
 pub fn current_story() -> Option<String> {
     CURRENT.with_borrow(|current| current.as_ref().map(|(seed, stack, tracer)| story(*seed, stack, tracer)))
 }
@@ -92,10 +95,10 @@ fn story(seed: u64, stack: &str, tracer: &Tracer) -> String {
     format!("seed {seed}, event {}\nstack: {stack}\nlast events:\n{}", tracer.count(), tracer.tail())
 }
 
-/// One run.
+/// Executes one run.
 ///
 /// # Errors
-/// [`Failure`] when the stack broke a promise, a node misused memory or a tag, or the run did not end.
+/// [`Failure`] when the stack lost or changed data, a node misused memory or a tag, or the run did not end.
 pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let tracer = Tracer::default();
     let mut rng = Rng::new(seed);
@@ -106,7 +109,7 @@ pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     })
 }
 
-/// Run with its story at hand for whoever has to tell it.
+/// Executes a run with its story available for a panic.
 fn guarded(
     seed: u64,
     variable: &'static str,

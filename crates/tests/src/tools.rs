@@ -1,10 +1,10 @@
-//! Foreign programs in tests: are they there, run them to their end or kill them.
+//! Foreign programs in tests: whether they are installed, running them with a time limit.
 //!
-//! A test that lacks a tool or a permission calls [`skip`], which says so on stderr past the test
-//! runner's capture and counts; it never passes silently. Where `CI` is set a missing *tool* fails the
-//! test, because CI installs them all.
+//! A test that lacks a tool or a permission calls [`skip`], which reports and counts it on stderr, bypassing
+//! the test runner's capture; it never passes silently. If `CI` is set a missing *tool* fails the test,
+//! because CI installs them all.
 //!
-//! *Invariant:* every wait here is bounded, and whoever overstays is killed.
+//! *Invariant:* every wait here is bounded, and a program that exceeds it is killed.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -13,39 +13,39 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How long anything may take that tests wait for. Not how long it should: a machine that is busy with other things, or
-/// stands still for a while, is no failure of ours; what hangs does so for ever.
+/// Limit of every wait in tests. It is far above the expected time: a machine that is busy, or stands still
+/// for a while, is no failure of ours; a hanging program hangs for ever.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Says that the calling test is skipped, and why. The caller returns.
+/// Reports that the calling test is skipped, and why. The caller must return.
 pub fn skip(why: impl fmt::Display) {
     let count = SKIPPED.fetch_add(1, Relaxed) + 1;
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    // Written directly: the runner shows what `eprintln!` prints of failed tests only.
+    // Written directly: the runner prints `eprintln!` of failed tests only.
     let line = format!("skipped: {name}: {why} ({count} skipped in this program)\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Where a program is: in `PATH`, or where Debian keeps those for root.
+/// Returns the path of a program: in `PATH`, or in Debian's folders for root.
 pub fn find(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders.map(|folder| folder.join(tool)).find(|file| file.is_file())
 }
 
-/// True if one of the tools is missing: then the calling test is skipped and has to return.
+/// Returns whether one of the tools is missing: then the calling test is skipped and must return.
 ///
 /// # Panics
-/// In CI, where nothing is missing.
+/// In CI, where all are installed.
 pub fn missing(tools: &[&str]) -> bool {
     let lacking: Vec<&str> = tools.iter().copied().filter(|tool| find(tool).is_none()).collect();
     lacks(&lacking.join(", "))
 }
 
-/// The Python that has libnbd's bindings: the system's, whatever else is in `PATH`.
+/// The Python with libnbd's bindings: the system's, whatever else is in `PATH`.
 pub const PYTHON: &str = "/usr/bin/python3";
 
 /// As [`missing`], for libnbd's Python bindings.
@@ -65,21 +65,21 @@ fn lacks(what: &str) -> bool {
     true
 }
 
-/// How a program ended, and what it had to say.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Outcome {
     /// The command line.
     pub command: String,
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// All of it.
+    /// The whole standard output.
     pub stdout: String,
-    /// All of it.
+    /// The whole standard error.
     pub stderr: String,
 }
 
 impl Outcome {
-    /// What it printed.
+    /// Returns its standard output.
     ///
     /// # Panics
     /// If it did not succeed.
@@ -89,7 +89,7 @@ impl Outcome {
         self.stdout
     }
 
-    /// What it said on stderr.
+    /// Returns its standard error.
     ///
     /// # Panics
     /// If it did not end with this status.
@@ -99,7 +99,7 @@ impl Outcome {
         self.stderr
     }
 
-    /// What it said on stderr.
+    /// Returns its standard error.
     ///
     /// # Panics
     /// If it succeeded, or was killed.
@@ -117,7 +117,8 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Lets this process, and what it starts, have as many open files as it may ask for: for tests with crowds of clients.
+/// Raises the limit of open files of this process and its children to the maximum: for tests with many
+/// clients.
 ///
 /// # Panics
 /// If the limit cannot be raised so far.
@@ -128,17 +129,17 @@ pub fn raise_file_limit() {
         .expect("it may rise to its maximum");
 }
 
-/// A command made of words.
+/// Returns a command of these arguments.
 pub fn command(words: &[&str]) -> Command {
     let mut command = Command::new(find(words[0]).unwrap_or_else(|| words[0].into()));
     command.args(&words[1..]);
     command
 }
 
-/// Runs a program to its end with nothing to read; [`PATIENCE`] is its limit.
+/// Runs a program to its end with an empty standard input; [`PATIENCE`] is its limit.
 ///
 /// # Panics
-/// If it cannot be started, or is not done in time.
+/// If it cannot be started, or takes too long.
 #[track_caller]
 pub fn run(command: &mut Command) -> Outcome {
     run_within(command, PATIENCE)
@@ -147,7 +148,7 @@ pub fn run(command: &mut Command) -> Outcome {
 /// As [`run`], with another limit.
 ///
 /// # Panics
-/// If it cannot be started, or is not done in time.
+/// If it cannot be started, or takes too long.
 #[track_caller]
 pub fn run_within(command: &mut Command, limit: Duration) -> Outcome {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -165,14 +166,14 @@ fn gather(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<S
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What came before an error is kept.
+            // Output before an error is kept.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// How the child ended; killed and `None` when it is not done in time.
+/// Waits for a child; kills it and returns `None` when it takes too long.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let status = until(limit, || child.try_wait().ok().flatten());
     if status.is_none() {
@@ -182,7 +183,7 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     status
 }
 
-/// The first answer of `probe`, asked again and again until there is one or `limit` has passed.
+/// Calls `probe` repeatedly until it returns a value or `limit` has passed.
 pub fn until<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     let mut pause = Duration::from_micros(200);
@@ -198,8 +199,8 @@ pub fn until<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option
     }
 }
 
-/// Runs a Python program with libnbd; `h` is a handle that is not connected yet, `uri` where to. What it
-/// prints is the answer.
+/// Runs a Python program with libnbd; `h` is a handle that is not connected yet, `uri` the address. Returns
+/// its output.
 ///
 /// # Panics
 /// If it fails.

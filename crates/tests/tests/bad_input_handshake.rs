@@ -1,5 +1,5 @@
-//! What no client sends, during the handshake: the right error or a closed connection, and a server that
-//! goes on as if nothing had been.
+//! Invalid input during the handshake: the right error or a closed connection, and a server that continues
+//! unaffected.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::raw::{CLIENT_FLAGS, Raw, go_data, option_bytes, option_error};
@@ -26,7 +26,7 @@ fn serve(sandbox: &Sandbox) -> Server {
     sandbox.serve("ram:16M", &[])
 }
 
-/// After all of `attack` the server serves, and holds no more descriptors than before.
+/// Checks that the server works after all of `attack`, with no more descriptors than before.
 fn survives(attack: impl Fn(&Server)) {
     let sandbox = Sandbox::default();
     let mut server = serve(&sandbox);
@@ -40,15 +40,15 @@ fn survives(attack: impl Fn(&Server)) {
 }
 
 #[test]
-fn garbage_instead_of_a_greeting_closes() {
+fn garbage_in_place_of_a_greeting_closes_the_connection() {
     survives(|server| {
         for seed in 0..50 {
             let mut raw = Raw::connect(&server.socket());
             raw.take(18);
-            // The first byte is one that no flags have.
+            // The first byte has no valid flags.
             let mut bytes = noise(seed, 4096);
             bytes[0] |= 0x80;
-            // It may close before it has read all of it.
+            // The server may close before it has read all of it.
             let _ = raw.offer(&bytes);
             raw.expect_closed(0);
         }
@@ -56,7 +56,7 @@ fn garbage_instead_of_a_greeting_closes() {
 }
 
 #[test]
-fn a_web_browser_is_no_client() {
+fn an_http_request_is_refused() {
     survives(|server| {
         let mut raw = Raw::connect(&server.socket());
         raw.take(18);
@@ -66,7 +66,7 @@ fn a_web_browser_is_no_client() {
 }
 
 #[test]
-fn flags_that_are_not_known_close() {
+fn unknown_client_flags_close_the_connection() {
     survives(|server| {
         for bit in 2..32 {
             let mut raw = Raw::connect(&server.socket());
@@ -78,7 +78,7 @@ fn flags_that_are_not_known_close() {
 }
 
 #[test]
-fn a_handshake_may_end_at_any_byte() {
+fn a_client_may_disconnect_at_any_byte_of_the_handshake() {
     let mut whole = CLIENT_FLAGS.to_be_bytes().to_vec();
     whole.extend(option_bytes(STRUCTURED_REPLY, &[]));
     whole.extend(option_bytes(GO, &go_data("disk")));
@@ -93,7 +93,7 @@ fn a_handshake_may_end_at_any_byte() {
 }
 
 #[test]
-fn a_handshake_may_come_byte_by_byte() {
+fn a_handshake_may_arrive_byte_by_byte() {
     survives(|server| {
         let mut raw = Raw::connect(&server.socket());
         let mut bytes = CLIENT_FLAGS.to_be_bytes().to_vec();
@@ -101,12 +101,12 @@ fn a_handshake_may_come_byte_by_byte() {
         bytes.iter().for_each(|byte| raw.send(&[*byte]));
         raw.take(18);
         let (option, kind, _) = raw.option_reply();
-        assert_eq!((option, kind), (GO, 3), "it is told about the export");
+        assert_eq!((option, kind), (GO, 3), "the reply describes the export");
     });
 }
 
 #[test]
-fn an_option_without_its_magic_closes() {
+fn a_bad_option_magic_closes_the_connection() {
     survives(|server| {
         let mut raw = Raw::greeted(&server.socket());
         let mut bytes = option_bytes(LIST, &[]);
@@ -117,7 +117,7 @@ fn an_option_without_its_magic_closes() {
 }
 
 #[test]
-fn options_that_are_not_known_are_refused_and_the_handshake_goes_on() {
+fn unknown_options_are_refused_and_the_handshake_continues() {
     survives(|server| {
         let mut raw = Raw::greeted(&server.socket());
         // 4 was reserved and never used.
@@ -133,7 +133,7 @@ fn options_that_are_not_known_are_refused_and_the_handshake_goes_on() {
 }
 
 #[test]
-fn malformed_options_are_refused_and_the_handshake_goes_on() {
+fn malformed_options_are_refused_and_the_handshake_continues() {
     let long_name = go_data(&"n".repeat(4097));
     let mut longer_than_it_is = go_data("disk");
     longer_than_it_is[3] = 200;
@@ -168,7 +168,7 @@ fn malformed_options_are_refused_and_the_handshake_goes_on() {
             (LIST, &b"x"[..], ERR_INVALID),
             (STRUCTURED_REPLY, b"x", ERR_INVALID),
             (STARTTLS, b"", ERR_POLICY),
-            // Before structured replies were agreed on.
+            // Before structured replies were negotiated.
             (SET_META_CONTEXT, b"", ERR_INVALID),
         ] {
             raw.option(option, data);
@@ -178,9 +178,9 @@ fn malformed_options_are_refused_and_the_handshake_goes_on() {
 }
 
 #[test]
-fn an_oversized_option_is_read_past_or_closes() {
+fn an_oversized_option_is_skipped_or_closes_the_connection() {
     survives(|server| {
-        // Longer than any option has reason to be: read past, and refused.
+        // Longer than any valid option: skipped, and refused.
         let mut raw = Raw::greeted(&server.socket());
         raw.option(GO, &vec![b'n'; 1 << 20]);
         let (to, kind, _) = raw.option_reply();
@@ -199,13 +199,13 @@ fn an_oversized_option_is_read_past_or_closes() {
 }
 
 #[test]
-fn two_thousand_options_are_too_many() {
+fn too_many_options_close_the_connection() {
     survives(|server| {
         let mut raw = Raw::greeted(&server.socket());
         let mut reader = Raw { stream: raw.stream.try_clone().unwrap() };
         let replies = std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // A reset says that it closed with some unread.
+            // A reset means that the server closed with unread data.
             let _ = reader.stream.read_to_end(&mut bytes);
             bytes.len() / 20
         });
@@ -214,7 +214,7 @@ fn two_thousand_options_are_too_many() {
                 break;
             }
         }
-        // The read timeout would have to pass if the server did not close: then as many replies came.
+        // If the server did not close, the read timeout would have to pass; here all replies have arrived.
         let replies = replies.join().unwrap();
         assert!(replies < 4000, "2000 options were answered");
         raw.expect_closed(usize::MAX);
@@ -222,7 +222,7 @@ fn two_thousand_options_are_too_many() {
 }
 
 #[test]
-fn an_export_name_that_is_not_there_closes() {
+fn an_unknown_export_name_closes_the_connection() {
     survives(|server| {
         for name in [&b"nobody"[..], &[0xff; 8], &[b'n'; 5000]] {
             let mut raw = Raw::greeted(&server.socket());
@@ -233,7 +233,7 @@ fn an_export_name_that_is_not_there_closes() {
 }
 
 #[test]
-fn abort_is_acknowledged_and_closes() {
+fn abort_is_acknowledged_and_closes_the_connection() {
     survives(|server| {
         let mut raw = Raw::greeted(&server.socket());
         raw.option(ABORT, &[]);
@@ -242,9 +242,9 @@ fn abort_is_acknowledged_and_closes() {
     });
 }
 
-/// More than the server has room for at a time: others are let in nevertheless.
+/// More than the server's limit at a time: new clients are accepted nevertheless.
 #[test]
-fn half_open_connections_keep_nobody_out() {
+fn half_open_connections_do_not_block_new_clients() {
     survives(|server| {
         let half_open: Vec<Raw> = (0..400).map(|_| Raw::connect(&server.socket())).collect();
         for _ in 0..10 {
@@ -257,12 +257,12 @@ fn half_open_connections_keep_nobody_out() {
 }
 
 #[test]
-fn random_options_do_no_harm() {
+fn random_options_never_crash_the_server() {
     survives(|server| {
         for seed in 100..200 {
             let bytes = noise(seed, 3000);
             let mut raw = Raw::greeted(&server.socket());
-            // Well-formed headers, so that what lies behind them is reached.
+            // Well-formed headers, so that the code behind them is reached.
             for (number, data) in bytes.chunks(37).enumerate() {
                 let option = u32::from(data[0] % 13);
                 let data = &data[1..1 + usize::from(data[1]) % (data.len() - 1)];

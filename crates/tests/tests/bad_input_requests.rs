@@ -1,5 +1,5 @@
-//! What no client sends once it has an export: the document's error or a closed connection; others are
-//! served meanwhile, at full speed.
+//! Invalid input after the handshake: the protocol's error or a closed connection; other clients are served
+//! meanwhile, at full speed.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
@@ -10,14 +10,14 @@ use proto::nbd::CommandFlags;
 use std::path::Path;
 
 on_both_engines!(
-    a_wrong_magic_closes_that_connection_only,
-    commands_that_are_not_known_are_invalid,
-    refused_writes_are_read_past,
-    an_oversized_write_closes,
-    a_client_that_stalls_stalls_nobody,
-    clients_that_vanish_leave_nothing,
-    random_requests_do_no_harm,
-    the_end_of_a_session_comes_after_its_replies,
+    a_bad_request_magic_closes_only_its_connection,
+    unknown_commands_fail_with_einval,
+    payloads_of_refused_writes_are_skipped,
+    an_oversized_write_closes_the_connection,
+    a_stalled_client_delays_no_other,
+    disconnected_clients_leave_no_resources,
+    random_requests_never_crash_the_server,
+    a_session_ends_after_its_replies,
 );
 
 const EPERM: u32 = 1;
@@ -37,8 +37,8 @@ const SIZE: u64 = 16 << 20;
 /// The longest read or write.
 const PAYLOAD_MAX: u32 = 32 << 20;
 
-/// Runs `attack` on a file and on memory. Afterwards the server serves, and holds as many descriptors as
-/// before, when clients had already come to each of its threads.
+/// Runs `attack` on a file and on memory. Afterwards the server must work, with as many descriptors as
+/// before, when clients had already connected to each of its threads.
 fn survives(engine: Engine, attack: impl Fn(&Server)) {
     let sandbox = Sandbox::new(engine);
     let file = format!("file:{}", sandbox.image("image", SIZE).display());
@@ -54,20 +54,20 @@ fn survives(engine: Engine, attack: impl Fn(&Server)) {
     }
 }
 
-/// Another client, that works for as long as `attack` lasts and longer: what waits for one that stalls waits for ever.
+/// Runs another client during `attack` and longer: a request that waits for a stalled client waits for ever.
 fn at_full_speed_beside(socket: &Path, attack: impl FnOnce()) {
     let mut peer = Peer::connect(socket, "disk");
     attack();
     let data = noise(5, 4096);
     for turn in 0..500 {
         let offset = turn * 4096 % SIZE;
-        peer.write(offset, &data, CommandFlags::NONE).unwrap();
+        peer.write(offset, &data, CommandFlags::empty()).unwrap();
         assert_eq!(peer.read(offset, 4096).unwrap(), data);
     }
     peer.disconnect();
 }
 
-fn a_wrong_magic_closes_that_connection_only(engine: Engine) {
+fn a_bad_request_magic_closes_only_its_connection(engine: Engine) {
     survives(engine, |server| {
         let mut other = Peer::connect(&server.socket(), "disk");
         for magic in [0, 0x2560_9514, 0x21e4_1c71, u32::MAX] {
@@ -81,14 +81,14 @@ fn a_wrong_magic_closes_that_connection_only(engine: Engine) {
     });
 }
 
-fn commands_that_are_not_known_are_invalid(engine: Engine) {
+fn unknown_commands_fail_with_einval(engine: Engine) {
     survives(engine, |server| {
         let mut raw = Raw::go(&server.socket(), "disk");
         for (cookie, command) in [8, 9, 100, u16::MAX].into_iter().enumerate() {
             raw.send(&request(0, command, cookie as u64, 0, 512));
             assert_eq!(raw.simple_reply(), (cookie as u64, EINVAL));
         }
-        // No context was selected; a flush has no range; nobody has these flags.
+        // No context was selected; a flush has no range; the flags are undefined.
         for bytes in [
             request(0, BLOCK_STATUS, 7, 0, 512),
             request(0, FLUSH, 7, 512, 0),
@@ -115,10 +115,10 @@ fn commands_that_are_not_known_are_invalid(engine: Engine) {
     });
 }
 
-fn refused_writes_are_read_past(engine: Engine) {
+fn payloads_of_refused_writes_are_skipped(engine: Engine) {
     survives(engine, |server| {
         let mut raw = Raw::go(&server.socket(), "disk");
-        // The payload looks like a request, which it must not be taken for.
+        // The payload looks like a request, and must not be parsed as one.
         let payload: Vec<u8> = request(0, WRITE, 666, 0, 0).into_iter().cycle().take(28 * 10_000).collect();
         let len = payload.len() as u32;
         for (flags, offset, error) in
@@ -135,7 +135,7 @@ fn refused_writes_are_read_past(engine: Engine) {
 }
 
 #[test]
-fn writes_to_a_read_only_export_are_read_past() {
+fn writes_to_a_read_only_export_are_skipped() {
     let sandbox = Sandbox::default();
     let image = sandbox.noise("image", SIZE as usize);
     let server = sandbox.serve(&format!("file:{},ro", image.display()), &[]);
@@ -152,7 +152,7 @@ fn writes_to_a_read_only_export_are_read_past() {
     assert_eq!(raw.take(4096), noise(SIZE, 4096));
 }
 
-fn an_oversized_write_closes(engine: Engine) {
+fn an_oversized_write_closes_the_connection(engine: Engine) {
     survives(engine, |server| {
         for len in [PAYLOAD_MAX + 512, 1 << 31, u32::MAX] {
             let mut raw = Raw::go(&server.socket(), "disk");
@@ -163,7 +163,7 @@ fn an_oversized_write_closes(engine: Engine) {
     });
 }
 
-fn a_client_that_stalls_stalls_nobody(engine: Engine) {
+fn a_stalled_client_delays_no_other(engine: Engine) {
     survives(engine, |server| {
         let socket = server.socket();
         let mut stalled: Vec<Raw> = Vec::new();
@@ -182,11 +182,11 @@ fn a_client_that_stalls_stalls_nobody(engine: Engine) {
                 }
             }
         });
-        // One of them finds its words again.
+        // One of them completes its request.
         let late = &mut stalled[1];
         late.send(&[1; 4097]);
         assert_eq!(late.simple_reply(), (1, 0));
-        // The others vanish in the middle of theirs: nothing of a write that was not whole is there.
+        // The others disconnect in the middle of theirs: no part of an incomplete write may exist.
         let last = stalled.len() - 1;
         drop(stalled.drain(3..=last));
         let mut peer = Peer::connect(&socket, "disk");
@@ -194,7 +194,7 @@ fn a_client_that_stalls_stalls_nobody(engine: Engine) {
     });
 }
 
-fn clients_that_vanish_leave_nothing(engine: Engine) {
+fn disconnected_clients_leave_no_resources(engine: Engine) {
     survives(engine, |server| {
         for turn in 0..20 {
             let mut raw = Raw::go(&server.socket(), "disk");
@@ -210,7 +210,7 @@ fn clients_that_vanish_leave_nothing(engine: Engine) {
     });
 }
 
-fn random_requests_do_no_harm(engine: Engine) {
+fn random_requests_never_crash_the_server(engine: Engine) {
     survives(engine, |server| {
         for seed in 0..60 {
             let bytes = noise(seed + 1000, 28 * 40);
@@ -218,7 +218,7 @@ fn random_requests_do_no_harm(engine: Engine) {
             let mut reader = Raw { stream: raw.stream.try_clone().unwrap() };
             let replies = std::thread::spawn(move || reader.expect_closed(usize::MAX));
             for part in bytes.chunks_exact(28) {
-                // Headers with a magic and small ranges, so that some of them do something.
+                // Headers with a magic and small ranges, so that some of them are valid.
                 let offset = u64::from(part[9]) << 16 | u64::from(part[10] & 1) << 9;
                 let (flags, command) = (u16::from(part[0] & 31), u16::from(part[1] % 9));
                 let len = u32::from(part[11]) << 9;
@@ -235,7 +235,7 @@ fn random_requests_do_no_harm(engine: Engine) {
     });
 }
 
-fn the_end_of_a_session_comes_after_its_replies(engine: Engine) {
+fn a_session_ends_after_its_replies(engine: Engine) {
     survives(engine, |server| {
         let mut raw = Raw::go(&server.socket(), "disk");
         let mut bytes = Vec::new();
@@ -243,7 +243,7 @@ fn the_end_of_a_session_comes_after_its_replies(engine: Engine) {
             bytes.extend(request(0, READ, cookie, 4096 * cookie, 4096));
         }
         bytes.extend(request(0, DISC, 99, 0, 0));
-        // What follows the end of a session is nobody's.
+        // Bytes after the end of a session belong to no request.
         bytes.extend(request(0, READ, 100, 0, 4096));
         raw.send(&bytes);
         let mut seen: Vec<u64> = Vec::new();

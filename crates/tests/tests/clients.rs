@@ -1,7 +1,7 @@
 //! Real clients against the real binary: nbdinfo, nbdcopy, qemu-img, qemu-io, fio, the kernel's client.
 //!
-//! What each of them does is checked by another: a copy in is compared with the file behind the server, a
-//! copy out with what went in. The core set runs on both ring engines.
+//! Each result is checked by other means: a copy in is compared with the file behind the server, a copy out
+//! with its source. The core set runs on both ring engines.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox, Server};
@@ -14,8 +14,8 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 
 on_both_engines!(
-    nbdcopy_brings_a_file_in_and_out_unchanged,
-    nbdcopy_brings_memory_in_and_out_unchanged,
+    nbdcopy_copies_a_file_unchanged,
+    nbdcopy_copies_memory_unchanged,
     nbdcopy_keeps_holes,
     qemu_io_reads_back_what_it_wrote,
     fio_verifies_a_file,
@@ -40,17 +40,17 @@ fn assert_same(one: &Path, other: &Path) {
 }
 
 #[test]
-fn nbdinfo_shows_what_the_export_is() {
+fn nbdinfo_shows_the_exports_properties() {
     if missing(&["nbdinfo"]) {
         return;
     }
     let sandbox = Sandbox::default();
     let server = sandbox.serve("ram:64M", &[]);
-    let told = json(&run(&mut command(&["nbdinfo", "--json", server.uri()])).ok());
-    assert_eq!(told["protocol"], "newstyle-fixed");
-    assert_eq!(told["TLS"], false);
-    assert_eq!(told["structured"], true);
-    let export = &told["exports"][0];
+    let reported = json(&run(&mut command(&["nbdinfo", "--json", server.uri()])).ok());
+    assert_eq!(reported["protocol"], "newstyle-fixed");
+    assert_eq!(reported["TLS"], false);
+    assert_eq!(reported["structured"], true);
+    let export = &reported["exports"][0];
     assert_eq!(export["export-name"], "disk");
     assert_eq!(export["export-size"], 64 * MIB);
     assert_eq!(export["contexts"][0], "base:allocation");
@@ -65,7 +65,7 @@ fn nbdinfo_shows_what_the_export_is() {
 }
 
 #[test]
-fn nbdinfo_answers_each_of_its_questions() {
+fn nbdinfo_options_report_each_property() {
     if missing(&["nbdinfo"]) {
         return;
     }
@@ -102,7 +102,7 @@ fn nbdinfo_maps_holes_and_data() {
         let server = sandbox.serve(&stack, &[]);
         if stack.starts_with("ram") {
             let mut peer = blockyard_tests::peer::Peer::connect(&server.socket(), "disk");
-            peer.write(MIB, &data, proto::nbd::CommandFlags::NONE).unwrap();
+            peer.write(MIB, &data, proto::nbd::CommandFlags::empty()).unwrap();
         }
         let map = json(&run(&mut command(&["nbdinfo", "--map", "--json", server.uri()])).ok());
         let found: Vec<_> = map
@@ -131,14 +131,14 @@ fn nbdsh_runs_a_script() {
     let sandbox = Sandbox::default();
     let server = sandbox.serve("ram:1M", &[]);
     let script = "h.pwrite(b'hello', 4096); h.flush(); print(h.get_size(), h.pread(5, 4096).decode())";
-    // It takes the first python3 there is, which need not be the system's.
+    // It uses the first python3 in `PATH`, which may not be the system's.
     let mut nbdsh = command(&["nbdsh", "-u", server.uri(), "-c", script]);
-    let said = run(nbdsh.env("PATH", "/usr/bin:/bin")).ok();
-    assert_eq!(said.trim(), "1048576 hello");
+    let printed = run(nbdsh.env("PATH", "/usr/bin:/bin")).ok();
+    assert_eq!(printed.trim(), "1048576 hello");
 }
 
 fn copy_in_and_out(sandbox: &Sandbox, server: &Server) {
-    // Not a multiple of anything that a copier would use at a time.
+    // Not a multiple of any copier's block.
     let source = sandbox.noise("source", 24 * MIB as usize + 512);
     let copy = sandbox.path("copy");
     run(&mut command(&["nbdcopy", "--flush", words(&source), server.uri()])).ok();
@@ -155,7 +155,7 @@ fn copy_in_and_out(sandbox: &Sandbox, server: &Server) {
     }
 }
 
-fn nbdcopy_brings_a_file_in_and_out_unchanged(engine: Engine) {
+fn nbdcopy_copies_a_file_unchanged(engine: Engine) {
     if missing(&["nbdcopy", "cmp"]) {
         return;
     }
@@ -167,7 +167,7 @@ fn nbdcopy_brings_a_file_in_and_out_unchanged(engine: Engine) {
     assert_same(&sandbox.path("source"), &image);
 }
 
-fn nbdcopy_brings_memory_in_and_out_unchanged(engine: Engine) {
+fn nbdcopy_copies_memory_unchanged(engine: Engine) {
     if missing(&["nbdcopy", "cmp"]) {
         return;
     }
@@ -281,7 +281,7 @@ fn verify_with_fio(server: &Server) {
         "--iodepth=16",
         "--numjobs=4",
         "--thread",
-        // Each job has a quarter of its own, so that none overwrites what another verifies.
+        // Each job has a quarter of its own, so that none overwrites another's data.
         "--size=8M",
         "--offset_increment=8M",
         "--verify=crc32c",

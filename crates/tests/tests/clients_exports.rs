@@ -1,10 +1,9 @@
-//! How exports are reached and what they are a part of: listeners, names, addresses, inherited sockets,
-//! and what `file:` makes of a file.
+//! Addresses and names of exports: listeners, names, addresses, inherited sockets, and the disks of `file:`.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, noise};
 use blockyard_tests::tools::{command, missing, missing_libnbd, python, run, skip};
-use proto::nbd::client::{Failure, Wish};
+use proto::nbd::client::{Failure, HandshakeOptions};
 use proto::nbd::{CommandFlags, NbdError};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -36,7 +35,7 @@ fn many_exports_share_a_listener() {
     for (number, name) in names.iter().enumerate() {
         let mut peer = Peer::connect(&server.socket(), name);
         assert_eq!(peer.session.size, (number as u64 + 1) * MIB);
-        peer.write(0, &[number as u8 + 1; 4096], CommandFlags::NONE).unwrap();
+        peer.write(0, &[number as u8 + 1; 4096], CommandFlags::empty()).unwrap();
     }
     python(
         server.uri_of(2),
@@ -54,12 +53,12 @@ assert h.pread(4096, 0) == bytes([3]) * 4096
 }
 
 #[test]
-fn a_name_that_no_export_has_is_refused() {
+fn an_unknown_export_name_is_refused() {
     let sandbox = Sandbox::default();
     let mut server = sandbox.up(&three(&sandbox), 3);
     // Of several exports none is the default one.
     for name in ["four", "", "one ", "ONE"] {
-        let refused = Peer::with(&server.socket(), Wish::new(name)).err();
+        let refused = Peer::with(&server.socket(), HandshakeOptions::new(name)).err();
         let Some(Failure::Refused { option, kind, .. }) = refused else { panic!("{name}: {refused:?}") };
         assert_eq!((option, kind), (7, 1 << 31 | 6), "GO is refused with ERR_UNKNOWN");
     }
@@ -73,14 +72,14 @@ fn a_single_export_is_the_default_one() {
     for name in ["chosen name/ü", ""] {
         assert_eq!(Peer::connect(&server.socket(), name).session.size, MIB);
     }
-    assert!(Peer::with(&server.socket(), Wish::new("disk")).is_err());
+    assert!(Peer::with(&server.socket(), HandshakeOptions::new("disk")).is_err());
     if !missing(&["nbdinfo"]) {
         assert_eq!(run(&mut command(&["nbdinfo", "--size", server.uri()])).ok().trim(), MIB.to_string());
     }
 }
 
 #[test]
-fn tcp_listens_on_the_host_that_was_asked_for() {
+fn tcp_listens_on_the_given_host() {
     if missing(&["nbdinfo"]) {
         return;
     }
@@ -114,7 +113,7 @@ fn tcp_listens_on_the_host_that_was_asked_for() {
 }
 
 #[test]
-fn one_device_is_shown_at_two_addresses() {
+fn one_device_is_exported_at_two_addresses() {
     let sandbox = Sandbox::default();
     let second = format!("unix:{}", sandbox.path("second.sock").display());
     let first = format!("unix:{}", sandbox.path("first.sock").display());
@@ -122,13 +121,13 @@ fn one_device_is_shown_at_two_addresses() {
     let server = sandbox.start(&mut sandbox.blockyard(&arguments), 2);
     let mut one = Peer::connect(&sandbox.path("first.sock"), "disk");
     let mut other = Peer::connect(&sandbox.path("second.sock"), "disk");
-    one.write(4096, &[7; 512], CommandFlags::NONE).unwrap();
+    one.write(4096, &[7; 512], CommandFlags::empty()).unwrap();
     assert_eq!(other.read(4096, 512).unwrap(), [7; 512]);
     assert_ne!(server.uri_of(0), server.uri_of(1));
 }
 
-/// `server` started as a service manager would: a listening socket, here its standard input, as descriptor
-/// 3, and `LISTEN_FDS`.
+/// Returns `server` as a service manager would start it: a listening socket, here its standard input, as
+/// descriptor 3, and `LISTEN_FDS`.
 fn activated(sandbox: &Sandbox, server: &Command) -> Command {
     let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
     let mut shell = sandbox.command("/bin/sh");
@@ -137,11 +136,11 @@ fn activated(sandbox: &Sandbox, server: &Command) -> Command {
 }
 
 #[test]
-fn a_socket_of_the_service_manager_is_served() {
+fn socket_activation_is_served() {
     let sandbox = Sandbox::default();
     let path = sandbox.path("activated.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    // Whoever connects before there is a server waits in the queue.
+    // A client that connects before the server starts waits in the queue.
     let early = std::thread::spawn({
         let path = path.clone();
         move || Peer::connect(&path, "disk").read(0, 512)
@@ -155,9 +154,9 @@ fn a_socket_of_the_service_manager_is_served() {
     assert!(path.exists(), "the socket belongs to the service manager");
 }
 
-/// The same with a topology, and TCP.
+/// Socket activation with a topology, and TCP.
 #[test]
-fn a_topology_takes_the_service_managers_socket() {
+fn a_topology_uses_the_activated_socket() {
     let sandbox = Sandbox::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -171,7 +170,7 @@ fn a_topology_takes_the_service_managers_socket() {
 }
 
 #[test]
-fn blocks_of_4096_bytes_are_told_and_held() {
+fn blocks_of_4096_bytes_are_reported_and_enforced() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", MIB);
     let server = sandbox.serve(&format!("file:{},block=4096", image.display()), &[]);
@@ -179,12 +178,16 @@ fn blocks_of_4096_bytes_are_told_and_held() {
     assert!(peer.session.block_sizes_agreed);
     assert_eq!(peer.session.block_sizes.minimum, 4096);
     assert!(peer.session.block_sizes.preferred >= 4096);
-    peer.write(4096, &[1; 8192], CommandFlags::NONE).unwrap();
+    peer.write(4096, &[1; 8192], CommandFlags::empty()).unwrap();
     for (offset, len) in [(512, 4096), (4096, 512), (4096, 4608)] {
         assert_eq!(peer.read(offset, len), Err(NbdError::Invalid), "{offset}+{len}");
         let data = vec![2; len as usize];
-        assert_eq!(peer.write(offset, &data, CommandFlags::NONE), Err(NbdError::Invalid), "{offset}+{len}");
-        assert_eq!(peer.zero(offset, len, CommandFlags::NONE), Err(NbdError::Invalid), "{offset}+{len}");
+        assert_eq!(
+            peer.write(offset, &data, CommandFlags::empty()),
+            Err(NbdError::Invalid),
+            "{offset}+{len}"
+        );
+        assert_eq!(peer.zero(offset, len, CommandFlags::empty()), Err(NbdError::Invalid), "{offset}+{len}");
         assert_eq!(peer.trim(offset, len), Err(NbdError::Invalid), "{offset}+{len}");
     }
     assert_eq!(peer.read(4096, 8192).unwrap(), [1; 8192]);
@@ -200,9 +203,9 @@ fn a_part_of_a_file_is_a_device() {
     assert_eq!(peer.session.size, 2 * MIB);
     assert_eq!(peer.read(0, 2 * MIB).unwrap(), before[MIB as usize..3 * MIB as usize]);
     peer.write(2 * MIB - 4096, &[9; 4096], CommandFlags::FUA).unwrap();
-    peer.zero(0, 4096, CommandFlags::NONE).unwrap();
+    peer.zero(0, 4096, CommandFlags::empty()).unwrap();
     peer.trim(4096, 4096).unwrap();
-    assert_eq!(peer.write(2 * MIB, &[9; 512], CommandFlags::NONE), Err(NbdError::NoSpace));
+    assert_eq!(peer.write(2 * MIB, &[9; 512], CommandFlags::empty()), Err(NbdError::NoSpace));
     drop(peer);
     server.terminate();
     let mut wanted = before;
@@ -212,20 +215,20 @@ fn a_part_of_a_file_is_a_device() {
 }
 
 #[test]
-fn a_file_is_created_sparse_and_of_its_size() {
+fn a_created_file_is_sparse_and_has_its_size() {
     let sandbox = Sandbox::default();
     let path = sandbox.path("new.img");
     let stack = format!("file:{},size=5G,create", path.display());
     let mut server = sandbox.serve(&stack, &[]);
     let mut peer = Peer::connect(&server.socket(), "disk");
     assert_eq!(peer.session.size, 5 << 30);
-    peer.write((5 << 30) - 512, &[1; 512], CommandFlags::NONE).unwrap();
+    peer.write((5 << 30) - 512, &[1; 512], CommandFlags::empty()).unwrap();
     drop(peer);
     server.terminate();
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.len(), 5 << 30);
     assert!(metadata.blocks() * 512 <= MIB, "{} sectors are allocated", metadata.blocks());
-    // What is there already, and of that size, is served as it is; of another, not touched.
+    // An existing file of that size is served unchanged; one of another size is refused.
     let server = sandbox.serve(&stack, &[]);
     let mut peer = Peer::connect(&server.socket(), "disk");
     assert_eq!(peer.read((5 << 30) - 512, 512).unwrap(), [1; 512]);
@@ -237,14 +240,14 @@ fn a_file_is_created_sparse_and_of_its_size() {
 }
 
 #[test]
-fn zeroes_keep_their_room_when_they_are_told_to() {
+fn write_zeroes_with_no_hole_keeps_the_allocation() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", 8 * MIB);
     let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
     let mut peer = Peer::connect(&server.socket(), "disk");
     let allocated = || image.metadata().unwrap().blocks() * 512;
     peer.write(0, &noise(1, MIB as usize), CommandFlags::FUA).unwrap();
-    peer.zero(0, 4 * MIB, CommandFlags::NO_HOLE.with(CommandFlags::FUA)).unwrap();
+    peer.zero(0, 4 * MIB, CommandFlags::NO_HOLE.union(CommandFlags::FUA)).unwrap();
     assert!(allocated() >= 4 * MIB, "{} bytes are allocated", allocated());
     peer.zero(0, 4 * MIB, CommandFlags::FUA).unwrap();
     assert!(allocated() < MIB, "{} bytes are allocated", allocated());
@@ -269,7 +272,7 @@ fn a_file_has_one_writer_unless_it_is_shared() {
     let shared = format!("{stack},share");
     let first = sandbox.serve(&shared, &[]);
     let other = sandbox.start(&mut try_again(&shared), 1);
-    Peer::connect(&first.socket(), "disk").write(0, &[5; 512], CommandFlags::NONE).unwrap();
+    Peer::connect(&first.socket(), "disk").write(0, &[5; 512], CommandFlags::empty()).unwrap();
     assert_eq!(Peer::connect(&other.socket(), "second").read(0, 512).unwrap(), [5; 512]);
 }
 
@@ -286,7 +289,7 @@ fn a_file_of_odd_size_is_served_in_whole_sectors() {
 }
 
 #[test]
-fn null_zero_and_error_do_as_they_are_called() {
+fn null_zero_and_error_behave_as_named() {
     let sandbox = Sandbox::default();
     for (stack, read) in [
         ("null:1G", Ok(())),
@@ -298,16 +301,16 @@ fn null_zero_and_error_do_as_they_are_called() {
         let mut server = sandbox.serve(stack, &[]);
         let mut peer = Peer::connect(&server.socket(), "disk");
         let wanted = read.map(|()| vec![if stack.contains("backed") { 3 } else { 0 }; 4096]);
-        let written = peer.write(8192, &[3; 4096], CommandFlags::NONE);
+        let written = peer.write(8192, &[3; 4096], CommandFlags::empty());
         assert_eq!(written, read, "{stack}");
         let found = peer.read(8192, 4096);
-        // What `null:` reads is not said anywhere.
+        // The content of `null:` is undefined.
         if stack.starts_with("null") && !stack.contains("backed") {
             assert!(found.is_ok(), "{stack}");
         } else {
             assert_eq!(found, wanted, "{stack}");
         }
-        // And the connection lives.
+        // And the connection stays open.
         assert_eq!(peer.read(0, 512).map(drop), read, "{stack}");
         if stack.starts_with("error") {
             server.terminate_after_failed_flush("disk");
@@ -318,7 +321,7 @@ fn null_zero_and_error_do_as_they_are_called() {
 }
 
 #[test]
-fn a_split_device_serves_as_if_it_were_whole() {
+fn a_split_device_serves_unchanged_data() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", 4 * MIB);
     let layers = ["--layer", "split,max_sectors=8", "--layer", "split,max_sectors=255"];
@@ -329,5 +332,5 @@ fn a_split_device_serves_as_if_it_were_whole() {
     assert!(peer.read(512, 2 * MIB).unwrap() == data);
     peer.trim(MIB, MIB).unwrap();
     assert!(peer.read(MIB, MIB).unwrap().iter().all(|byte| *byte == 0));
-    assert_eq!(peer.write(4 * MIB - 512, &[0; 1024], CommandFlags::NONE), Err(NbdError::NoSpace));
+    assert_eq!(peer.write(4 * MIB - 512, &[0; 1024], CommandFlags::empty()), Err(NbdError::NoSpace));
 }

@@ -1,4 +1,4 @@
-//! libnbd from Python: all that other clients leave out, and every error that the protocol foresees.
+//! libnbd from Python: features that other clients do not use, and every error of the protocol.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox};
@@ -7,13 +7,13 @@ use rustix::fs::OFlags;
 use std::os::unix::fs::OpenOptionsExt;
 
 on_both_engines!(
-    requests_do_what_they_say_in_each_style,
+    requests_work_with_each_reply_style,
     flush_on_one_connection_covers_another,
-    errors_are_those_of_the_document,
-    many_requests_in_flight_come_back_right,
+    errors_are_those_of_the_protocol_document,
+    many_requests_in_flight_return_the_right_data,
 );
 
-/// A stack of each kind that keeps data, of 16 MiB.
+/// Returns a stack of each kind that stores data, of 16 MiB.
 fn stacks(sandbox: &Sandbox) -> Vec<String> {
     let mut stacks = vec![format!("file:{}", sandbox.image("image", 16 << 20).display()), "ram:16M".into()];
     let direct = sandbox.image("direct", 16 << 20);
@@ -36,7 +36,7 @@ fn on_each(engine: Engine, program: &str) {
     }
 }
 
-fn requests_do_what_they_say_in_each_style(engine: Engine) {
+fn requests_work_with_each_reply_style(engine: Engine) {
     on_each(
         engine,
         "
@@ -102,7 +102,7 @@ for turn in range(100):
     );
 }
 
-fn errors_are_those_of_the_document(engine: Engine) {
+fn errors_are_those_of_the_protocol_document(engine: Engine) {
     on_each(
         engine,
         "
@@ -134,7 +134,7 @@ assert h.pread(512, 0) == b'z' * 512
 }
 
 #[test]
-fn long_reads_are_refused_by_their_flags() {
+fn reads_beyond_the_maximum_fail_with_the_error_of_their_flags() {
     if missing_libnbd() {
         return;
     }
@@ -157,7 +157,7 @@ assert h.pread(512, 0) == bytes(512)
 }
 
 #[test]
-fn holes_come_as_holes_unless_that_is_forbidden() {
+fn holes_are_sent_as_holes_unless_disallowed() {
     if missing_libnbd() {
         return;
     }
@@ -189,7 +189,7 @@ assert chunks(nbd.CMD_FLAG_DF) == [(nbd.READ_DATA, 0, 4 << 20)]
 }
 
 #[test]
-fn block_status_tells_holes_from_data() {
+fn block_status_distinguishes_holes_from_data() {
     if missing_libnbd() {
         return;
     }
@@ -225,7 +225,7 @@ assert extents(h, 2 * one, 0) == [(one, 0), (one, hole)]
 }
 
 #[test]
-fn a_client_that_does_not_ask_for_a_context_has_none() {
+fn a_client_without_a_negotiated_context_has_none() {
     if missing_libnbd() {
         return;
     }
@@ -245,7 +245,7 @@ assert h.pread(512, 0) == bytes(512)
 }
 
 #[test]
-fn a_read_only_export_refuses_what_writes() {
+fn a_read_only_export_refuses_all_writing_commands() {
     if missing_libnbd() {
         return;
     }
@@ -314,7 +314,7 @@ assert h.pread(512, 0) == bytes(512)
     );
 }
 
-fn many_requests_in_flight_come_back_right(engine: Engine) {
+fn many_requests_in_flight_return_the_right_data(engine: Engine) {
     on_each(
         engine,
         "

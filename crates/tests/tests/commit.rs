@@ -1,4 +1,4 @@
-//! `blockyard commit`: an overlay written down into what it stands over, served or not, cut short or not.
+//! `blockyard commit`: an overlay written into its origin, online and offline, interrupted and complete.
 
 use blockyard_tests::disk::shell;
 use blockyard_tests::peer::Peer;
@@ -14,7 +14,7 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const LEN: usize = 8 << 20;
 
-/// A base, an overlay over it, and what the device holds.
+/// An origin, an overlay over it, and the expected content.
 struct Pair {
     base: PathBuf,
     overlay: PathBuf,
@@ -43,18 +43,18 @@ impl Pair {
     }
 
     fn write(&mut self, peer: &mut Peer, at: usize, data: &[u8]) {
-        peer.write(at as u64, data, CommandFlags::NONE).expect("a write");
+        peer.write(at as u64, data, CommandFlags::empty()).expect("a write");
         self.model[at..at + data.len()].copy_from_slice(data);
     }
 
-    /// Writes, zeroes and a discard all over it.
+    /// Writes, zeroes and a discard at places all over it.
     fn change(&mut self, peer: &mut Peer, seed: u64) {
         for number in 0..24u64 {
             let at = ((seed * 31 + number) * 7919 % (LEN as u64 / 512 - 128) * 512) as usize;
             self.write(peer, at, &noise(seed + number, 512 * (1 + number as usize % 40)));
         }
         let at = (seed % 5) as usize * 4096 + 65536;
-        peer.zero(at as u64, 12288 + 512, CommandFlags::NONE).expect("zeroes");
+        peer.zero(at as u64, 12288 + 512, CommandFlags::empty()).expect("zeroes");
         self.model[at..at + 12288 + 512].fill(0);
     }
 
@@ -74,7 +74,7 @@ fn shown(sandbox: &Sandbox, fact: &str) -> String {
 }
 
 #[test]
-fn an_overlay_is_committed_while_it_is_served_and_goes_on_empty() {
+fn an_overlay_is_committed_online_and_is_empty_afterwards() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, LEN);
     let (mut server, mut peer) = pair.serve(&sandbox, ",create");
@@ -88,7 +88,7 @@ fn an_overlay_is_committed_while_it_is_served_and_goes_on_empty() {
         assert!(left < taken / 4 && left < 100, "{left} of {taken} sectors are still there");
         assert!(peer.read(0, LEN as u64).expect("a read") == pair.model, "through the same connection");
     }
-    // What comes now is the overlay's again.
+    // Later writes go to the overlay again.
     let before = std::fs::read(&pair.base).expect("the base");
     pair.change(&mut peer, 1000);
     peer.flush().expect("a flush");
@@ -100,7 +100,7 @@ fn an_overlay_is_committed_while_it_is_served_and_goes_on_empty() {
 }
 
 #[test]
-fn an_overlay_that_is_not_served_is_committed_into_a_stack_and_may_be_longer_than_it() {
+fn an_offline_overlay_is_committed_into_a_stack_and_may_be_longer_than_it() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, LEN - 1536);
     let (mut server, mut peer) = pair.serve(&sandbox, &format!(",create,size={}", LEN as u64 + MIB));
@@ -122,7 +122,7 @@ fn an_overlay_that_is_not_served_is_committed_into_a_stack_and_may_be_longer_tha
 }
 
 #[test]
-fn an_overlay_on_an_overlay_goes_into_that() {
+fn an_overlay_is_committed_into_the_overlay_below() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, LEN);
     let lower = format!("cow,file={}", sandbox.path("lower.cow").display());
@@ -133,7 +133,7 @@ fn an_overlay_on_an_overlay_goes_into_that() {
     let mut peer = Peer::connect(&server.socket(), "disk");
     pair.change(&mut peer, 5);
     let why = sandbox.run(&["commit", "disk"]).failed_with(1);
-    assert!(why.contains("stop it, then: blockyard commit STACK --layer"), "{why}");
+    assert!(why.contains("stop the device, then: blockyard commit STACK --layer"), "{why}");
     peer.disconnect();
     server.terminate();
     sandbox.run(&["commit", &pair.stack(), "--layer", &lower, "--layer", &pair.layer("")]).ok();
@@ -146,27 +146,27 @@ fn an_overlay_on_an_overlay_goes_into_that() {
 }
 
 #[test]
-fn what_cannot_be_committed_says_why_and_stays() {
+fn a_refused_commit_reports_the_reason_and_changes_nothing() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, LEN);
     let before = std::fs::read(&pair.base).expect("a base");
     let (server, mut peer) = pair.serve(&sandbox, ",create");
     pair.change(&mut peer, 9);
-    // Another overlay over the same base would be left without it.
+    // Another overlay over the same origin would become invalid.
     let other = format!("cow,file={},create", sandbox.path("other.cow").display());
     let socket = sandbox.path("other.sock");
     let nbd = format!("unix:{}", socket.display());
     let words = ["serve", &pair.stack(), "--layer", &other, "--name", "other", "--nbd", &nbd];
     let second = sandbox.start(&mut sandbox.blockyard(&words), 1);
     let why = sandbox.run(&["commit", "disk"]).failed_with(1);
-    assert!(why.contains("does not want it changed"), "{why}");
+    assert!(why.contains("locked it against changes"), "{why}");
     drop(second);
-    // It is let go of again: now nobody is in the way but ourselves.
+    // It is closed: now no other server uses the origin.
     for (words, code, expected) in [
         (&["commit", &pair.stack(), "--layer", &pair.layer("")][..], 1, "in use"),
         (&["commit", "absent"], 1, "there is no such device"),
         (&["commit", &pair.stack()], 1, "there is nothing to commit"),
-        (&["commit", "disk", "--layer", "cow,file=x"], 2, "a device that is served has its layers"),
+        (&["commit", "disk", "--layer", "cow,file=x"], 2, "a served device has its own layers"),
     ] {
         let why = sandbox.run(words).failed_with(code);
         assert!(why.contains(expected), "{words:?}: {why}");
@@ -187,7 +187,7 @@ fn what_cannot_be_committed_says_why_and_stays() {
 }
 
 #[test]
-fn clients_write_on_while_it_is_committed() {
+fn clients_continue_to_write_during_a_commit() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, LEN);
     let (server, mut peer) = pair.serve(&sandbox, ",create");
@@ -219,7 +219,7 @@ fn clients_write_on_while_it_is_committed() {
 }
 
 #[test]
-fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
+fn a_commit_killed_at_any_moment_loses_nothing_and_can_be_repeated() {
     let sandbox = Sandbox::default();
     let mut pair = Pair::new(&sandbox, 4 * LEN);
     let (mut server, mut peer) = pair.serve(&sandbox, ",create");
@@ -230,24 +230,24 @@ fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
     server.terminate();
     let mut cut_short = 0;
     let delays = [300, 1500, 4000, 8000, 15000, 25000, 40000, 60000];
-    // Where the processor is busy they may all come too late: then the shortest again.
+    // On a busy processor all kills may come too late: then the shortest delay again.
     let again = std::iter::repeat_n(300, 100);
     for (turn, delay_us) in delays.into_iter().chain(again).enumerate() {
         if turn >= delays.len() && cut_short > 2 {
             break;
         }
-        // Something new each time, or there would be nothing to copy any more.
+        // New data each time, or there would be nothing to copy any more.
         let (mut server, mut peer) = pair.serve(&sandbox, "");
         assert!(peer.read(0, 4 * LEN as u64).expect("a read") == pair.model, "after a kill at {delay_us} us");
         for at in (0..4 * LEN).step_by(1 << 20) {
             pair.write(&mut peer, at, &noise(at as u64 + delay_us + turn as u64, 512 << 10));
         }
-        // Every other time the server itself is killed, else a program that does nothing but commit.
+        // Every other time the server itself is killed, else a program that only commits.
         let status = if delay_us % 1000 == 500 {
             let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
             std::thread::sleep(Duration::from_micros(delay_us));
             server.kill();
-            wait_within(&mut commit, PATIENCE).expect("it is told");
+            wait_within(&mut commit, PATIENCE).expect("the commit ends");
             9
         } else {
             peer.disconnect();
@@ -271,7 +271,7 @@ fn a_commit_that_is_killed_at_any_moment_loses_nothing_and_is_done_again() {
     );
 }
 
-/// Whether the newer of the two copies of an overlay's header says that a commit is under way.
+/// Returns whether the newer copy of an overlay's header has the flag of a commit.
 fn is_flagged(overlay: &Path) -> bool {
     let mut head = [0; 8192];
     let read = std::fs::File::open(overlay).and_then(|file| file.read_exact_at(&mut head, 0));
@@ -282,7 +282,7 @@ fn is_flagged(overlay: &Path) -> bool {
 }
 
 #[test]
-fn what_is_written_past_the_end_of_the_origin_during_a_commit_is_kept() {
+fn writes_past_the_end_of_the_origin_during_a_commit_are_kept() {
     let sandbox = Sandbox::default();
     let len = 4 * LEN;
     let mut pair = Pair::new(&sandbox, len);
@@ -290,12 +290,12 @@ fn what_is_written_past_the_end_of_the_origin_during_a_commit_is_kept() {
     pair.model.resize(2 * len, 0);
     let mut at = len + 3 * 512;
     let mut meanwhile = 0;
-    // On a busy machine it may be over before it is seen to begin: then once more.
+    // On a busy machine the commit may be over before its start is seen: then once more.
     for round in 1.. {
         for at in (0..len).step_by(LEN / 8) {
             pair.write(&mut peer, at, &noise(at as u64 + round, LEN / 8));
         }
-        // When it begins there is nothing past the end: room for that has to be made while it goes on.
+        // At its start there is no data past the end: space for that must be made while it runs.
         let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
         let mut is_over = false;
         until(PATIENCE, || {
@@ -331,7 +331,7 @@ fn what_is_written_past_the_end_of_the_origin_during_a_commit_is_kept() {
 }
 
 #[test]
-fn a_commit_that_is_killed_while_it_makes_its_origin_longer_is_done_again() {
+fn a_commit_killed_while_it_extends_its_origin_can_be_repeated() {
     if missing(&["strace"]) {
         return;
     }
@@ -339,7 +339,7 @@ fn a_commit_that_is_killed_while_it_makes_its_origin_longer_is_done_again() {
     let mut pair = Pair::new(&sandbox, MIB as usize);
     pair.model.resize(2 * MIB as usize, 0);
     let mut killed = 0;
-    // Each time a little later: at the flag, at the new length, at what is written.
+    // Each time a little later: at the flag, at the new length, at the data.
     for (call, last) in [("ftruncate", 1), ("pwrite64,pwritev,pwritev2", 3)] {
         for when in 1..=last {
             let _ = std::fs::remove_file(&pair.overlay);
@@ -378,7 +378,7 @@ impl Drop for Unmounted {
 }
 
 #[test]
-fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else() {
+fn an_origin_without_space_or_on_a_read_only_mount_fails_only_the_commit() {
     if missing_root() || missing(&["mount"]) {
         return;
     }
@@ -396,7 +396,7 @@ fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else
         let why = sandbox.run(&["commit", "disk"]).failed_with(1);
         assert!(why.contains(words), "{why}");
     };
-    fails("writing what is under it failed: No space left on device");
+    fails("writing the origin failed: No space left on device");
     assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
     let remount = |options: &str| {
         shell(&format!("mount -o remount,{options} \"$H\""), &[("H", &host)]).ok();
@@ -404,11 +404,11 @@ fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else
     remount("ro");
     fails("Read-only file system");
     pair.write(&mut peer, 512, &noise(2, 1024));
-    // Cut short is what it says after a restart, too, and it goes on from there.
+    // It is also reported as interrupted after a restart, and can be repeated.
     peer.disconnect();
     drop(server);
     let (_server, mut peer) = pair.serve(&sandbox, "");
-    assert!(shown(&sandbox, "overlay commit").starts_with("cut short"));
+    assert!(shown(&sandbox, "overlay commit").starts_with("interrupted"));
     assert!(peer.read(0, LEN as u64).expect("a read") == pair.model);
     remount("rw,size=64M");
     sandbox.run(&["commit", "disk"]).ok();
@@ -418,7 +418,7 @@ fn a_base_without_room_or_on_a_read_only_mount_fails_the_commit_and_nothing_else
 }
 
 #[test]
-fn the_length_of_the_origin_is_flushed_before_anything_is_written_behind_its_old_end() {
+fn the_origins_new_length_is_flushed_before_writes_behind_its_old_end() {
     if missing(&["strace"]) {
         return;
     }
@@ -443,7 +443,7 @@ fn the_length_of_the_origin_is_flushed_before_anything_is_written_behind_its_old
 }
 
 #[test]
-fn an_origin_of_any_length_up_to_the_devices_is_taken_while_a_commit_was_cut_short() {
+fn an_interrupted_commit_accepts_an_origin_of_any_length_up_to_the_devices() {
     if missing(&["strace"]) {
         return;
     }

@@ -1,4 +1,5 @@
-//! Images that `create,format=qcow2` makes: as QEMU would make them, whole or not at all, and never over another file.
+//! Images created by `create,format=qcow2`: as QEMU would create them, whole or not at all, and never over
+//! another file.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::Foreign;
@@ -20,7 +21,7 @@ fn assert_sound(sandbox: &Sandbox, name: &str) {
     assert_eq!(checked.status.code(), Some(0), "{name}: {checked}");
 }
 
-/// What QEMU says of an image, but for what depends on its name and its content.
+/// Returns QEMU's information about an image, except fields that depend on its name and its content.
 fn info(sandbox: &Sandbox, name: &str) -> Value {
     let text = qemu_img(sandbox, &["info", "-U", "-f", "qcow2", "--output=json", name]);
     let mut info: Value = serde_json::from_str(&text).expect("JSON");
@@ -34,7 +35,7 @@ fn stack(name: &str, more: &str) -> String {
     format!("file:{name},size=8M,create,format=qcow2{more}")
 }
 
-/// Requests at places that do not begin or end with clusters, all but reads; the disk is as in `model` then.
+/// Sends requests of all kinds but reads that are not aligned to clusters; updates `model`.
 fn change(peer: &mut Peer, model: &mut [u8]) {
     for number in 0..60u64 {
         let random = noise(number, 16);
@@ -43,11 +44,11 @@ fn change(peer: &mut Peer, model: &mut [u8]) {
         let len = ((word(8) % 200 + 1) * 512).min(LEN - offset);
         let range = offset as usize..(offset + len) as usize;
         if number % 4 == 3 {
-            peer.zero(offset, len, CommandFlags::NONE).expect("zeroes");
+            peer.zero(offset, len, CommandFlags::empty()).expect("zeroes");
             model[range].fill(0);
         } else {
             let data = noise(number + 1000, len as usize);
-            peer.write(offset, &data, CommandFlags::NONE).expect("a write");
+            peer.write(offset, &data, CommandFlags::empty()).expect("a write");
             model[range].copy_from_slice(&data);
         }
     }
@@ -55,7 +56,7 @@ fn change(peer: &mut Peer, model: &mut [u8]) {
 }
 
 #[test]
-fn a_created_image_is_as_qemu_img_makes_it() {
+fn a_created_image_equals_one_of_qemu_img() {
     if missing(&["qemu-img", "qemu-nbd"]) {
         return;
     }
@@ -96,7 +97,7 @@ fn a_created_image_is_as_qemu_img_makes_it() {
             drop(theirs);
         }
         qemu_img(&sandbox, &["compare", "-q", "-f", "qcow2", "-F", "qcow2", "ours", "theirs"]);
-        // The same words the next time find the image, and keep what is in it.
+        // An equal command finds the image the next time, and keeps its content.
         let mut server = sandbox.serve(&stack("ours", ours), &["--name", "disk"]);
         let mut peer = Peer::connect(&server.socket(), "disk");
         assert!(peer.read(0, LEN).expect("a read") == model, "{ours}: the next time");
@@ -106,17 +107,14 @@ fn a_created_image_is_as_qemu_img_makes_it() {
 }
 
 #[test]
-fn a_file_that_exists_is_opened_as_asked_for_or_refused_and_never_overwritten() {
+fn an_existing_file_is_opened_or_refused_and_never_overwritten() {
     let sandbox = Sandbox::default();
     let refused = |stack: &str| sandbox.run(&["serve", stack, "--nbd", "unix:s"]).failed_with(1);
     sandbox.noise("base", 65536);
     sandbox.serve(&stack("disk", ",backing_file=base,backing_fmt=raw"), &[]).terminate();
     let before = std::fs::read(sandbox.path("disk")).expect("an image");
     for (stack, expected) in [
-        (
-            "file:disk,size=9M,create,format=qcow2",
-            "disk: it exists, and its size is 8M, not 9M (leave out create",
-        ),
+        ("file:disk,size=9M,create,format=qcow2", "disk: it exists, and its size is 8M, not 9M (omit create"),
         (&stack("disk", ",cluster_size=4K"), "its cluster size is 64K, not 4K"),
         (
             &stack("disk", ",backing_file=other,backing_fmt=raw"),
@@ -125,15 +123,15 @@ fn a_file_that_exists_is_opened_as_asked_for_or_refused_and_never_overwritten() 
         (&stack("disk", ",backing_file=base,backing_fmt=qcow2"), "is base (raw), not base (qcow2)"),
         (&stack("base", ""), "base is not a qcow2 image: its header is missing"),
     ] {
-        let said = refused(stack);
-        assert!(said.contains(expected), "{stack}: {said}");
+        let printed = refused(stack);
+        assert!(printed.contains(expected), "{stack}: {printed}");
     }
     assert!(std::fs::read(sandbox.path("disk")).expect("an image") == before);
     assert!(std::fs::read(sandbox.path("base")).expect("a file") == noise(65536, 65536));
 }
 
 #[test]
-fn what_cannot_be_created_says_why_and_leaves_nothing() {
+fn a_failed_creation_reports_the_reason_and_leaves_no_file() {
     let sandbox = Sandbox::default();
     std::fs::create_dir(sandbox.path("images")).expect("a folder");
     std::fs::create_dir(sandbox.path("elsewhere")).expect("a folder");
@@ -143,15 +141,18 @@ fn what_cannot_be_created_says_why_and_leaves_nothing() {
     for (stack, expected) in [
         (
             stack("nowhere/disk", ""),
-            "nowhere/disk failed: No such file or directory (os error 2) (make its directory first)",
+            "nowhere/disk failed: No such file or directory (os error 2) (create its directory first)",
         ),
-        (stack("link", ""), "File exists (os error 17) (remove it, or leave out create)"),
+        (stack("link", ""), "File exists (os error 17) (remove it, or omit create)"),
         (image(",backing_file=absent,backing_fmt=raw"), "images/absent: No such file or directory"),
-        (image(",backing_file=../elsewhere/base,backing_fmt=raw"), "does not lie in the image's folder"),
+        (
+            image(",backing_file=../elsewhere/base,backing_fmt=raw"),
+            "is not a relative name within the image's directory",
+        ),
         (image(",backing=elsewhere,backing_file=../elsewhere/base,backing_fmt=qcow2"), "its backing file"),
     ] {
-        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains("creating ") && said.contains(expected), "{stack}: {said}");
+        let printed = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(printed.contains("creating ") && printed.contains(expected), "{stack}: {printed}");
         assert_eq!(std::fs::read_dir(sandbox.path("images")).expect("a folder").count(), 0, "{stack}");
     }
     let allowed = image(",backing=elsewhere,backing_file=../elsewhere/base,backing_fmt=raw");
@@ -160,7 +161,7 @@ fn what_cannot_be_created_says_why_and_leaves_nothing() {
     assert_eq!(peer.read(0, 8192).expect("a read"), [[7; 4096], [0; 4096]].concat());
 }
 
-/// Serves a new image in a program whose calls are changed as `inject` says: how that ends.
+/// Serves a new image in a program whose calls are changed as `inject` says; returns its result.
 fn traced(sandbox: &Sandbox, inject: &[&str]) -> blockyard_tests::tools::Outcome {
     let mut traced = sandbox.tool(&["strace", "-f", "-o", "/dev/null"]);
     for one in inject {
@@ -172,7 +173,7 @@ fn traced(sandbox: &Sandbox, inject: &[&str]) -> blockyard_tests::tools::Outcome
 }
 
 #[test]
-fn a_kill_or_a_full_disk_while_an_image_is_created_leaves_no_half_of_it() {
+fn a_kill_or_a_full_disk_during_creation_leaves_no_partial_image() {
     if missing(&["strace", "qemu-img"]) {
         return;
     }
@@ -186,12 +187,13 @@ fn a_kill_or_a_full_disk_while_an_image_is_created_leaves_no_half_of_it() {
         assert_eq!(killed.status.signal(), Some(9), "{call} {when}: {killed}");
         assert!(is_empty(), "killed at {call} {when}");
         if call != "linkat" {
-            let said = traced(&sandbox, &[&format!("{call}:error=ENOSPC:when={when}")]).failed_with(1);
-            assert!(said.contains("No space left on device (os error 28) (free some space)"), "{said}");
+            let printed = traced(&sandbox, &[&format!("{call}:error=ENOSPC:when={when}")]).failed_with(1);
+            assert!(printed.contains("No space left on device (os error 28) (free some space)"), "{printed}");
             assert!(is_empty(), "no room at {call} {when}");
         }
     }
-    // On a file system without links it has its name from the beginning, and is no image before it is whole.
+    // On a file system without links it has its name from the beginning, and is no valid image before it is
+    // complete.
     for when in 5..=8 {
         let kill = format!("pwrite64:signal=SIGKILL:when={when}");
         let killed = traced(&sandbox, &["linkat:error=EPERM", &kill]);
@@ -200,7 +202,7 @@ fn a_kill_or_a_full_disk_while_an_image_is_created_leaves_no_half_of_it() {
         sandbox.run(&["serve", &stack("images/disk", ""), "--nbd", "unix:s"]).failed_with(1);
         std::fs::remove_file(folder.join("disk")).expect("a file");
     }
-    // Once it has its name, it is whole.
+    // Once it has its name, it is complete.
     let killed = traced(&sandbox, &["fsync:signal=SIGKILL:when=1"]);
     assert_eq!(killed.status.signal(), Some(9), "{killed}");
     assert_sound(&sandbox, "images/disk");
@@ -216,14 +218,14 @@ fn a_topology_with_an_image_to_create_is_checked_without_creating_it() {
         sandbox.run(&["check", sandbox.text("t.toml", &text).to_str().expect("a path")])
     };
     check("").ok();
-    let said = check(",backing_file=base,backing_fmt=raw").failed_with(1);
-    assert!(said.contains("its backing file") && said.contains("No such file"), "{said}");
+    let printed = check(",backing_file=base,backing_fmt=raw").failed_with(1);
+    assert!(printed.contains("its backing file") && printed.contains("No such file"), "{printed}");
     sandbox.image("base", MIB);
     check(",backing_file=base,backing_fmt=raw").ok();
-    let said = check(",cluster_size=3000").failed_with(1);
-    assert!(said.contains("a cluster cannot be 3000 bytes"), "{said}");
+    let printed = check(",cluster_size=3000").failed_with(1);
+    assert!(printed.contains("a cluster cannot be 3000 bytes"), "{printed}");
     assert!(!sandbox.path("disk.qcow2").exists());
-    // A table with such a word is checked, and created when it is served.
+    // A table with `create` is checked, and the file created when it is served.
     let line = "0 8192 linear file:disk.qcow2,size=8M,create,format=qcow2 0";
     let text = format!("[device.disk]\ntable = \"{line}\"\n[[export]]\ndevice = \"disk\"\n");
     sandbox.run(&["check", sandbox.text("t.toml", &text).to_str().expect("a path")]).ok();
@@ -236,7 +238,7 @@ fn a_topology_with_an_image_to_create_is_checked_without_creating_it() {
 }
 
 #[test]
-fn the_discard_granularity_of_an_image_is_its_cluster_and_parts_of_clusters_keep_their_content() {
+fn discard_granularity_is_the_cluster_size_and_partial_clusters_keep_their_content() {
     let sandbox = Sandbox::default();
     for cluster in [4096u64, 65536, 2 << 20] {
         let name = format!("disk-{cluster}");
@@ -247,14 +249,14 @@ fn the_discard_granularity_of_an_image_is_its_cluster_and_parts_of_clusters_keep
         assert_eq!(shown["limits"]["discard_granularity"], cluster, "{shown}");
         let mut peer = Peer::connect(&server.socket(), "disk");
         let data = noise(3, 6 << 20);
-        peer.write(0, &data, CommandFlags::NONE).expect("a write");
+        peer.write(0, &data, CommandFlags::empty()).expect("a write");
         // All but the first sector of one cluster, one whole, and the first sector of the third.
         peer.trim(512, 2 * cluster).expect("a discard");
         let mut model = data.clone();
         model[cluster as usize..2 * cluster as usize].fill(0);
         assert!(peer.read(0, 6 << 20).expect("a read") == model, "{cluster}");
-        // Zeroes are zeroes, of parts of clusters too.
-        peer.zero(512, 1024, CommandFlags::NONE).expect("zeroes");
+        // Writing zeroes to parts of clusters takes effect.
+        peer.zero(512, 1024, CommandFlags::empty()).expect("zeroes");
         model[512..1536].fill(0);
         assert!(peer.read(0, 6 << 20).expect("a read") == model, "{cluster}");
     }

@@ -1,5 +1,5 @@
-//! dmsetup's words with the real binary, without a kernel to compare them with: names that change, the one-line form,
-//! reports. What they print beside the real dmsetup is compared in the guest (`dm/dmsetup`).
+//! dmsetup's commands with the real binary, without a kernel to compare with: renaming, the concise form,
+//! reports. `dm/dmsetup` in the guest compares the output with the real dmsetup.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::Sandbox;
@@ -12,34 +12,34 @@ fn dmsetup(sandbox: &Sandbox, words: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_name_that_changes_takes_socket_and_control_along_and_is_free_again() {
+fn rename_moves_the_sockets_and_frees_the_old_name() {
     let sandbox = Sandbox::default();
     sandbox.image("a.img", 1 << 20);
     dmsetup(&sandbox, &["create", "one", "--table", "0 2048 linear a.img 0"]).ok();
     let mut before = Peer::connect(&sandbox.run_dir().join("one.sock"), "one");
     dmsetup(&sandbox, &["rename", "one", "uno"]).ok();
-    before.write(0, &[7; 512], CommandFlags::NONE).expect("connections stay");
+    before.write(0, &[7; 512], CommandFlags::empty()).expect("connections stay");
     before.disconnect();
     let mut after = Peer::connect(&sandbox.run_dir().join("uno.sock"), "one");
     assert_eq!(after.read(0, 512).unwrap(), [7; 512]);
     after.disconnect();
-    let said = dmsetup(&sandbox, &["status", "one"]).failed_with(1);
-    assert!(said.starts_with("Device does not exist.\n"), "{said}");
+    let printed = dmsetup(&sandbox, &["status", "one"]).failed_with(1);
+    assert!(printed.starts_with("Device does not exist.\n"), "{printed}");
     assert_eq!(dmsetup(&sandbox, &["info", "-c", "-o", "name,events", "--noheadings"]).ok(), "uno:1\n");
     assert!(sandbox.run(&["list"]).ok().contains("uno.sock"));
     dmsetup(&sandbox, &["create", "one", "--table", "0 8 zero"]).ok();
-    let said = dmsetup(&sandbox, &["rename", "uno", "one"]).failed_with(1);
+    let printed = dmsetup(&sandbox, &["rename", "uno", "one"]).failed_with(1);
     assert!(
-        said.starts_with("device-mapper: rename ioctl on uno  failed: Device or resource busy\n"),
-        "{said}"
+        printed.starts_with("device-mapper: rename ioctl on uno  failed: Device or resource busy\n"),
+        "{printed}"
     );
     assert_eq!(dmsetup(&sandbox, &["table", "uno"]).ok(), "0 2048 linear a.img 0\n", "it is what it was");
     dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-1"]).ok();
     dmsetup(&sandbox, &["rename", "uno", "--setuuid", "U-2"]).failed_with(1);
-    let said = dmsetup(&sandbox, &["rename", "--setuuid", "one", "U-1"]).failed_with(1);
+    let printed = dmsetup(&sandbox, &["rename", "--setuuid", "one", "U-1"]).failed_with(1);
     assert!(
-        said.starts_with("device-mapper: rename ioctl on one  failed: Device or resource busy\n"),
-        "{said}"
+        printed.starts_with("device-mapper: rename ioctl on one  failed: Device or resource busy\n"),
+        "{printed}"
     );
     assert_eq!(dmsetup(&sandbox, &["info", "--noheadings", "-coname,uuid"]).ok(), "one:\nuno:U-1\n");
     dmsetup(&sandbox, &["remove", "-uU-1"]).ok();
@@ -49,18 +49,18 @@ fn a_name_that_changes_takes_socket_and_control_along_and_is_free_again() {
 }
 
 #[test]
-fn devices_go_through_one_line_and_back() {
+fn concise_output_recreates_the_devices() {
     let sandbox = Sandbox::default();
     let line = "c1,CU1,0,rw,0 8 zero ,8 8 error ;c2,,0,ro,0 8 zero ";
     dmsetup(&sandbox, &["create", "--concise", line]).ok();
     assert_eq!(dmsetup(&sandbox, &["table", "--concise"]).ok(), format!("{line}\n"));
-    let said = dmsetup(&sandbox, &["create", "--concise", "c3,CU1,,,0 8 zero"]).failed_with(1);
+    let printed = dmsetup(&sandbox, &["create", "--concise", "c3,CU1,,,0 8 zero"]).failed_with(1);
     assert!(
-        said.starts_with("device-mapper: create ioctl on c3 CU1 failed: Device or resource busy"),
-        "{said}"
+        printed.starts_with("device-mapper: create ioctl on c3 CU1 failed: Device or resource busy"),
+        "{printed}"
     );
-    let said = dmsetup(&sandbox, &["create", "--concise", "c3,,"]).failed_with(1);
-    assert!(said.starts_with("Incomplete entry: five comma-separated fields"), "{said}");
+    let printed = dmsetup(&sandbox, &["create", "--concise", "c3,,"]).failed_with(1);
+    assert!(printed.starts_with("Incomplete entry: five comma-separated fields"), "{printed}");
     dmsetup(&sandbox, &["remove_all"]).ok();
 }
 
@@ -79,13 +79,13 @@ fn a_topology_is_shown_as_a_tree() {
     assert_eq!(tree, "up [ACTIVE]\n `-low [ACTIVE]\n    |- (ram:1M)\n    `- (a.img)\n");
     let reports = ["info", "-c", "-o", "name,device_count,names_using_dev,devs_used", "--noheadings"];
     assert_eq!(dmsetup(&sandbox, &reports).ok(), "low:2:up:\nup:1::low\n");
-    let said = dmsetup(&sandbox, &["rename", "low", "other"]).failed_with(1);
-    assert!(said.contains("up stands on it"), "{said}");
+    let printed = dmsetup(&sandbox, &["rename", "low", "other"]).failed_with(1);
+    assert!(printed.contains("up uses it"), "{printed}");
     drop(server);
 }
 
 #[test]
-fn devices_are_told_by_their_fields() {
+fn devices_are_selected_by_their_fields() {
     let sandbox = Sandbox::default();
     for (name, uuid) in [("vg-one", "LVM-1"), ("other", "")] {
         dmsetup(&sandbox, &["create", name, "-u", uuid, "--addnodeoncreate", "--table", "0 8 zero"]).ok();
@@ -95,17 +95,17 @@ fn devices_are_told_by_their_fields() {
     assert_eq!(chosen("name=~^vg && open=0"), "vg-one:one\n");
     assert_eq!(chosen("!(subsystem=LVM)"), "other:\n");
     assert_eq!(dmsetup(&sandbox, &["table", "-S", "uuid=\"\""]).ok(), "other: 0 8 zero \n");
-    let said = dmsetup(&sandbox, &["create", "x", "--mode", "0600", "--table", "0 8 zero"]).failed_with(1);
-    assert!(said.contains("create has no --mode"), "{said}");
-    let said = dmsetup(&sandbox, &["stats", "list"]).failed_with(1);
-    assert!(said.contains("blockyard stat"), "{said}");
+    let printed = dmsetup(&sandbox, &["create", "x", "--mode", "0600", "--table", "0 8 zero"]).failed_with(1);
+    assert!(printed.contains("create has no --mode"), "{printed}");
+    let printed = dmsetup(&sandbox, &["stats", "list"]).failed_with(1);
+    assert!(printed.contains("blockyard stat"), "{printed}");
     dmsetup(&sandbox, &["remove", "-S", "name=other"]).ok();
     assert_eq!(dmsetup(&sandbox, &["ls"]).ok(), "vg-one\t(0:0)\n");
     dmsetup(&sandbox, &["remove_all"]).ok();
 }
 
 #[test]
-fn a_command_does_no_more_than_its_options_ask_for() {
+fn selections_restrict_a_command_or_are_refused() {
     let sandbox = Sandbox::default();
     for name in ["one", "two"] {
         dmsetup(&sandbox, &["create", name, "-u", &format!("U-{name}"), "--table", "0 8 zero"]).ok();
@@ -133,27 +133,27 @@ fn a_command_does_no_more_than_its_options_ask_for() {
         &["wipe_table", "-r", "one"],
         &["remove", "one", "--target", "linear"],
     ] {
-        let said = dmsetup(&sandbox, words).failed_with(1);
-        assert!(said.contains(" has no --"), "{words:?}: {said}");
+        let printed = dmsetup(&sandbox, words).failed_with(1);
+        assert!(printed.contains(" has no --"), "{words:?}: {printed}");
         assert_eq!(state(), both, "{words:?}");
     }
     assert_eq!(dmsetup(&sandbox, &["table", "--inactive"]).ok(), "one: \ntwo: \n", "nothing was loaded");
     for (words, wanted) in [
         (
             &["udevcreatecookie"][..],
-            "blockyard: there is no udevcreatecookie: no command here waits for udev",
+            "blockyard: udevcreatecookie is not supported: these commands do not wait for udev",
         ),
         (
             &["splitname", "vg-lv"],
-            "blockyard: there is no splitname: use info -c -o vg_name,lv_name,lv_layer",
+            "blockyard: splitname is not supported: use info -c -o vg_name,lv_name,lv_layer",
         ),
-        (&["mangle", "one"], "blockyard: there is no mangle: create and rename accept only names"),
+        (&["mangle", "one"], "blockyard: mangle is not supported: create and rename accept only names"),
     ] {
-        let said = dmsetup(&sandbox, words).failed_with(1);
-        assert!(said.starts_with(wanted), "{words:?}: {said}");
+        let printed = dmsetup(&sandbox, words).failed_with(1);
+        assert!(printed.starts_with(wanted), "{words:?}: {printed}");
     }
-    let said = dmsetup(&sandbox, &["info", "-c", "-O", "nosuch"]).failed_with(1);
-    assert!(said.contains("Unrecognised field: nosuch"), "{said}");
+    let printed = dmsetup(&sandbox, &["info", "-c", "-O", "nosuch"]).failed_with(1);
+    assert!(printed.contains("Unrecognised field: nosuch"), "{printed}");
     dmsetup(&sandbox, &["remove", "one", "two", "-S", "name=one"]).ok();
     assert_eq!(state(), "two:Active\n");
     dmsetup(&sandbox, &["remove_all"]).ok();

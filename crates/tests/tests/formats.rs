@@ -1,4 +1,4 @@
-//! What a file is served as: what the user says, and never what a client wrote to it.
+//! The format of a file is the user's choice, and never that of a client's data.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, noise};
@@ -14,7 +14,7 @@ fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
     run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
 }
 
-/// A folder with a raw disk, a file beside it that nobody may see, and the bytes of an image over that file.
+/// Creates a folder with a raw disk, a secret file beside it, and the bytes of an image over that file.
 fn site() -> (Sandbox, Vec<u8>) {
     let sandbox = Sandbox::default();
     sandbox.image("disk.img", LEN);
@@ -41,7 +41,7 @@ fn put(path: &Path, at: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn a_client_does_not_choose_which_files_of_the_host_are_read() {
+fn a_client_cannot_make_the_server_read_host_files() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -49,22 +49,22 @@ fn a_client_does_not_choose_which_files_of_the_host_are_read() {
     for _ in 0..2 {
         let (mut server, mut peer) = serve(&sandbox, "file:disk.img");
         // All at once, the first sector, and byte by byte.
-        assert_eq!(peer.write(0, &image, CommandFlags::NONE), Err(NbdError::Perm));
+        assert_eq!(peer.write(0, &image, CommandFlags::empty()), Err(NbdError::Perm));
         assert_eq!(peer.write(0, &image[..512], CommandFlags::FUA), Err(NbdError::Perm));
         for at in 0..3 {
-            peer.write(at as u64, &image[at..=at], CommandFlags::NONE).expect("a byte");
+            peer.write(at as u64, &image[at..=at], CommandFlags::empty()).expect("a byte");
         }
-        assert_eq!(peer.write(3, &image[3..4], CommandFlags::NONE), Err(NbdError::Perm));
-        peer.write(512, &image[512..], CommandFlags::NONE).expect("the rest is the client's");
+        assert_eq!(peer.write(3, &image[3..4], CommandFlags::empty()), Err(NbdError::Perm));
+        peer.write(512, &image[512..], CommandFlags::empty()).expect("the rest is the client's");
         assert_ne!(peer.read(4096, 512).expect("a read"), SECRET, "it is raw, now and later");
         let shown = sandbox.run(&["show", "disk"]).ok();
-        assert!(shown.contains("raw, as none was given") && shown.contains("qcow2 image"), "{shown}");
+        assert!(shown.contains("raw, because none was given") && shown.contains("qcow2 image"), "{shown}");
         peer.disconnect();
         server.terminate();
     }
-    // Who wants a raw disk that may hold anything says so.
+    // `format=raw` allows any content.
     let (mut server, mut peer) = serve(&sandbox, "file:disk.img,format=raw");
-    peer.write(0, &image, CommandFlags::NONE).expect("a write");
+    peer.write(0, &image, CommandFlags::empty()).expect("a write");
     assert_ne!(peer.read(4096, 512).expect("a read"), SECRET);
     peer.disconnect();
     server.terminate();
@@ -73,31 +73,32 @@ fn a_client_does_not_choose_which_files_of_the_host_are_read() {
 }
 
 #[test]
-fn a_file_that_begins_as_an_image_is_served_only_as_what_the_user_says() {
+fn a_file_with_an_image_header_needs_an_explicit_format() {
     if missing(&["qemu-img"]) {
         return;
     }
     let (sandbox, _) = site();
-    let said = refused(&sandbox, &["serve", "file:evil.qcow2", "--nbd", "unix:s"]);
+    let printed = refused(&sandbox, &["serve", "file:evil.qcow2", "--nbd", "unix:s"]);
     let expected = "evil.qcow2: it begins as a qcow2 image (add format=qcow2 to serve what is in it, or add \
                     format=raw to serve the file as it is)";
-    assert!(said.contains(expected), "{said}");
+    assert!(printed.contains(expected), "{printed}");
     for more in [",ro", ",offset=4096", ",part=1"] {
-        let said = refused(&sandbox, &["serve", &format!("file:evil.qcow2{more}"), "--nbd", "unix:s"]);
-        assert!(said.contains("it begins as a qcow2 image"), "{more}: {said}");
+        let printed = refused(&sandbox, &["serve", &format!("file:evil.qcow2{more}"), "--nbd", "unix:s"]);
+        assert!(printed.contains("it begins as a qcow2 image"), "{more}: {printed}");
     }
     let overlay = ["serve", "file:evil.qcow2", "--layer", "cow,file=new.cow,create", "--nbd", "unix:s"];
     assert!(refused(&sandbox, &overlay).contains("it begins as a qcow2 image"));
-    let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=qcow2,offset=4096", "--nbd", "unix:s"]);
-    assert!(said.contains("qcow2 image, for which offset means nothing"), "{said}");
-    let said = refused(&sandbox, &["serve", "file:evil.qcow2,format=vmdk", "--nbd", "unix:s"]);
+    let printed =
+        refused(&sandbox, &["serve", "file:evil.qcow2,format=qcow2,offset=4096", "--nbd", "unix:s"]);
+    assert!(printed.contains("offset does not apply to a qcow2 image"), "{printed}");
+    let printed = refused(&sandbox, &["serve", "file:evil.qcow2,format=vmdk", "--nbd", "unix:s"]);
     let expected = "evil.qcow2 is not a vmdk image: it begins as a qcow2 image (add format=qcow2";
-    assert!(said.contains(expected), "{said}");
+    assert!(printed.contains(expected), "{printed}");
     sandbox.run(&["serve", "file:evil.qcow2,format=vdi", "--nbd", "unix:s"]).failed_with(2);
     sandbox.run(&["serve", "file:evil.qcow2,format=raw,backing=allow", "--nbd", "unix:s"]).failed_with(2);
     qemu_img(&sandbox, &["create", "-q", "-f", "vhdx", "other", "1M"]);
-    let said = refused(&sandbox, &["serve", "file:other,format=probe", "--nbd", "unix:s"]);
-    assert!(said.contains("it begins as a vhdx image (convert it with qemu-img"), "{said}");
+    let printed = refused(&sandbox, &["serve", "file:other,format=probe", "--nbd", "unix:s"]);
+    assert!(printed.contains("it begins as a vhdx image (convert it with qemu-img"), "{printed}");
     for format in ["qcow2", "probe"] {
         let (_server, mut peer) = serve(&sandbox, &format!("file:evil.qcow2,format={format}"));
         assert_eq!(peer.read(4096, 512).expect("a read"), SECRET, "{format}");
@@ -106,13 +107,13 @@ fn a_file_that_begins_as_an_image_is_served_only_as_what_the_user_says() {
             if format == "probe" { "qcow2 (detected, as format=probe asks)" } else { "qcow2 (as given)" };
         assert!(shown.contains(how) && shown.contains("format=qcow2"), "{shown}");
     }
-    // One that was asked for and is not there stays away later, too.
+    // A format that probing did not find must not appear later.
     let (_server, mut peer) = serve(&sandbox, "file:disk.img,format=probe");
-    assert_eq!(peer.write(0, b"QFI\xfb", CommandFlags::NONE), Err(NbdError::Perm));
+    assert_eq!(peer.write(0, b"QFI\xfb", CommandFlags::empty()), Err(NbdError::Perm));
 }
 
 #[test]
-fn a_file_that_is_no_image_of_its_format_is_said_to_be_none() {
+fn a_file_without_the_header_of_its_format_is_refused() {
     let sandbox = Sandbox::default();
     sandbox.image("zeroes", LEN);
     std::fs::write(sandbox.path("noise"), noise(3, 70_000)).expect("a file");
@@ -121,20 +122,20 @@ fn a_file_that_is_no_image_of_its_format_is_said_to_be_none() {
     std::fs::write(sandbox.path("image.qcow2.xz"), b"\xfd7zXZ\0\0\x04and so on").expect("a file");
     for format in ["qcow2", "vmdk"] {
         for name in ["zeroes", "noise", "empty", "short"] {
-            let said =
+            let printed =
                 refused(&sandbox, &["serve", &format!("file:{name},format={format}"), "--nbd", "unix:s"]);
             let expected = format!("{name} is not a {format} image: its header is missing (");
-            assert!(said.contains(&expected) && !said.contains("qemu-img check"), "{said}");
+            assert!(printed.contains(&expected) && !printed.contains("qemu-img check"), "{printed}");
         }
         let words = ["serve", &format!("file:image.qcow2.xz,format={format}"), "--nbd", "unix:s"];
-        let said = refused(&sandbox, &words);
+        let printed = refused(&sandbox, &words);
         let expected = format!("is not a {format} image: it is compressed with xz (unpack it first");
-        assert!(said.contains(&expected), "{said}");
+        assert!(printed.contains(&expected), "{printed}");
     }
 }
 
 #[test]
-fn a_compressed_file_is_no_raw_disk_unless_the_user_says_so() {
+fn a_compressed_file_is_refused_unless_format_raw_is_given() {
     let sandbox = Sandbox::default();
     let gzip = [b"\x1f\x8b\x08", &noise(4, 4096)[3..]].concat();
     std::fs::write(sandbox.path("disk.img.gz"), &gzip).expect("a file");
@@ -142,27 +143,27 @@ fn a_compressed_file_is_no_raw_disk_unless_the_user_says_so() {
     std::fs::write(sandbox.path("odd"), &gzip[..4095]).expect("a file");
     for name in ["disk.img.gz", "odd"] {
         for more in ["", ",ro", ",format=probe"] {
-            let said = refused(&sandbox, &["serve", &format!("file:{name}{more}"), "--nbd", "unix:s"]);
+            let printed = refused(&sandbox, &["serve", &format!("file:{name}{more}"), "--nbd", "unix:s"]);
             let expected =
                 "it is compressed with gzip (unpack it first, or add format=raw to serve the file as it is)";
-            assert!(said.contains(expected), "{said}");
+            assert!(printed.contains(expected), "{printed}");
         }
         let topology = format!("[device.disk]\nstack = \"file:{name}\"\n[[export]]\ndevice = \"disk\"\n");
         let checked = sandbox.run(&["check", sandbox.text("t.toml", &topology).to_str().expect("a path")]);
         assert!(checked.failed_with(1).contains("it is compressed with gzip"));
         let (_server, mut peer) = serve(&sandbox, &format!("file:{name},format=raw"));
-        peer.write(0, &gzip[..512], CommandFlags::NONE).expect("a write");
+        peer.write(0, &gzip[..512], CommandFlags::empty()).expect("a write");
     }
-    // A client may have written the archive to the disk, and does not lock its owner out.
+    // A client may have written the archive to the disk, and must not lock its owner out.
     let (server, mut peer) = serve(&sandbox, "file:disk.img");
-    peer.write(0, &gzip[..512], CommandFlags::NONE).expect("a write");
+    peer.write(0, &gzip[..512], CommandFlags::empty()).expect("a write");
     let log =
         until(PATIENCE, || Some(server.log()).filter(|log| log.contains("compressed"))).expect("a warning");
     assert!(log.contains("disk.img begins with data compressed with gzip"), "{log}");
 }
 
 #[test]
-fn a_path_in_a_table_is_a_disk_whatever_it_begins_with() {
+fn a_path_in_a_table_is_a_raw_disk_whatever_its_content() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -181,18 +182,18 @@ fn a_path_in_a_table_is_a_disk_whatever_it_begins_with() {
         ("0 2048 linear file:disk.img,share 0", "it begins as a qcow2 image"),
         ("0 2048 linear file:disk.img,share,format=probe 0", "a table does not detect formats"),
     ] {
-        let said = run(&mut serve_line(line)).failed_with(1);
-        assert!(said.contains(why), "{said}");
-        // What is checked without being served is refused for the same reason.
+        let printed = run(&mut serve_line(line)).failed_with(1);
+        assert!(printed.contains(why), "{printed}");
+        // `check` refuses it for the same reason.
         let topology = format!("[device.disk]\ntable = \"{line}\"\n[[export]]\ndevice = \"disk\"\n");
         let checked = sandbox.run(&["check", sandbox.text("t.toml", &topology).to_str().expect("a path")]);
-        let said = checked.failed_with(1);
-        assert!(said.contains(why), "{said}");
+        let printed = checked.failed_with(1);
+        assert!(printed.contains(why), "{printed}");
     }
 }
 
 #[test]
-fn a_commit_does_not_turn_a_raw_disk_into_an_image() {
+fn a_commit_refuses_to_write_an_image_header_to_a_raw_disk() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -200,9 +201,9 @@ fn a_commit_does_not_turn_a_raw_disk_into_an_image() {
     let layer = ["--layer", "cow,file=over.cow,create", "--name", "disk"];
     let server = sandbox.serve("file:disk.img", &layer);
     let mut peer = Peer::connect(&server.socket(), "disk");
-    peer.write(0, &image[..4096], CommandFlags::NONE).expect("the overlay holds anything");
-    let said = refused(&sandbox, &["commit", "disk"]);
-    assert!(said.contains("serve it with format=raw, then commit again"), "{said}");
+    peer.write(0, &image[..4096], CommandFlags::empty()).expect("the overlay holds anything");
+    let printed = refused(&sandbox, &["commit", "disk"]);
+    assert!(printed.contains("serve it with format=raw, then commit again"), "{printed}");
     assert_eq!(peer.read(0, 4096).expect("a read"), image[..4096], "the overlay still has it");
     assert!(!std::fs::read(sandbox.path("disk.img")).expect("a file").starts_with(b"QFI"));
     drop((server, peer));
@@ -212,7 +213,7 @@ fn a_commit_does_not_turn_a_raw_disk_into_an_image() {
 }
 
 #[test]
-fn another_file_in_the_place_of_a_raw_disk_is_no_image_either() {
+fn a_replacement_file_with_an_image_header_is_refused() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -220,13 +221,13 @@ fn another_file_in_the_place_of_a_raw_disk_is_no_image_either() {
     sandbox.image("next.img", LEN);
     put(&sandbox.path("next.img"), 0, &image[..4096]);
     let (_server, mut peer) = serve(&sandbox, "file:disk.img,ro");
-    let said = refused(&sandbox, &["set", "disk", "file=next.img"]);
-    assert!(said.contains("it begins as a qcow2 image"), "{said}");
+    let printed = refused(&sandbox, &["set", "disk", "file=next.img"]);
+    assert!(printed.contains("it begins as a qcow2 image"), "{printed}");
     assert_ne!(peer.read(4096, 512).expect("a read"), SECRET);
 }
 
 #[test]
-fn an_image_s_names_stay_in_its_folder_unless_the_user_allows_more() {
+fn an_image_opens_files_outside_its_folder_only_if_allowed() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -250,27 +251,28 @@ fn an_image_s_names_stay_in_its_folder_unless_the_user_allows_more() {
     };
     for under in [&absolute, "../elsewhere/secret", "link"] {
         make(under, &["-F", "raw"]);
-        let said = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
+        let printed = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
         assert!(
-            said.contains("does not lie in the image's folder") && said.contains("add backing="),
-            "{said}"
+            printed.contains("is not a relative name within the image's directory")
+                && printed.contains("add backing="),
+            "{printed}"
         );
         reads(",backing=allow");
         reads(",backing=elsewhere");
         reads(",backing=images:elsewhere/secret");
-        let said = refused(&sandbox, &["serve", &stack(",backing=images"), "--nbd", "unix:s"]);
-        assert!(said.contains("nor is listed in backing="), "{said}");
+        let printed = refused(&sandbox, &["serve", &stack(",backing=images"), "--nbd", "unix:s"]);
+        assert!(printed.contains("nor listed in backing="), "{printed}");
     }
     for under in ["nbd://localhost/x", "json:{\"driver\":\"null-co\"}"] {
         make(under, &["-F", "raw"]);
-        let said = refused(&sandbox, &["serve", &stack(",backing=allow"), "--nbd", "unix:s"]);
-        assert!(said.contains("only files are followed"), "{said}");
+        let printed = refused(&sandbox, &["serve", &stack(",backing=allow"), "--nbd", "unix:s"]);
+        assert!(printed.contains("only files are supported"), "{printed}");
     }
     make("own", &["-F", "raw"]);
     reads("");
-    let said = refused(&sandbox, &["serve", &stack(",backing=none"), "--nbd", "unix:s"]);
-    assert!(said.contains("backing=none allows no other file"), "{said}");
-    // A header that does not tell the format: QEMU makes none any more, so the extension that tells it is cut out.
+    let printed = refused(&sandbox, &["serve", &stack(",backing=none"), "--nbd", "unix:s"]);
+    assert!(printed.contains("backing=none allows no other file"), "{printed}");
+    // A header without the format: QEMU creates none any more, so the extension with the format is removed.
     let path = sandbox.path("images/disk.qcow2");
     let mut image = std::fs::read(&path).expect("an image");
     let at = image.windows(4).position(|four| four == [0xe2, 0x79, 0x2a, 0xca]).expect("an extension");
@@ -278,6 +280,9 @@ fn an_image_s_names_stay_in_its_folder_unless_the_user_allows_more() {
     std::fs::write(&path, image).expect("an image");
     reads("");
     put(&sandbox.path("images/own"), 0, b"QFI\xfb\0\0\0\x03");
-    let said = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
-    assert!(said.contains("as its backing file without a format") && said.contains("-F qcow2"), "{said}");
+    let printed = refused(&sandbox, &["serve", &stack(""), "--nbd", "unix:s"]);
+    assert!(
+        printed.contains("as its backing file without a format") && printed.contains("-F qcow2"),
+        "{printed}"
+    );
 }

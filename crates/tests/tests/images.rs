@@ -1,5 +1,4 @@
-//! Images in qcow2 and vmdk: what QEMU made we read, what we wrote QEMU finds sound, and what nobody should trust is
-//! refused.
+//! Images in qcow2 and vmdk: we read QEMU's images, QEMU finds ours valid, and untrusted ones are refused.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, noise};
@@ -15,7 +14,7 @@ fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
     run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
 }
 
-/// An image made by QEMU of content that repeats nowhere, with a hole in the middle.
+/// Creates an image by QEMU of content that repeats nowhere, with a hole in the middle.
 fn image(sandbox: &Sandbox, name: &str, options: &[&str]) -> (PathBuf, Vec<u8>) {
     let raw = sandbox.noise("content.raw", LEN);
     let mut content = std::fs::read(&raw).expect("noise");
@@ -25,7 +24,7 @@ fn image(sandbox: &Sandbox, name: &str, options: &[&str]) -> (PathBuf, Vec<u8>) 
     (sandbox.path(name), content)
 }
 
-/// The words for an image, whose name ends in its format.
+/// Returns the stack of an image, whose name ends in its format.
 fn stack(path: &Path, options: &str) -> String {
     let format = path.extension().and_then(|format| format.to_str()).expect("a name with a format");
     format!("file:{},format={format}{options}", path.display())
@@ -37,7 +36,7 @@ fn serve(sandbox: &Sandbox, path: &Path, options: &str) -> (Server, Peer) {
     (server, peer)
 }
 
-/// What QEMU reads out of an image.
+/// Returns the content that QEMU reads from an image.
 fn content(sandbox: &Sandbox, format: &str, name: &str) -> Vec<u8> {
     qemu_img(sandbox, &["convert", "-f", format, "-O", "raw", name, "out.raw"]);
     std::fs::read(sandbox.path("out.raw")).expect("a file")
@@ -62,12 +61,12 @@ fn qcow2_images_of_every_kind_are_read() {
         let (path, content) = image(&sandbox, "disk.qcow2", options);
         let (_server, mut peer) = serve(&sandbox, &path, ",ro");
         assert!(peer.read(0, LEN as u64).expect("a read") == content, "{options:?}");
-        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err());
+        assert!(peer.write(0, &[0; 512], CommandFlags::empty()).is_err());
     }
 }
 
 #[test]
-fn what_was_written_qemu_reads_and_its_check_is_clean() {
+fn qemu_reads_our_writes_and_its_check_is_clean() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -80,11 +79,11 @@ fn what_was_written_qemu_reads_and_its_check_is_clean() {
             .enumerate()
     {
         let data = noise(number as u64, len);
-        let flags = if number == 1 { CommandFlags::FUA } else { CommandFlags::NONE };
+        let flags = if number == 1 { CommandFlags::FUA } else { CommandFlags::empty() };
         peer.write(at as u64, &data, flags).expect("a write");
         model[at..at + len].copy_from_slice(&data);
     }
-    peer.zero(6 * MIB, MIB + 512, CommandFlags::NONE).expect("zeroes");
+    peer.zero(6 * MIB, MIB + 512, CommandFlags::empty()).expect("zeroes");
     model[6 << 20..(7 << 20) + 512].fill(0);
     peer.trim(5 * MIB, MIB).expect("a discard");
     model[5 << 20..6 << 20].fill(0);
@@ -97,7 +96,7 @@ fn what_was_written_qemu_reads_and_its_check_is_clean() {
 }
 
 #[test]
-fn a_server_that_is_killed_leaves_what_was_flushed() {
+fn flushed_data_survives_a_killed_server() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -105,7 +104,7 @@ fn a_server_that_is_killed_leaves_what_was_flushed() {
     let (path, mut model) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
     let (mut server, mut peer) = serve(&sandbox, &path, "");
     let data = noise(1, 1 << 20);
-    peer.write(2 * MIB, &data, CommandFlags::NONE).expect("a write");
+    peer.write(2 * MIB, &data, CommandFlags::empty()).expect("a write");
     model[2 << 20..3 << 20].copy_from_slice(&data);
     peer.flush().expect("a flush");
     server.kill();
@@ -114,7 +113,7 @@ fn a_server_that_is_killed_leaves_what_was_flushed() {
 }
 
 #[test]
-fn an_image_whose_server_was_killed_has_no_corruption_once_it_is_served_again() {
+fn an_image_is_repaired_after_its_server_was_killed() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -129,24 +128,24 @@ fn an_image_whose_server_was_killed_has_no_corruption_once_it_is_served_again() 
         }
         let mut written = Vec::new();
         for number in 0..60u64 {
-            // Each round has places of its own, so that what was flushed is not written over.
+            // Each round has places of its own, so that flushed data is not overwritten.
             let at = (number * 6 + round) * (64 << 20) / 360 / 512 * 512;
             let data = noise(round * 100 + number, 512 * (1 + number as usize % 50));
-            peer.write(at, &data, CommandFlags::NONE).expect("a write");
+            peer.write(at, &data, CommandFlags::empty()).expect("a write");
             written.push((at, data));
             if number == 40 {
                 peer.flush().expect("a flush");
                 flushed.append(&mut written);
             }
         }
-        peer.zero(round * MIB, 65536 + 512, CommandFlags::NONE).expect("zeroes");
+        peer.zero(round * MIB, 65536 + 512, CommandFlags::empty()).expect("zeroes");
         flushed.retain(|(at, data)| *at >= (round + 1) * MIB || at + data.len() as u64 <= round * MIB);
         server.kill();
         let (mut server, peer) = serve(&sandbox, &path, "");
         peer.disconnect();
         server.terminate();
         let checked = run(command(&["qemu-img", "check", "-f", "qcow2"]).arg(&path));
-        // 3: clusters that nothing refers to any more, which cost space and no data.
+        // Status 3: leaked clusters, which cost space and no data.
         assert!(matches!(checked.status.code(), Some(0 | 3)), "round {round}: {checked}");
     }
 }
@@ -165,7 +164,7 @@ fn a_backing_file_is_read_and_never_written() {
     {
         let (mut server, mut peer) = serve(&sandbox, &top, "");
         assert!(peer.read(0, LEN as u64).expect("a read") == model);
-        peer.write(512, &[7; 512], CommandFlags::NONE).expect("a write");
+        peer.write(512, &[7; 512], CommandFlags::empty()).expect("a write");
         model[512..1024].fill(7);
         let shown = sandbox.run(&["show", "disk"]).ok();
         assert!(shown.contains("base.qcow2") && shown.contains("mid.qcow2"), "{shown}");
@@ -175,12 +174,12 @@ fn a_backing_file_is_read_and_never_written() {
     assert!(content(&sandbox, "qcow2", "top.qcow2") == model);
     assert!(std::fs::read(&base).expect("the base") == before);
     std::fs::remove_file(sandbox.path("mid.qcow2")).expect("it was there");
-    let said = sandbox.run(&["serve", &stack(&top, ""), "--nbd", "unix:s"]).failed_with(1);
-    assert!(said.contains("mid.qcow2") && said.contains("bring the files"), "{said}");
+    let printed = sandbox.run(&["serve", &stack(&top, ""), "--nbd", "unix:s"]).failed_with(1);
+    assert!(printed.contains("mid.qcow2") && printed.contains("provide the files"), "{printed}");
 }
 
 #[test]
-fn holes_of_an_image_are_told() {
+fn holes_of_an_image_are_reported() {
     if missing(&["qemu-img", "nbdinfo"]) {
         return;
     }
@@ -200,15 +199,15 @@ fn an_image_is_locked_against_other_writers() {
     let sandbox = Sandbox::default();
     let (path, _) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
     let (_server, _peer) = serve(&sandbox, &path, "");
-    let said = sandbox.run(&["serve", &stack(&path, ""), "--nbd", "unix:s"]).failed_with(1);
-    assert!(said.contains("in use"), "{said}");
+    let printed = sandbox.run(&["serve", &stack(&path, ""), "--nbd", "unix:s"]).failed_with(1);
+    assert!(printed.contains("in use"), "{printed}");
     let mut qemu_io = sandbox.tool(&["qemu-io", "-f", "qcow2", "-c", "write 0 512", "disk.qcow2"]);
-    let said = run(&mut qemu_io).failed();
-    assert!(said.contains("lock"), "{said}");
+    let printed = run(&mut qemu_io).failed();
+    assert!(printed.contains("lock"), "{printed}");
 }
 
 #[test]
-fn vmdk_images_are_read_and_others_say_what_to_do() {
+fn vmdk_images_are_read_and_unsupported_kinds_are_refused() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -222,7 +221,7 @@ fn vmdk_images_are_read_and_others_say_what_to_do() {
             peer.read(MIB - 512, 66048).expect("a read") == model[MIB as usize - 512..][..66048],
             "{kind}"
         );
-        assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err(), "it can only be read");
+        assert!(peer.write(0, &[0; 512], CommandFlags::empty()).is_err(), "it can only be read");
         if kind != "monolithicFlat" && !missing(&["nbdinfo"]) {
             let map = run(&mut sandbox.tool(&["nbdinfo", "--map", server.uri()])).ok();
             let hole = map.lines().any(|line| line.contains("2097152") && line.contains("hole,zero"));
@@ -232,8 +231,8 @@ fn vmdk_images_are_read_and_others_say_what_to_do() {
     let options = ["-O", "vmdk", "-o", "subformat=twoGbMaxExtentSparse"];
     let (path, _) = image(&sandbox, "many.vmdk", &options);
     for path in [path, sandbox.path("many-s001.vmdk")] {
-        let said = sandbox.run(&["serve", &stack(&path, ""), "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains("convert it with qemu-img"), "{said}");
+        let printed = sandbox.run(&["serve", &stack(&path, ""), "--nbd", "unix:s"]).failed_with(1);
+        assert!(printed.contains("convert it with qemu-img"), "{printed}");
     }
     let (extents, model) = image(&sandbox, "two.vmdk", &["-O", "vmdk", "-o", "subformat=twoGbMaxExtentFlat"]);
     let (_server, mut peer) = serve(&sandbox, &extents, "");
@@ -241,7 +240,7 @@ fn vmdk_images_are_read_and_others_say_what_to_do() {
 }
 
 #[test]
-fn an_image_names_no_file_that_it_should_not() {
+fn an_image_cannot_open_forbidden_files() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -257,47 +256,49 @@ fn an_image_names_no_file_that_it_should_not() {
     for (name, under) in [("l.qcow2", "m.qcow2"), ("m.qcow2", "l.qcow2")] {
         qemu_img(&sandbox, &["create", "-u", "-f", "qcow2", "-b", under, "-F", "qcow2", name, "1M"]);
     }
-    assert!(serve("l.qcow2").contains("more than 16 files"));
+    assert!(serve("l.qcow2").contains("more than 16 backing files"));
     let descriptor = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
                       createType=\"monolithicFlat\"\nRW 2 FLAT \"/etc/hostname\" 0\n";
     sandbox.text("v.vmdk", descriptor);
-    assert!(serve("v.vmdk").contains("/etc/hostname, which does not lie in the image's folder"));
+    assert!(
+        serve("v.vmdk").contains("/etc/hostname, which is not a relative name within the image's directory")
+    );
     sandbox.text("w.vmdk", &descriptor.replace("/etc/hostname", "../../etc/hostname"));
-    assert!(serve("w.vmdk").contains("does not lie in the image's folder"));
+    assert!(serve("w.vmdk").contains("is not a relative name within the image's directory"));
 }
 
 #[test]
-fn images_of_kinds_that_cannot_be_read_are_refused() {
+fn unsupported_images_are_refused() {
     if missing(&["qemu-img"]) {
         return;
     }
     let sandbox = Sandbox::default();
     for (at, bytes, expected) in [
-        // The method of encryption: to make an image of LUKS takes its time.
+        // The method of encryption: creating a LUKS image takes long.
         (32, [0, 0, 0, 2], "it is encrypted with LUKS"),
-        // An incompatible feature that nobody knows.
-        (76, [0, 0, 1, 0], "features that are not known here: bit 8"),
+        // An undefined incompatible feature.
+        (76, [0, 0, 1, 0], "needs unsupported features: bit 8"),
         (4, [0, 0, 0, 4], "version 4"),
     ] {
         qemu_img(&sandbox, &["create", "-q", "-f", "qcow2", "image.qcow2", "1M"]);
         let image = std::fs::File::options().write(true).open(sandbox.path("image.qcow2"));
         image.and_then(|image| image.write_all_at(&bytes, at)).expect("a header");
         let stack = format!("file:{},format=qcow2", sandbox.path("image.qcow2").display());
-        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains(expected), "{said}");
-        // Nor is it what another image stands on.
+        let printed = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(printed.contains(expected), "{printed}");
+        // It is not accepted as a backing file either.
         qemu_img(
             &sandbox,
             &["create", "-q", "-u", "-f", "qcow2", "-b", "image.qcow2", "-F", "qcow2", "top.qcow2", "1M"],
         );
         let stack = format!("file:{},format=qcow2", sandbox.path("top.qcow2").display());
-        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains(expected) && said.contains("image.qcow2"), "{said}");
+        let printed = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(printed.contains(expected) && printed.contains("image.qcow2"), "{printed}");
     }
 }
 
 #[test]
-fn a_copy_on_write_overlay_stands_over_an_image() {
+fn an_overlay_works_over_an_image() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -307,7 +308,7 @@ fn a_copy_on_write_overlay_stands_over_an_image() {
     let layer = format!("cow,file={},create", sandbox.path("overlay.img").display());
     let server = sandbox.serve(&stack(&path, ""), &["--layer", &layer]);
     let mut peer = Peer::connect(&server.socket(), "disk");
-    peer.write(1024, &[3; 512], CommandFlags::NONE).expect("a write");
+    peer.write(1024, &[3; 512], CommandFlags::empty()).expect("a write");
     model[1024..1536].fill(3);
     assert!(peer.read(0, LEN as u64).expect("a read") == model);
     assert!(std::fs::read(&path).expect("the image") == before);
@@ -332,13 +333,13 @@ fn an_image_keeps_its_path_when_the_overlay_over_it_is_changed() {
 }
 
 #[test]
-fn a_damaged_image_fails_requests_and_not_the_server() {
+fn a_damaged_image_fails_requests_but_not_the_server() {
     if missing(&["qemu-img"]) {
         return;
     }
     let sandbox = Sandbox::default();
     let (path, _) = image(&sandbox, "disk.qcow2", &["-O", "qcow2"]);
-    // The first L2 table names clusters far past the end of the file, and ones that are not aligned.
+    // The first L2 table has clusters far past the end of the file, and unaligned ones.
     let file = std::fs::File::options().read(true).write(true).open(&path).expect("the image");
     let mut head = [0; 64];
     file.read_exact_at(&mut head, 0).expect("a header");
@@ -349,8 +350,11 @@ fn a_damaged_image_fails_requests_and_not_the_server() {
     file.write_all_at(&[0x80, 0x70, 0, 0, 0, 0, 0, 0], l2).expect("damage");
     file.write_all_at(&[0x80, 0, 0, 0, 0, 5, 2, 0], l2 + 8).expect("damage");
     let stack = format!("file:{},format=qcow2", path.display());
-    let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-    assert!(said.contains("leads past the end") && said.contains("ro serves what can be read"), "{said}");
+    let printed = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+    assert!(
+        printed.contains("refers past the end") && printed.contains("ro serves what can be read"),
+        "{printed}"
+    );
     let (mut server, mut peer) = serve(&sandbox, &path, ",ro");
     let _ = peer.read(0, 65536);
     assert!(peer.read(65536, 65536).is_err(), "a cluster that is not aligned");

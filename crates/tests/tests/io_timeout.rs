@@ -1,4 +1,4 @@
-//! Requests that take longer than the device's `io_timeout` are cancelled and fail; what comes after them works.
+//! Requests that take longer than the device's `io_timeout` are cancelled and fail; later ones work.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 on_both_engines!(
     a_request_that_a_target_holds_is_cancelled_and_counted,
     a_request_that_an_nbd_server_never_answers_is_cancelled,
-    an_idle_device_with_a_timeout_wakes_nobody,
+    an_idle_device_with_a_timeout_causes_no_wakeups,
 );
 
-/// How late a cancelled request may come back: an eighth of the timeout, and what a busy machine takes.
+/// How late a cancelled request may complete: an eighth of the timeout, and a margin for a busy machine.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
 fn metric(sandbox: &Sandbox, name: &str) -> u64 {
@@ -31,7 +31,7 @@ fn metric(sandbox: &Sandbox, name: &str) -> u64 {
         .sum()
 }
 
-/// A read fails, not before the timeout and not long after it.
+/// Checks that a read fails, not before the timeout and not long after it.
 #[track_caller]
 fn times_out(peer: &mut Peer, timeout: Duration) {
     let start = Instant::now();
@@ -51,17 +51,17 @@ fn a_request_that_a_target_holds_is_cancelled_and_counted(engine: Engine) {
     let server = sandbox.serve("ram:1M", &more);
     let mut peer = Peer::connect(&server.socket(), "disk");
     times_out(&mut peer, Duration::from_millis(200));
-    peer.write(0, &[1; 64 << 10], CommandFlags::NONE).expect("what is not held is not cancelled");
+    peer.write(0, &[1; 64 << 10], CommandFlags::empty()).expect("what is not held is not cancelled");
     assert!(shown(&sandbox).ends_with("200ms (1 timed out)"), "{}", shown(&sandbox));
     assert_eq!(metric(&sandbox, "blockyard_request_timeouts_total"), 1);
     assert!(server.log().contains("a request timed out and is being cancelled"), "{}", server.log());
-    // Tags are given back: many more than there are can time out.
+    // Tags are freed: more requests than tags can time out.
     sandbox.run(&["set", "disk", "io_timeout=20ms"]).ok();
     for _ in 0..20 {
         times_out(&mut peer, Duration::from_millis(20));
     }
     assert_eq!(metric(&sandbox, "blockyard_request_timeouts_total"), 21);
-    // Time that a suspension takes is not the request's.
+    // The time of a suspension does not count.
     sandbox.run(&["set", "disk", "io_timeout=500ms"]).ok();
     sandbox.run(&["suspend", "disk"]).ok();
     let resume = || {
@@ -70,7 +70,7 @@ fn a_request_that_a_target_holds_is_cancelled_and_counted(engine: Engine) {
     };
     std::thread::scope(|scope| {
         scope.spawn(resume);
-        peer.write(0, &[2; 4096], CommandFlags::NONE).expect("it waited for the resume only");
+        peer.write(0, &[2; 4096], CommandFlags::empty()).expect("it waited for the resume only");
     });
     assert_eq!(metric(&sandbox, "blockyard_request_timeouts_total"), 21);
     sandbox.run(&["set", "disk", "io_timeout=off"]).ok();
@@ -82,7 +82,7 @@ fn a_request_that_a_target_holds_is_cancelled_and_counted(engine: Engine) {
 fn a_request_that_an_nbd_server_never_answers_is_cancelled(engine: Engine) {
     let (sandbox, other) = (Sandbox::new(engine), Sandbox::new(engine));
     let below = other.serve("ram:1M", &["--name", "below"]);
-    // Neither this end nor that one gives the connection up by itself.
+    // Neither end closes the connection by itself.
     let stack = format!("nbd:{},timeout=0", below.uri());
     let server = sandbox.serve(&stack, &["--io-timeout", "300ms"]);
     let mut peer = Peer::connect(&server.socket(), "disk");
@@ -96,7 +96,7 @@ fn a_request_that_an_nbd_server_never_answers_is_cancelled(engine: Engine) {
     }
 }
 
-fn an_idle_device_with_a_timeout_wakes_nobody(engine: Engine) {
+fn an_idle_device_with_a_timeout_causes_no_wakeups(engine: Engine) {
     let sandbox = Sandbox::new(engine);
     let server = sandbox.serve("ram:1M", &["--io-timeout", "40ms", "--queues", "1"]);
     let mut peer = Peer::connect(&server.socket(), "disk");

@@ -1,4 +1,4 @@
-//! What a server says of its requests: slow ones, those under way, as text, words, JSON and to a journal.
+//! A server's log: slow requests and requests in flight, as text, `key=value`, JSON and in a journal.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, binary, missing_root, noise};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// The lines of the log that have `message`, once there are some.
+/// Waits for lines of the log with `message`, and returns them.
 fn lines(server: &Server, message: &str) -> Vec<Value> {
     let found = || {
         let log = server.log();
@@ -21,17 +21,17 @@ fn lines(server: &Server, message: &str) -> Vec<Value> {
 }
 
 #[test]
-fn slow_requests_are_told_with_the_path_they_took() {
+fn slow_requests_are_logged_with_their_path() {
     let sandbox = Sandbox::default();
     let words =
         ["--name", "disk", "--layer", "delay,write=60ms", "--limits", "max_sectors=16", "--log", "json"];
     let server = sandbox.serve("null:8M", &words);
     let mut peer = Peer::connect(&server.socket(), "disk");
-    peer.write(0, &noise(1, 8192), CommandFlags::NONE).expect("written");
+    peer.write(0, &noise(1, 8192), CommandFlags::empty()).expect("written");
     sandbox.run(&["set", "disk", "slow=50ms"]).ok();
     peer.read(4096, 512).expect("read");
-    peer.write(4096, &noise(1, 32768), CommandFlags::NONE).expect("written");
-    // Where the processor is busy the read may have been slow as well, and its line be there first.
+    peer.write(4096, &noise(1, 32768), CommandFlags::empty()).expect("written");
+    // On a busy processor the read may be slow as well, and be logged first.
     let of_write = || lines(&server, "slow request").into_iter().find(|line| line["op"] == "write");
     let slow = until(PATIENCE, of_write).unwrap_or_else(|| panic!("none of the write: {}", server.log()));
     assert_eq!(
@@ -48,31 +48,32 @@ fn slow_requests_are_told_with_the_path_they_took() {
     assert!(path.starts_with("split:0 ") && path.contains(" > delay:1 "), "{path}");
     let shown = sandbox.run(&["show", "disk"]).ok();
     assert!(shown.contains("50ms or longer: "), "{shown}");
-    // More than a second has room for: the rest is counted.
+    // More than the limit of a second: the rest is counted.
     for n in 0..40 {
         let request = Request::new(Command::Write, n, n * 512, 512);
         peer.send(request, &noise(n, 512));
     }
     (0..40).for_each(|_| assert!(peer.receive().error.is_none()));
-    let rest = lines(&server, "slow requests that were not told one by one");
+    let rest = lines(&server, "slow requests were left out of the log");
     assert!(rest[0]["suppressed"].as_u64() > Some(0), "{rest:?}");
     sandbox.run(&["set", "disk", "slow=off"]).ok();
-    peer.write(7 << 20, &noise(1, 512), CommandFlags::NONE).expect("written");
+    peer.write(7 << 20, &noise(1, 512), CommandFlags::empty()).expect("written");
     sandbox.run(&["set", "disk", "slow=50ms"]).ok();
-    // Lines come in order: with one of what came after it there, its own would be, too.
+    // Lines are in order: a later line shows that its own would have arrived.
     let later = || {
-        peer.write(6 << 20, &noise(1, 512), CommandFlags::NONE).expect("written");
-        let told = lines(&server, "slow request");
-        told.iter().any(|line| line["sector"] == 6 << 11).then_some(told)
+        peer.write(6 << 20, &noise(1, 512), CommandFlags::empty()).expect("written");
+        let reported = lines(&server, "slow request");
+        reported.iter().any(|line| line["sector"] == 6 << 11).then_some(reported)
     };
-    let told = until(PATIENCE, later).unwrap_or_else(|| panic!("none of the later write: {}", server.log()));
-    assert!(told.iter().all(|line| line["sector"] != 7 << 11), "{told:?}");
+    let reported =
+        until(PATIENCE, later).unwrap_or_else(|| panic!("none of the later write: {}", server.log()));
+    assert!(reported.iter().all(|line| line["sector"] != 7 << 11), "{reported:?}");
     let why = sandbox.run(&["set", "disk", "slow=20"]).failed_with(2);
     assert!(why.contains("is not a time"), "{why}");
 }
 
 #[test]
-fn requests_under_way_are_shown_and_told_on_a_signal() {
+fn requests_in_flight_are_shown_and_logged_on_a_signal() {
     let sandbox = Sandbox::default();
     let words = ["--name", "disk", "--layer", "delay,write=700ms", "--log", "json", "--queues", "1"];
     let server = sandbox.serve("null:8M", &words);
@@ -80,10 +81,10 @@ fn requests_under_way_are_shown_and_told_on_a_signal() {
     let mut peer = Peer::connect(&server.socket(), "disk");
     let under_way = loop {
         peer.send(Request::new(Command::Write, 7, 2488 * 512, 4096), &noise(1, 4096));
-        let told: Value =
+        let reported: Value =
             serde_json::from_str(&sandbox.run(&["inflight", "disk", "--json"]).ok()).expect("JSON");
         // On a busy machine it may be over by now.
-        if let Some(one) = told["requests"].get(0) {
+        if let Some(one) = reported["requests"].get(0) {
             break one.clone();
         }
         assert!(peer.receive().error.is_none());
@@ -91,7 +92,7 @@ fn requests_under_way_are_shown_and_told_on_a_signal() {
     assert_eq!((&under_way["op"], &under_way["sector"]), (&"write".into(), &2488.into()), "{under_way}");
     assert_eq!((&under_way["node"], &under_way["state"]), (&"delay:0".into(), &"held".into()));
     assert_eq!((&under_way["bytes"], &under_way["queue"]), (&4096.into(), &0.into()));
-    // What a suspension holds back is nowhere yet.
+    // A request held back by a suspension has no holder yet.
     sandbox.run(&["suspend", "disk"]).ok();
     peer.send(Request::new(Command::Write, 8, 0, 512), &noise(1, 512));
     let waiting = || {
@@ -101,9 +102,9 @@ fn requests_under_way_are_shown_and_told_on_a_signal() {
     let text = until(PATIENCE, waiting).expect("it waits");
     assert!(text.starts_with("QUEUE  TAG  OF  OP "), "{text}");
     server.signal(Signal::USR1);
-    let told = &lines(&server, "in flight")[0];
+    let reported = &lines(&server, "in flight")[0];
     assert_eq!(
-        (&told["device"], &told["state"], &told["sector"]),
+        (&reported["device"], &reported["state"], &reported["sector"]),
         (&"disk".into(), &"waiting".into(), &0.into())
     );
     assert_eq!(lines(&server, "requests in flight")[0]["requests"], 1);
@@ -113,7 +114,7 @@ fn requests_under_way_are_shown_and_told_on_a_signal() {
 }
 
 #[test]
-fn all_that_is_under_way_is_told_however_much_that_is() {
+fn all_requests_in_flight_are_logged_however_many() {
     const EACH: u64 = 200;
     let sandbox = Sandbox::default();
     let words = ["--name", "disk", "--queues", "1", "--depth", "512", "--log", "json"];
@@ -126,14 +127,14 @@ fn all_that_is_under_way_is_told_however_much_that_is() {
         }
     }
     let listed = || {
-        let told = sandbox.run(&["inflight", "disk", "--json"]).ok();
-        let told: Value = serde_json::from_str(&told).expect("JSON");
-        (told["requests"].as_array().map(Vec::len) == Some(2 * EACH as usize)).then_some(())
+        let reported = sandbox.run(&["inflight", "disk", "--json"]).ok();
+        let reported: Value = serde_json::from_str(&reported).expect("JSON");
+        (reported["requests"].as_array().map(Vec::len) == Some(2 * EACH as usize)).then_some(())
     };
     until(PATIENCE, listed).expect("all of them are there, and listed");
     server.signal(Signal::USR1);
     let all = || (lines(&server, "in flight").len() == 2 * EACH as usize).then_some(());
-    until(PATIENCE, all).unwrap_or_else(|| panic!("{} are told of", lines(&server, "in flight").len()));
+    until(PATIENCE, all).unwrap_or_else(|| panic!("{} were logged", lines(&server, "in flight").len()));
     sandbox.run(&["resume", "disk"]).ok();
     for peer in &mut peers {
         (0..EACH).for_each(|_| drop(peer.receive()));
@@ -141,7 +142,7 @@ fn all_that_is_under_way_is_told_however_much_that_is() {
 }
 
 #[test]
-fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
+fn the_log_goes_to_the_journal_and_falls_back_to_stderr() {
     let sandbox = Sandbox::default();
     let journal = sandbox.path("journal");
     let there = UnixDatagram::bind(&journal).expect("a socket");
@@ -169,10 +170,10 @@ fn the_log_goes_to_a_journal_that_takes_it_and_to_stderr_else() {
         .expect("on stderr");
 }
 
-/// systemd's own journal, of a machine of its own as far as mounts and processes go. `1` serves with what a service
-/// manager says of its stderr, `2` with what another one's would be. Both are asked for a line.
-/// Copies of mounts on devices and files that somebody serves are let go of: who unmounts those is not to wait for this.
-/// Journals of the host are out of sight, whichever way it keeps them.
+/// systemd's own journal, with mounts and processes of its own. `1` serves with the environment of a service
+/// whose stderr is the journal, `2` with that of another stderr. Both have to log a line. Copies of mounts on
+/// devices and served files are unmounted, so that they do not keep these busy. Journals of the host are
+/// invisible.
 const JOURNALD: &str = r#"
 while read -r source at kind rest; do
     # Not what is needed here.
@@ -227,17 +228,17 @@ kill $server1 $server2
 wait $server1 $server2
 "#;
 
-/// Whether a line begins with a local day and time, to the millisecond.
+/// Returns whether a line begins with a local day and time, to the millisecond.
 fn has_time(line: &str) -> bool {
     let shape: String = line.chars().take(24).map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00 00:00:00.000 "
 }
 
 #[test]
-fn lines_for_people_begin_with_the_local_time_the_level_and_the_device() {
+fn text_lines_begin_with_local_time_level_and_device() {
     let sandbox = Sandbox::default();
     let address = format!("unix:{}", sandbox.path("s").display());
-    // Fourteen hours east of Greenwich, which no machine is by chance.
+    // Fourteen hours east of Greenwich, which no machine uses by chance.
     const ZONE: (&str, &str) = ("TZ", "<+14>-14");
     let minute =
         || run(sandbox.tool(&["date", "+%Y-%m-%d %H:%M"]).env(ZONE.0, ZONE.1)).ok().trim().to_owned();
@@ -258,7 +259,7 @@ fn lines_for_people_begin_with_the_local_time_the_level_and_the_device() {
 }
 
 #[test]
-fn a_stderr_that_is_the_journals_is_found_by_itself() {
+fn a_stderr_connected_to_the_journal_is_detected() {
     let places = ["/usr/lib/systemd/systemd-journald", "/lib/systemd/systemd-journald"];
     let Some(journald) = places.into_iter().find(|place| Path::new(place).exists()) else {
         return skip("there is no systemd-journald here");
@@ -282,25 +283,29 @@ fn a_stderr_that_is_the_journals_is_found_by_itself() {
     machine.args(["sh", "-euc", JOURNALD]).current_dir(sandbox.path(""));
     machine.env("JOURNALD", journald).env("BLOCKYARD", binary());
     let outcome = run_within(&mut machine, 4 * PATIENCE);
-    let told = outcome.ok();
-    if let Some(why) = told.strip_prefix("skipped: ") {
+    let reported = outcome.ok();
+    if let Some(why) = reported.strip_prefix("skipped: ") {
         return skip(why.trim_end());
     }
     let entries: Vec<Value> =
-        told.lines().map(|line| serde_json::from_str(line).expect("an entry is JSON")).collect();
+        reported.lines().map(|line| serde_json::from_str(line).expect("an entry is JSON")).collect();
     let of = |transport: &str| {
         let mut found = entries.iter().filter(|entry| entry["_TRANSPORT"] == transport);
-        (found.next().unwrap_or_else(|| panic!("nothing by {transport}: {told}")), found.count())
+        (found.next().unwrap_or_else(|| panic!("nothing by {transport}: {reported}")), found.count())
     };
-    // With every field by itself, as the journal takes it.
+    // With every value as a field, as in the journal's protocol.
     let (native, more) = of("journal");
-    assert_eq!((&native["SYSLOG_IDENTIFIER"], more), (&"blockyard".into(), 0), "{told}");
-    assert_eq!((&native["BLOCKYARD_REQUESTS"], &native["PRIORITY"]), (&"0".into(), &"6".into()), "{told}");
-    // A stderr that is not what it was told to be gets text.
+    assert_eq!((&native["SYSLOG_IDENTIFIER"], more), (&"blockyard".into(), 0), "{reported}");
+    assert_eq!(
+        (&native["BLOCKYARD_REQUESTS"], &native["PRIORITY"]),
+        (&"0".into(), &"6".into()),
+        "{reported}"
+    );
+    // A stderr that is not the announced one gets text.
     let (text, more) = of("stdout");
     assert!(
         text["MESSAGE"].as_str().is_some_and(|line| line.contains(" info: d2: requests in flight")),
-        "{told}"
+        "{reported}"
     );
     assert_eq!(more, 0);
 }

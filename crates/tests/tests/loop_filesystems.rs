@@ -1,5 +1,5 @@
-//! Real file systems on loop devices of ours: trees in and out, space given back, servers killed under them, hosts that run
-//! full and images that are cut while they are mounted.
+//! Real file systems on loop devices of ours: copying trees, freeing space, killed servers, full hosts and
+//! images that are truncated while they are mounted.
 
 use blockyard_tests::disk::{Loop, Mount, check, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::Sandbox;
@@ -12,14 +12,14 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// The smallest that mkfs.xfs takes.
+/// The minimum of mkfs.xfs.
 const SIZE: u64 = 304 * MIB;
 
-/// A folder of files to copy: a part of this repository's sources, as they are now, whoever works at them meanwhile.
+/// Creates a folder of files to copy: a part of this repository's sources, even while they are edited.
 fn tree(sandbox: &Sandbox, part: &str) -> PathBuf {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("crates/").join(part);
     let copy = sandbox.path("tree");
-    // A file that goes while they are copied fails that.
+    // A file that is removed during the copy fails it.
     let copied = || {
         let script = "rm -rf \"$C\"; cp -a \"$T\" \"$C\"";
         shell(script, &[("T", &from), ("C", &copy)]).status.success().then_some(())
@@ -28,14 +28,14 @@ fn tree(sandbox: &Sandbox, part: &str) -> PathBuf {
     copy
 }
 
-/// A real tree in, out again, and unchanged after the file system was mounted anew; then it has no errors.
+/// Copies a real tree in and out, and checks it after a new mount; then the file system must have no errors.
 #[track_caller]
-fn proves_itself(disk: &Loop<'_>, kind: &str, tree: &Path) {
+fn check_with_tree(disk: &Loop<'_>, kind: &str, tree: &Path) {
     disk.format(kind);
     let mount = disk.mount(kind);
     let copy = |mount: &Mount, script: &str| shell(script, &[("M", mount.path()), ("T", tree)]).ok();
     copy(&mount, "cp -a \"$T\" \"$M/tree\"; sync -f \"$M\"; diff -r \"$T\" \"$M/tree\"");
-    // Many small files come and go, and one large one with holes.
+    // Creates and removes many small files, and one large one with holes.
     copy(
         &mount,
         "mkdir \"$M/many\"; for i in $(seq 300); do echo $i > \"$M/many/$i\"; done; rm \"$M\"/many/*[05]; \
@@ -76,7 +76,7 @@ fn on_every_backend(kind: &str) {
     for (stack, more) in stacks {
         let start = Instant::now();
         let mut disk = Loop::serve(&sandbox, "disk", stack, more);
-        proves_itself(&disk, kind, &tree);
+        check_with_tree(&disk, kind, &tree);
         disk.server.terminate();
         println!("{kind} on {stack}: {:?}", start.elapsed());
     }
@@ -122,7 +122,7 @@ fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
     for (stack, more) in stacks {
         let start = Instant::now();
         let mut disk = Loop::serve(&sandbox, "disk", &stack, &more);
-        proves_itself(&disk, "ext4", &tree);
+        check_with_tree(&disk, "ext4", &tree);
         disk.server.terminate();
         println!("ext4 on {stack}: {:?}", start.elapsed());
     }
@@ -130,7 +130,7 @@ fn ext4_on_an_overlay_an_image_and_the_export_of_another_server() {
 }
 
 #[test]
-fn fstrim_gives_space_back_to_the_image() {
+fn fstrim_frees_space_of_the_image() {
     if missing_loop() || missing(&["fstrim"]) {
         return;
     }
@@ -147,7 +147,7 @@ fn fstrim_gives_space_back_to_the_image() {
         let taken = || std::fs::metadata(&image).expect("the image").blocks() * 512;
         let full = taken();
         mount.shell("rm \"$M/large\"; sync -f \"$M\"").ok();
-        // XFS lets go of a removed file's blocks in the background, some time after it was removed.
+        // XFS frees a removed file's blocks in the background, some time after the removal.
         let mut given_back = 0;
         until(PATIENCE, || {
             mount.shell("fstrim \"$M\"").ok();
@@ -200,7 +200,7 @@ fn a_loop_device_on_a_loop_device() {
     // Over the device itself, and over a file on a file system on it.
     let stack = format!("file:{}", lower.path());
     let mut upper = Loop::serve(&sandbox, "upper", &stack, &[]);
-    proves_itself(&upper, "xfs", &tree);
+    check_with_tree(&upper, "xfs", &tree);
     upper.server.terminate();
     drop(upper);
     lower.format("ext4");
@@ -208,7 +208,7 @@ fn a_loop_device_on_a_loop_device() {
     let inner = mount.path().join("inner");
     File::create(&inner).and_then(|file| file.set_len(SIZE)).expect("an image on it");
     let mut upper = Loop::serve(&sandbox, "upper", &format!("file:{}", inner.display()), &[]);
-    proves_itself(&upper, "xfs", &tree);
+    check_with_tree(&upper, "xfs", &tree);
     upper.server.terminate();
     drop(upper);
     mount.unmount();
@@ -216,7 +216,7 @@ fn a_loop_device_on_a_loop_device() {
     lower.server.terminate();
 }
 
-/// A program that writes file after file, each synced with its folder before its number is told.
+/// A program that writes file after file, each synced with its folder before its number is printed.
 const WRITER: &str = "
 import hashlib, os, sys
 folder, number = sys.argv[1], 0
@@ -241,7 +241,7 @@ for number in range(int(sys.argv[2])):
     assert open('%s/%d' % (sys.argv[1], number), 'rb').read() == want, number
 ";
 
-/// The server is killed while files are written and synced: what was synced is there afterwards.
+/// Kills the server while files are written and synced: synced files must exist afterwards.
 fn killed_amid_writes(kind: &str, stack: &str) {
     if missing_loop() || missing_file_system(kind) || missing(&["python3"]) {
         return;
@@ -260,7 +260,7 @@ fn killed_amid_writes(kind: &str, stack: &str) {
         .spawn()
         .expect("it starts");
     let mut lines = BufReader::new(writer.stdout.take().expect("a pipe")).lines();
-    // Far enough in that the log has been around.
+    // Enough writes for the log to have wrapped around.
     let mut synced = lines.by_ref().take(20).map_while(Result::ok).count();
     disk.server.kill();
     // It gets an error rather than waiting for ever.
@@ -271,7 +271,7 @@ fn killed_amid_writes(kind: &str, stack: &str) {
     mount.unmount();
     drop(disk);
     let mut disk = Loop::serve(&sandbox, "disk", stack, &[]);
-    // Mounting replays the log, which is what a crash is to be repaired by.
+    // Mounting replays the log, which repairs the crash.
     let mount = disk.mount(kind);
     run(command(&["python3", "-c", READER]).arg(mount.path()).arg(synced.to_string())).ok();
     mount.unmount();
@@ -294,9 +294,9 @@ fn every_synced_file_survives_a_killed_server_on_btrfs() {
     killed_amid_writes("btrfs", "file:image");
 }
 
-/// All that can be done to file systems on loop devices, again and again: `./x soak loop`.
+/// All tests of file systems on loop devices, repeatedly: `./x soak loop`.
 #[test]
-#[ignore = "takes as long as it is told to: ./x soak loop"]
+#[ignore = "runs for a given time: ./x soak loop"]
 fn soak() {
     let minutes =
         std::env::var("BLOCKYARD_SOAK_MINUTES").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
@@ -308,7 +308,7 @@ fn soak() {
             }
             on_every_backend(kind);
         }
-        a_file_system_holds_under_stress();
+        a_file_system_survives_stress();
         for kind in ["ext4", "xfs", "btrfs"] {
             fsx_on(kind, "file:image,direct=on", 20000);
         }
@@ -320,7 +320,7 @@ fn soak() {
 }
 
 #[test]
-fn a_full_host_is_an_error_to_the_writer_and_to_nobody_else() {
+fn a_full_host_fails_only_the_writer() {
     if missing_loop() || missing_file_system("ext4") {
         return;
     }
@@ -335,10 +335,10 @@ fn a_full_host_is_an_error_to_the_writer_and_to_nobody_else() {
     disk.format("ext4");
     let mount = disk.mount("ext4");
     mount.shell("dd if=/dev/urandom of=\"$M/before\" bs=1M count=8 status=none; sync -f \"$M\"; cp \"$M/before\" \"$M/../sum\"").ok();
-    let said = mount.shell("dd if=/dev/zero of=\"$M/large\" bs=1M count=128 oflag=direct").failed();
-    assert!(said.contains("No space left") || said.contains("Input/output error"), "{said}");
-    // What was there before is as it was, and once there is room again so is the device.
-    // A file system that could not write its log may have made itself read-only: then nothing can be removed.
+    let outcome = mount.shell("dd if=/dev/zero of=\"$M/large\" bs=1M count=128 oflag=direct").failed();
+    assert!(outcome.contains("No space left") || outcome.contains("Input/output error"), "{outcome}");
+    // Earlier data is unchanged, and with free space the device works again. A file system that could not
+    // write its log may be read-only: then nothing can be removed.
     mount.shell("cmp \"$M/before\" \"$M/../sum\"; rm -f \"$M/large\" || true; sync -f \"$M\" || true").ok();
     mount.unmount();
     shell("mount -o remount,size=512M \"$H\"", &[("H", &host)]).ok();
@@ -362,7 +362,7 @@ impl Drop for Unmounted {
 }
 
 #[test]
-fn an_image_that_is_cut_while_it_is_mounted_costs_what_was_cut() {
+fn a_mounted_image_that_is_truncated_loses_only_its_tail() {
     if missing_loop() || missing_file_system("ext4") {
         return;
     }
@@ -373,9 +373,9 @@ fn an_image_that_is_cut_while_it_is_mounted_costs_what_was_cut() {
     let mount = disk.mount("ext4");
     mount.shell("echo first > \"$M/first\"; dd if=/dev/urandom of=\"$M/large\" bs=1M count=200 oflag=direct status=none; sync -f \"$M\"").ok();
     File::options().write(true).open(&image).and_then(|file| file.set_len(64 * MIB)).expect("it is cut");
-    // Reads of what is gone fail at once; the rest is there.
-    let said = mount.shell("dd if=\"$M/large\" of=/dev/null bs=1M iflag=direct").failed();
-    assert!(said.contains("Input/output error"), "{said}");
+    // Reads of the missing part fail at once; the rest is readable.
+    let outcome = mount.shell("dd if=\"$M/large\" of=/dev/null bs=1M iflag=direct").failed();
+    assert!(outcome.contains("Input/output error"), "{outcome}");
     mount.shell("cat \"$M/first\"").ok();
     let health = sandbox.run(&["show", "disk"]).ok();
     assert!(health.contains("loop"), "{health}");
@@ -384,7 +384,8 @@ fn an_image_that_is_cut_while_it_is_mounted_costs_what_was_cut() {
     disk.server.wait();
 }
 
-/// fsx: reads, writes, maps, cuts and punches one file at random, and compares it with what it should hold.
+/// Runs fsx: reads, writes, maps, truncates and punches one file at random, and compares it with the expected
+/// content.
 fn fsx_on(kind: &str, stack: &str, operations: u32) {
     let Some(fsx) = find("fsx") else { return skip("there is no fsx here (./x soak loop builds it)") };
     if missing_loop() || missing_file_system(kind) {
@@ -404,14 +405,14 @@ fn fsx_on(kind: &str, stack: &str, operations: u32) {
 }
 
 #[test]
-fn fsx_finds_its_file_as_it_left_it() {
+fn fsx_finds_no_difference() {
     for kind in ["ext4", "xfs", "btrfs"] {
         fsx_on(kind, "file:image", 1500);
     }
 }
 
 #[test]
-fn a_file_system_holds_under_stress() {
+fn a_file_system_survives_stress() {
     if missing_loop() || missing_file_system("ext4") || missing(&["stress-ng"]) {
         return;
     }

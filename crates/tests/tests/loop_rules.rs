@@ -1,7 +1,7 @@
-//! The rules of loop devices, LOOP-1 to LOOP-17, each by name: ours beside the kernel's own loop driver where that can
-//! be asked. docs/loop.md says where we differ, and why.
+//! The rules of loop devices, LOOP-1 to LOOP-17, each by name: ours compared with the kernel's own loop
+//! driver where that is available. docs/loop.md lists the differences and their reasons.
 //!
-//! Rules that need faults no file system here has are held beside the `file` backend; the table names them.
+//! Rules that need faults of a file system are tested beside the `file` backend; the table names these tests.
 
 use blockyard_tests::disk::unmount;
 use blockyard_tests::peer::Peer;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// A loop device that goes when it is dropped: the kernel's own, or ours.
+/// A loop device that is removed when dropped: the kernel's own, or ours.
 struct Loop<'a> {
     sandbox: &'a Sandbox,
     ours: bool,
@@ -61,7 +61,7 @@ impl<'a> Loop<'a> {
         self.losetup(&["-l", "-n", "-O", name, &self.node]).ok().trim().to_owned()
     }
 
-    /// Copies a block to or from the device, past the page cache.
+    /// Copies a block to or from the device by direct I/O.
     fn copies(&self, from: &str, to: &str, at: u64) -> bool {
         let (skip, seek) = if from == self.node { (at, 0) } else { (0, at) };
         let words =
@@ -89,7 +89,7 @@ impl Drop for Loop<'_> {
     }
 }
 
-/// Whether loop devices cannot be had here; said by name.
+/// Returns whether loop devices are impossible here, and reports that.
 fn no_loops() -> bool {
     if missing(&["losetup", "dd"]) || missing_root() {
         return true;
@@ -110,7 +110,7 @@ fn set_len(path: &Path, len: u64) {
 }
 
 #[test]
-fn loop_1_the_size_is_what_lies_behind_the_offset_up_to_the_limit_in_whole_sectors() {
+fn loop_1_the_size_is_the_file_past_the_offset_up_to_the_limit_in_whole_sectors() {
     if no_loops() {
         return;
     }
@@ -145,7 +145,7 @@ fn loop_2_a_read_only_device_refuses_writes() {
 }
 
 #[test]
-fn loop_3_and_4_a_file_that_grows_or_shrinks_changes_the_device_when_it_is_told_to() {
+fn loop_3_and_4_a_file_that_grows_or_shrinks_changes_the_device_on_request() {
     if no_loops() {
         return;
     }
@@ -158,7 +158,7 @@ fn loop_3_and_4_a_file_that_grows_or_shrinks_changes_the_device_when_it_is_told_
         device.losetup(&["-c", &device.node]).ok();
         assert_eq!(device.size(), 2 * MIB, "ours: {ours}");
         assert!(device.writes(511));
-        // What is not there any more is an error, never zeroes that pass for data.
+        // A missing part is an error, never zeroes in place of data.
         set_len(&image, MIB / 2);
         assert!(device.reads(0), "ours: {ours}: what is left is served");
         assert!(!device.reads(300), "ours: {ours}: what is gone is an error");
@@ -169,7 +169,7 @@ fn loop_3_and_4_a_file_that_grows_or_shrinks_changes_the_device_when_it_is_told_
 }
 
 #[test]
-fn loop_5_and_6_direct_io_that_is_not_possible_is_refused_where_the_kernel_drops_it_silently() {
+fn loop_5_and_6_impossible_direct_io_is_refused_where_the_kernel_drops_it_silently() {
     if no_loops() {
         return;
     }
@@ -187,7 +187,7 @@ fn loop_5_and_6_direct_io_that_is_not_possible_is_refused_where_the_kernel_drops
 }
 
 #[test]
-fn loop_7_the_block_size_is_what_direct_io_needs_unless_one_is_given() {
+fn loop_7_the_default_block_size_is_that_of_direct_io() {
     if no_loops() {
         return;
     }
@@ -205,7 +205,7 @@ fn loop_7_the_block_size_is_what_direct_io_needs_unless_one_is_given() {
 }
 
 #[test]
-fn loop_8_direct_io_goes_through_the_ring_and_is_what_show_says() {
+fn loop_8_direct_io_goes_through_the_ring_and_show_reports_it() {
     let sandbox = Sandbox::default();
     let image = sandbox.noise("disk.img", MIB as usize);
     let mut direct = sandbox.blockyard(&["serve", &format!("file:{},direct=on", image.display())]);
@@ -226,7 +226,7 @@ fn loop_8_direct_io_goes_through_the_ring_and_is_what_show_says() {
     assert_eq!(fs::read(&image).unwrap()[4096..4096 + 65536], data);
 }
 
-/// Why direct I/O cannot be had on a file here.
+/// Returns the reason why direct I/O is impossible on a file here.
 fn probe_direct(sandbox: &Sandbox, image: &Path) -> Option<String> {
     let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
     let tried = sandbox.run(&["set", "disk", "direct=on"]);
@@ -234,11 +234,11 @@ fn probe_direct(sandbox: &Sandbox, image: &Path) -> Option<String> {
     (!tried.status.success()).then(|| tried.stderr.trim().to_owned())
 }
 
-/// How long requests take on the disk of `loop_16_…`, and how many there are at once.
+/// Duration of requests on the disk of `loop_16_…`, and their number.
 const SLOW: Duration = Duration::from_millis(100);
 const AT_ONCE: u64 = 8;
 
-/// A disk of 1 MiB as a file, on which every request takes [`SLOW`], however many there are.
+/// Serves a disk of 1 MiB as a file, on which every request takes [`SLOW`], however many there are.
 fn slow_file(sandbox: &Sandbox) -> (blockyard_tests::server::Server, std::path::PathBuf) {
     let file = sandbox.path("slow.file");
     let stack = "null:1M,irqmode=timer,completion=100ms";
@@ -247,12 +247,11 @@ fn slow_file(sandbox: &Sandbox) -> (blockyard_tests::server::Server, std::path::
 }
 
 #[test]
-fn loop_16_requests_run_side_by_side_where_the_kernel_has_one_worker_for_them() {
+fn loop_16_requests_run_in_parallel_where_the_kernel_has_one_worker() {
     if no_loops() {
         return;
     }
-    // Where the processor is busy with other things it takes longer to start as many programs; what runs one after the
-    // other never takes less.
+    // On a busy processor starting so many programs takes longer; sequential requests never take less.
     let side_by_side = until(PATIENCE, || {
         let taken = [false, true].map(time_at_once);
         println!("the kernel's, ours: {taken:?}");
@@ -261,9 +260,9 @@ fn loop_16_requests_run_side_by_side_where_the_kernel_has_one_worker_for_them() 
     assert!(side_by_side.is_some(), "one after the other, or the kernel's is faster");
 }
 
-/// How long so many reads take that begin at once.
+/// Returns the time of this number of reads that start at once.
 fn time_at_once(ours: bool) -> Duration {
-    // Each has a disk of its own, or the second would find in the page cache what the first has read.
+    // Each has a disk of its own, or the second would find the first one's data in the page cache.
     let sandbox = Sandbox::default();
     let (mut slow, file) = slow_file(&sandbox);
     let device = Loop::new(&sandbox, ours, &["-r", file.to_str().unwrap()]);
@@ -298,21 +297,24 @@ fn loop_10_a_discard_that_the_file_system_refuses_is_withdrawn() {
         let server = sandbox.serve(&format!("file:{}", image.display()), &[]);
         let mut peer = Peer::connect(&server.socket(), "disk");
         assert!(peer.trim(0, 65536).is_err(), "ramfs punches no holes");
-        peer.zero(65536, 65536, CommandFlags::NONE).expect("zeroes are written instead");
+        peer.zero(65536, 65536, CommandFlags::empty()).expect("zeroes are written instead");
         assert_eq!(peer.read(65536, 65536).unwrap(), vec![0; 65536]);
         let shown = show(&sandbox, "disk");
         assert_eq!(shown["limits"]["max_discard_sectors"], 0, "{shown}");
         assert_eq!(shown["limits"]["discard_granularity"], 0);
         assert!(shown["backend"]["withdrawn"].as_str().unwrap_or_default().starts_with("discard"), "{shown}");
         let next = Peer::connect(&server.socket(), "disk");
-        assert!(!next.session.flags.has(proto::nbd::TransmissionFlags::SEND_TRIM), "and not offered again");
+        assert!(
+            !next.session.flags.contains(proto::nbd::TransmissionFlags::SEND_TRIM),
+            "and not offered again"
+        );
     });
     unmount(&mount);
     result.unwrap();
 }
 
 #[test]
-fn loop_12_and_17_what_is_detached_serves_nobody() {
+fn loop_12_and_17_a_detached_device_serves_no_client() {
     if no_loops() {
         return;
     }
@@ -322,7 +324,7 @@ fn loop_12_and_17_what_is_detached_serves_nobody() {
     let node = device.node.clone();
     assert!(device.reads(0));
     drop(device);
-    // Another test may have got the number by now; then the node is not what it was.
+    // Another test may have the number by now; then the node is another one.
     let backing = || fs::read_to_string(format!("/sys/block/{}/loop/backing_file", &node["/dev/".len()..]));
     assert!(!backing().is_ok_and(|path| path.contains(sandbox.run_dir().to_str().unwrap())));
     assert!(sandbox.run(&["list"]).ok().is_empty());
@@ -331,7 +333,7 @@ fn loop_12_and_17_what_is_detached_serves_nobody() {
 }
 
 #[test]
-fn loop_13_partitions_are_scanned_when_that_was_asked_for() {
+fn loop_13_partitions_are_scanned_on_request() {
     if no_loops() || missing(&["sfdisk"]) {
         return;
     }
@@ -372,7 +374,7 @@ fn loop_13_partitions_are_scanned_when_that_was_asked_for() {
 }
 
 #[test]
-fn loop_14_a_busy_device_is_not_detached_behind_its_users_back() {
+fn loop_14_a_busy_device_is_not_detached() {
     if no_loops() {
         return;
     }
@@ -387,7 +389,7 @@ fn loop_14_a_busy_device_is_not_detached_behind_its_users_back() {
 }
 
 #[test]
-fn loop_14_autoclear_takes_a_loop_device_away_after_its_last_user() {
+fn loop_14_autoclear_removes_a_loop_device_after_its_last_user() {
     if no_loops() {
         return;
     }
@@ -401,12 +403,12 @@ fn loop_14_autoclear_takes_a_loop_device_away_after_its_last_user() {
     assert!(!sandbox.run(&["list"]).ok().is_empty(), "it is in use");
     drop(held);
     until(PATIENCE, || sandbox.run(&["list"]).ok().is_empty().then_some(())).expect("it goes by itself");
-    // It is not listed any more while it still goes.
+    // It is no longer listed while it is being removed.
     assert_eq!(sandbox.left_behind(), Vec::<String>::new());
 }
 
 #[test]
-fn loop_15_loops_stand_on_loops_and_never_on_themselves() {
+fn loop_15_loops_stack_but_never_in_a_cycle() {
     if no_loops() {
         return;
     }
@@ -416,13 +418,13 @@ fn loop_15_loops_stand_on_loops_and_never_on_themselves() {
     let upper = Loop::new(&sandbox, true, &["-r", &lower.node]);
     assert!(upper.reads(0));
     assert_eq!(fs::read(&upper.node).unwrap(), noise(MIB, MIB as usize), "through both");
-    // Its file cannot become what stands on it, whatever lies between.
+    // Its file cannot be a device above it, whatever is between.
     for file in [&lower.node, &upper.node] {
         let why = sandbox.run(&["set", "disk", &format!("file={file}")]).failed_with(1);
-        assert!(why.contains("it would stand on itself, by ") && why.contains("> disk"), "{why}");
+        assert!(why.contains("it would use itself, by ") && why.contains("> disk"), "{why}");
     }
     let why = sandbox.run(&["serve", "file:/dev/loop77", "--loop=77"]).failed_with(2);
-    assert!(why.contains("the loop device would stand on itself"), "{why}");
+    assert!(why.contains("the loop device would use itself"), "{why}");
     drop(upper);
     drop(lower);
 }
@@ -446,7 +448,7 @@ fn loop_15_a_file_that_the_kernels_loop_driver_uses_is_not_written_by_two() {
 }
 
 #[test]
-fn nooverlap_reuses_the_device_that_is_just_what_is_asked_for() {
+fn nooverlap_reuses_an_identical_device() {
     if no_loops() {
         return;
     }

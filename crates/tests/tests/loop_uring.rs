@@ -1,7 +1,8 @@
-//! Files and loop devices whose requests come through io_uring: the same promises, held once more where the kernel has it.
+//! Files and loop devices whose requests arrive through io_uring, where the kernel has it: the tests of
+//! `/dev/fuse` once more.
 //!
-//! One test, for it switches the kernel's own switch (`fuse.enable_uring`) and puts it back: a mount is asked about it
-//! once, when it is made.
+//! It is one test, because it sets the kernel's own switch (`fuse.enable_uring`) and restores it: the kernel
+//! reads it once for each mount.
 
 use blockyard_tests::disk::{Loop, missing_file_system, missing_loop, shell};
 use blockyard_tests::server::{Engine, Sandbox, Server, noise};
@@ -16,11 +17,11 @@ use std::time::{Duration, Instant};
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const MIB: u64 = 1 << 20;
 
-/// The kernel's switch, on; as it was when this is dropped.
+/// The kernel's switch, on; restored when dropped.
 struct Switched(String);
 
 impl Switched {
-    /// `None`: this kernel has none, or it is not ours to turn.
+    /// Sets the switch; returns `None` if this kernel has none, or it cannot be set.
     fn on() -> Option<Switched> {
         let before = std::fs::read_to_string(SWITCH).ok()?;
         std::fs::write(SWITCH, "Y").ok()?;
@@ -52,33 +53,33 @@ fn shown(sandbox: &Sandbox) -> String {
 }
 
 #[test]
-fn requests_through_io_uring_are_what_they_are_through_the_device() {
+fn requests_through_io_uring_equal_those_through_dev_fuse() {
     if missing_loop() {
         return;
     }
     let Some(switched) = Switched::on() else {
         return skip("this kernel has no FUSE over io_uring (6.14 and later), or the switch is not ours");
     };
-    it_is_refused_where_it_cannot_be();
-    any_bytes_are_read_and_written();
-    blocks_that_are_large_are_read_and_written_in_part();
-    where_there_is_no_room_for_it_requests_come_through_the_device();
-    leaves_nobody_waiting(what_is_forced_away);
-    leaves_nobody_waiting(what_is_mounted_elsewhere);
+    io_uring_is_refused_where_it_is_impossible();
+    any_offset_and_length_is_read_and_written();
+    large_blocks_are_read_and_written_in_part();
+    without_resources_for_io_uring_requests_use_dev_fuse();
+    assert_quick_removal(time_of_forced_removal);
+    assert_quick_removal(time_of_removal_with_a_copied_mount);
     a_file_system_survives_a_killed_server();
     drop(switched);
-    without_the_switch_it_says_so();
+    without_the_module_parameter_show_reports_dev_fuse();
 }
 
-fn it_is_refused_where_it_cannot_be() {
+fn io_uring_is_refused_where_it_is_impossible() {
     let sandbox = Sandbox::new(Engine::Epoll);
     let export = format!("{},uring=on", sandbox.path("disk.raw").display());
     let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &export, "--ring", "epoll"]);
-    let said = refused.failed();
-    assert!(said.contains("uring=on") && said.contains("do not run on io_uring"), "{said}");
+    let printed = refused.failed();
+    assert!(printed.contains("uring=on") && printed.contains("do not run on io_uring"), "{printed}");
 }
 
-fn any_bytes_are_read_and_written() {
+fn any_offset_and_length_is_read_and_written() {
     for stack in ["file", "ram"] {
         let sandbox = Sandbox::new(Engine::IoUring);
         let image = sandbox.noise("image", 8 << 20);
@@ -109,7 +110,7 @@ fn any_bytes_are_read_and_written() {
     }
 }
 
-fn blocks_that_are_large_are_read_and_written_in_part() {
+fn large_blocks_are_read_and_written_in_part() {
     let sandbox = Sandbox::new(Engine::IoUring);
     let image = sandbox.noise("image", 4 << 20);
     let mut content = std::fs::read(&image).expect("the image");
@@ -129,7 +130,7 @@ fn blocks_that_are_large_are_read_and_written_in_part() {
     assert!(std::fs::read(&image).expect("the image") == content);
 }
 
-/// Answers ENOMEM to whoever maps from so many to so many bytes, then becomes the program named behind.
+/// Fails `mmap` calls of a range of lengths with ENOMEM, then executes the program in its arguments.
 const NO_ROOM: &str = r#"
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -151,14 +152,15 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(filter)):
 os.execv(sys.argv[4], sys.argv[4:])
 "#;
 
-fn where_there_is_no_room_for_it_requests_come_through_the_device() {
+fn without_resources_for_io_uring_requests_use_dev_fuse() {
     if missing(&[PYTHON]) {
         return;
     }
     let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
     let queues =
         possible.trim().rsplit('-').next().and_then(|last| last.parse::<u64>().ok()).unwrap_or(0) + 1;
-    // What one thread needs for memory that answers at once, about: four entries a queue, of a little more than 1 MiB.
+    // The approximate need of one thread for memory that answers at once: four entries a queue, of a little
+    // more than 1 MiB.
     let len = queues * 4 * MIB;
     let (from, to) = ((len - len / 8).to_string(), (len + len / 4).to_string());
     let sandbox = Sandbox::new(Engine::IoUring);
@@ -175,8 +177,8 @@ fn where_there_is_no_room_for_it_requests_come_through_the_device() {
             continue;
         }
         let mut server = sandbox.start(&mut serve, 1);
-        let said = shown(&sandbox);
-        assert!(said.contains("through /dev/fuse (they cannot be taken through io_uring"), "{said}");
+        let printed = shown(&sandbox);
+        assert!(printed.contains("through /dev/fuse (they cannot be taken through io_uring"), "{printed}");
         let file = open(&path);
         file.write_all_at(&[7; 5000], 3).expect("a write");
         let mut back = [0; 5000];
@@ -188,14 +190,16 @@ fn where_there_is_no_room_for_it_requests_come_through_the_device() {
     }
 }
 
-/// Tells how long it took: well under the ten seconds for which a reactor would wait for what the kernel keeps. A busy machine may
-/// take as long for anything, and then it is done again; who waits does so each time.
-fn leaves_nobody_waiting(taken_away: fn() -> Duration) {
-    let times: Vec<Duration> = (0..5).map(|_| taken_away()).take_while(|time| time.as_secs() >= 8).collect();
+/// Checks the time of a removal: well under the ten seconds for which a reactor would wait for the kernel's
+/// entries. A busy machine may exceed that by chance, and then it is repeated; a real wait takes that long
+/// each time.
+fn assert_quick_removal(removal_time: fn() -> Duration) {
+    let times: Vec<Duration> =
+        (0..5).map(|_| removal_time()).take_while(|time| time.as_secs() >= 8).collect();
     assert!(times.len() < 5, "it took {times:?}");
 }
 
-fn what_is_forced_away() -> Duration {
+fn time_of_forced_removal() -> Duration {
     let sandbox = Sandbox::new(Engine::IoUring);
     let path = sandbox.path("disk.raw");
     let export = format!("{},uring=on", path.display());
@@ -203,18 +207,18 @@ fn what_is_forced_away() -> Duration {
     let file = open(&path);
     file.write_all_at(&[1; 4096], 0).expect("a write");
     let start = Instant::now();
-    let said = sandbox.run(&["del", "disk"]).failed();
-    assert!(said.contains("in use"), "{said}");
+    let printed = sandbox.run(&["del", "disk"]).failed();
+    assert!(printed.contains("in use"), "{printed}");
     sandbox.run(&["del", "disk", "--force"]).ok();
     let taken = start.elapsed();
     assert!(file.read_at(&mut [0; 512], 0).is_err(), "who still has it gets errors");
     taken
 }
 
-fn what_is_mounted_elsewhere() -> Duration {
+fn time_of_removal_with_a_copied_mount() -> Duration {
     let sandbox = Sandbox::new(Engine::IoUring);
     let path = sandbox.path("disk.raw");
-    // The process goes on for the other's sake: its end would be told to everyone, too.
+    // The process continues for the other device: its end would notify everyone, too.
     let topology = format!(
         "[device.disk]\nstack = \"ram:4M\"\n[device.other]\nstack = \"ram:4M\"\n\
          [[export]]\ndevice = \"disk\"\nfuse = \"{},uring=on\"\n\
@@ -234,7 +238,7 @@ fn what_is_mounted_elsewhere() -> Duration {
     sandbox.run(&["del", "disk"]).ok();
     let taken = start.elapsed();
     elsewhere.stdin.take().expect("a pipe").write_all(b"go\n").expect("it listens");
-    let status = wait_within(&mut elsewhere, PATIENCE).expect("who has it elsewhere is told");
+    let status = wait_within(&mut elsewhere, PATIENCE).expect("the other user gets an error");
     assert!(status.success(), "and gets an error");
     server.terminate();
     taken
@@ -259,7 +263,7 @@ fn a_file_system_survives_a_killed_server() {
         let failing = until(PATIENCE, || {
             File::create(mount.path().join("later")).and_then(|file| file.sync_all()).is_err().then_some(())
         });
-        assert!(failing.is_some(), "whoever writes is told");
+        assert!(failing.is_some(), "the writer gets no error");
         mount.unmount();
     }
     let disk = Loop::serve(&sandbox, "disk", &stack, &[]);
@@ -269,17 +273,17 @@ fn a_file_system_survives_a_killed_server() {
     disk.check("ext4");
 }
 
-fn without_the_switch_it_says_so() {
+fn without_the_module_parameter_show_reports_dev_fuse() {
     if std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y") {
         return;
     }
     let sandbox = Sandbox::new(Engine::IoUring);
     let export = format!("{},uring=on", sandbox.path("disk.raw").display());
-    let said = sandbox.run(&["serve", "ram:1M", "--fuse", &export]).failed();
-    assert!(said.contains("switched off"), "{said}");
+    let printed = sandbox.run(&["serve", "ram:1M", "--fuse", &export]).failed();
+    assert!(printed.contains("FUSE over io_uring is disabled"), "{printed}");
     let export = sandbox.path("disk.raw").display().to_string();
     let words = ["serve", "ram:1M", "--name", "disk", "--fuse", &export];
     let mut server = sandbox.start(&mut sandbox.blockyard(&words), 1);
-    assert!(shown(&sandbox).contains("io_uring is switched off"), "{}", shown(&sandbox));
+    assert!(shown(&sandbox).contains("FUSE over io_uring is disabled"), "{}", shown(&sandbox));
     server.terminate();
 }

@@ -1,7 +1,7 @@
-//! `blockyard losetup` beside the system's: the same words, the same columns, the same exit statuses.
+//! `blockyard losetup` compared with the system's: equal arguments, columns, exit statuses.
 //!
-//! Loop devices of other programs come and go meanwhile, so what is compared is asked about a file or a device of
-//! the test's own.
+//! Loop devices of other programs appear and disappear meanwhile, so only a file or a device of the test's
+//! own is compared.
 
 use blockyard_tests::server::{Sandbox, missing_root};
 use blockyard_tests::tools::{Outcome, PATIENCE, command, missing, run, skip, until};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
-/// A loop device of the kernel's own, set up by the system's losetup; detached when it is dropped.
+/// A loop device of the kernel's own, created by the system's losetup; detached when dropped.
 struct Kernels(String);
 
 impl Kernels {
@@ -40,7 +40,7 @@ fn both(sandbox: &Sandbox, words: &[&str]) -> (Outcome, Outcome) {
     (theirs, ours)
 }
 
-/// Both print the same, and end the same.
+/// Checks that both print the same, and end with the same status.
 #[track_caller]
 fn assert_same(sandbox: &Sandbox, words: &[&str]) {
     let (theirs, ours) = both(sandbox, words);
@@ -82,18 +82,18 @@ fn the_kernels_own_loop_devices_are_shown_as_losetup_shows_them() {
     std::fs::remove_file(image).unwrap();
     assert_same(&sandbox, &["-l", node]);
     assert_same(&sandbox, &["-c", node]);
-    // What is the kernel's own is detached by the system's losetup.
+    // The kernel's own device is detached by the system's losetup.
     sandbox.run(&["losetup", "-d", node]).ok();
-    // Who looks at it at that moment, as udev does, keeps it until then.
+    // A process that opens it at that moment, as udev does, keeps it until then.
     let backing = format!("/sys/block/{}/loop/backing_file", &node["/dev/".len()..]);
     let is_there = || std::fs::read_to_string(&backing).is_ok_and(|file| file.contains(image));
     until(PATIENCE, || (!is_there()).then_some(())).expect("it is detached");
-    // The number may be somebody else's by now.
+    // The number may belong to another device by now.
     std::mem::forget(device);
 }
 
 #[test]
-fn names_that_a_terminal_would_act_on_are_shown_as_losetup_shows_them() {
+fn names_with_control_characters_are_shown_as_losetup_shows_them() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("od\u{1b}[1md\n\\x20.img", MIB);
     let Some(device) = Kernels::new(&[image.to_str().unwrap()]) else { return };
@@ -103,7 +103,7 @@ fn names_that_a_terminal_would_act_on_are_shown_as_losetup_shows_them() {
         std::fs::rename(&image, named).unwrap();
         assert_same(&sandbox, &["-l", node]);
         assert_same(&sandbox, &["-l", "--raw", node]);
-        // Bytes that are no UTF-8 are none in JSON either, and replaced there.
+        // Invalid UTF-8 is replaced in JSON.
         if named.to_str().is_some() {
             assert_same(&sandbox, &["-l", "-J", node]);
             assert_same(&sandbox, &[node]);
@@ -111,7 +111,7 @@ fn names_that_a_terminal_would_act_on_are_shown_as_losetup_shows_them() {
     }
 }
 
-/// Words of which both make the same, to the letter. `DEV` is a device, `IMG` the file behind it.
+/// Command lines with identical results. `DEV` is a device, `IMG` the file behind it.
 const ALIKE: &str = "
 DEV | -l DEV | --list DEV | -n DEV | -ln DEV | --noheadings -l DEV | --raw DEV | --raw -l DEV | -J DEV | -Jl DEV
 -O NAME DEV | -O NAME,NAME -l DEV | -l -ONAME DEV | -l -O name,ro DEV | -l -O +RO DEV | -l --output=NAME DEV
@@ -135,7 +135,7 @@ DEV absent | absent | loop999999 | -l /dev/loop999999 | -l /dev/null | -d absent
 ";
 
 #[test]
-fn words_of_all_kinds_end_as_they_end_with_losetup() {
+fn command_lines_end_as_with_losetup() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("a disk.img", 8 * MIB);
     let image = image.to_str().unwrap();
@@ -159,9 +159,9 @@ fn words_of_all_kinds_end_as_they_end_with_losetup() {
     }
 }
 
-/// What is refused for the same reason, of which we say more.
+/// Errors with the same reason, about which our message has more detail.
 #[test]
-fn blocks_that_cannot_be_are_refused_as_losetup_refuses_them() {
+fn invalid_block_sizes_are_refused_as_losetup_refuses_them() {
     if missing(&["losetup"]) || missing_root() {
         return;
     }
@@ -170,13 +170,13 @@ fn blocks_that_cannot_be_are_refused_as_losetup_refuses_them() {
     for block in ["1000", "256", "1M", "3K", "5G"] {
         let (theirs, ours) = both(&sandbox, &["-f", "--show", "-b", block, "disk.img"]);
         assert_eq!((ours.status.code(), theirs.status.code()), (Some(1), Some(1)), "{block}: {theirs}");
-        let said = "losetup: disk.img: failed to set up loop device: Invalid argument";
-        assert_eq!(theirs.stderr.trim(), said);
-        assert!(ours.stderr.starts_with(said) && ours.stderr.contains("use 512, 1K"), "{ours}");
+        let printed = "losetup: disk.img: failed to set up loop device: Invalid argument";
+        assert_eq!(theirs.stderr.trim(), printed);
+        assert!(ours.stderr.starts_with(printed) && ours.stderr.contains("use 512, 1K"), "{ours}");
     }
 }
 
-/// A device of ours, detached when it is dropped.
+/// A device of ours, detached when dropped.
 struct Ours<'a>(&'a Sandbox, String);
 
 impl Drop for Ours<'_> {
@@ -186,7 +186,7 @@ impl Drop for Ours<'_> {
 }
 
 #[test]
-fn what_is_set_up_is_what_losetup_sets_up() {
+fn devices_are_set_up_as_losetup_sets_them_up() {
     if missing(&["losetup"]) || missing_root() || !Path::new("/dev/fuse").exists() {
         return;
     }
@@ -207,15 +207,15 @@ fn what_is_set_up_is_what_losetup_sets_up() {
         let (theirs_file, ours_file) = (sandbox.image("theirs.img", len), sandbox.image("ours.img", len));
         let all = [&["--show", "-f"], words].concat();
         let made = run(command(&["losetup"]).args(&all).arg(&theirs_file));
-        let said = made.stderr.clone();
+        let printed = made.stderr.clone();
         let theirs = Kernels(made.ok().trim().to_owned());
         let path = ours_file.to_str().unwrap();
         let made = sandbox.run(&[&["losetup"], &all[..], &[path]].concat());
         let warned = made.stderr.clone();
         let ours = Ours(&sandbox, made.ok().trim().to_owned());
-        // A file that ends before its offset is long to losetup, and nothing to warn of.
+        // losetup gives no warning for a file that ends before its offset.
         if words != ["-o", "1M"] {
-            assert_eq!(warned, said.replace("theirs.img", "ours.img"), "{words:?}");
+            assert_eq!(warned, printed.replace("theirs.img", "ours.img"), "{words:?}");
         }
         let row = |node: &str| {
             let listed = ["losetup", "-l", "--raw", "-n", "-O", COLUMNS, node];
@@ -236,14 +236,14 @@ fn what_is_set_up_is_what_losetup_sets_up() {
 }
 
 #[test]
-fn loop_devices_that_nobody_uses_are_removed() {
+fn unused_loop_devices_are_removed() {
     if missing(&["losetup"]) || missing_root() || !Path::new("/dev/loop-control").exists() {
         return;
     }
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", MIB);
     let Some(busy) = Kernels::new(&[image.to_str().unwrap()]) else { return };
-    // One that no other run of this beside us on the machine has.
+    // A name that no concurrent run uses.
     let name = format!("loop{}", 7000 + std::process::id() % 6000);
     let free = &*format!("/dev/{name}");
     let made = run(&mut command(&["losetup", free, sandbox.image("other.img", MIB).to_str().unwrap()]));
@@ -256,7 +256,7 @@ fn loop_devices_that_nobody_uses_are_removed() {
     let busy_said = format!("losetup: {}: remove failed: Device or resource busy\n", busy.0);
     let wanted = format!("{busy_said}losetup: /dev/null: remove failed: No such device\n");
     let mut why = String::new();
-    // Who looks at it at that moment, as udev does, keeps it until then.
+    // A process that opens it at that moment, as udev does, keeps it until then.
     until(PATIENCE, || {
         why = sandbox.run(&["losetup", "--remove", &busy.0, free, "/dev/null"]).failed_with(1);
         (why == wanted).then_some(())
@@ -268,7 +268,7 @@ fn loop_devices_that_nobody_uses_are_removed() {
 }
 
 #[test]
-fn our_devices_are_shown_by_name_where_they_have_no_node() {
+fn our_devices_without_a_node_are_shown_by_name() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", 2 * MIB);
     let path = image.canonicalize().unwrap();
@@ -305,18 +305,21 @@ fn our_devices_are_changed_and_detached_with_losetups_options() {
     assert!(why.starts_with("losetup: disk: set logical block size failed: "), "{why}");
     let why = sandbox.run(&["losetup", "-d", "disk", "absent"]).failed_with(1);
     assert_eq!(why, "losetup: absent: failed to use device: No such device\n");
-    assert!(server.wait().success(), "one that is not there does not keep the others");
+    assert!(server.wait().success(), "a missing device does not keep the others");
 }
 
 #[test]
-fn a_path_that_is_no_text_is_named_and_refused() {
+fn a_path_that_is_not_utf_8_is_refused() {
     let sandbox = Sandbox::default();
     let word = OsStr::from_bytes(b"\xff\xfe.img");
     let run_with = |words: &[&str]| run(sandbox.blockyard(words).arg(word));
-    let said = run_with(&["losetup", "-f"]).failed_with(1);
-    assert!(said.starts_with("losetup: ") && said.contains(".img: it is not UTF-8 (give"), "{said}");
-    let said = run_with(&["add"]).failed_with(2);
-    assert!(said.starts_with("blockyard: add failed: ") && said.contains(".img: it is not UTF-8"), "{said}");
+    let printed = run_with(&["losetup", "-f"]).failed_with(1);
+    assert!(printed.starts_with("losetup: ") && printed.contains(".img: it is not UTF-8 (give"), "{printed}");
+    let printed = run_with(&["add"]).failed_with(2);
+    assert!(
+        printed.starts_with("blockyard: add failed: ") && printed.contains(".img: it is not UTF-8"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -327,7 +330,7 @@ fn find_names_the_loop_device_that_losetup_would_take() {
     let sandbox = Sandbox::default();
     let (theirs, ours) = both(&sandbox, &["-f"]);
     assert_eq!(ours.status.code(), theirs.status.code(), "{theirs}{ours}");
-    // Others may have taken or left one in between.
+    // Other programs may have used or freed one in between.
     assert_eq!(
         ours.stdout.starts_with("/dev/loop"),
         theirs.stdout.starts_with("/dev/loop"),

@@ -1,8 +1,9 @@
-//! The scenarios of mptest, by its names, on our devices: its load writes at random and verifies what it wrote, while
-//! paths fail and come back, by themselves and by messages.
+//! The scenarios of mptest, by its names, on our devices: its load writes at random and verifies its data,
+//! while paths fail and recover, by themselves and by messages.
 //!
-//! Each takes two seconds; `BLOCKYARD_SOAK_SECONDS` for longer, as `./x soak multipath` has it. mptest takes paths away every
-//! second for half a minute; here they go more often, so that the short run sees some of it.
+//! Each takes two seconds; `BLOCKYARD_SOAK_SECONDS` sets a longer time, as in `./x soak multipath`. mptest
+//! removes paths every second for half a minute; here they fail more often, so that the short run has several
+//! failures.
 
 use blockyard_tests::remote::{serve_as, table_as};
 use blockyard_tests::server::{Sandbox, Server};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_millis(250);
 const IMAGE: u64 = 64 << 20;
-/// How often something happens to the paths at least, however slow the machine is.
+/// The least number of events on the paths, however slow the machine is.
 const CALLS_MIN: usize = 2;
 
 fn seconds() -> u64 {
@@ -24,8 +25,8 @@ fn tell(sandbox: &Sandbox, words: &str) {
     sandbox.run(&all).ok();
 }
 
-/// Two priority groups of two paths each, as mptest makes them; the paths are four connections to one server each, of one
-/// file. Empty where fio is missing.
+/// Two priority groups of two paths each, as in mptest; the paths are four connections to one server each, of
+/// one file. Empty where fio is missing.
 struct Bed {
     sandbox: Sandbox,
     backs: Vec<Server>,
@@ -33,7 +34,7 @@ struct Bed {
     uris: Vec<String>,
 }
 
-/// Two groups of these paths, the first half of them in the first one.
+/// Returns a table with two groups of these paths, the first half of them in the first one.
 fn line(queue_mode: &str, paths: Vec<&str>) -> String {
     let group = |paths: &[&str]| format!("queue-length 0 {} 1 {} 1", paths.len(), paths.join(" 1 "));
     let (first, second) = paths.split_at(paths.len() / 2);
@@ -63,8 +64,8 @@ impl Bed {
         Bed { sandbox, backs, front: Some(front), uris }
     }
 
-    /// mptest's fio job, with `during` called again and again, with the number of the call, until the time is up and that
-    /// was so often as must be. How often it was.
+    /// Runs mptest's fio job and calls `during` repeatedly, with the number of the call, until the time is up
+    /// and the least number of calls is reached. Returns the number of calls.
     fn under_load(&mut self, mut during: impl FnMut(&mut Bed, usize)) -> usize {
         let seconds = seconds();
         let uri = self.front.as_ref().expect("it is up").uri().to_owned();
@@ -99,7 +100,7 @@ impl Bed {
         self.sandbox.run(&["status", "m"]).ok()
     }
 
-    /// Another table in the place of the one there is.
+    /// Replaces the table.
     fn swap(&self, line: &str, noflush: bool) {
         let table = self.sandbox.text("next.table", line);
         self.sandbox.run(&["table", "m", "--load", &table.to_string_lossy()]).ok();
@@ -109,7 +110,7 @@ impl Bed {
         self.sandbox.run(&["resume", "m"]).ok();
     }
 
-    /// What ends each of mptest's tests: an error table, without a flush, and the device is gone.
+    /// Ends the device like each of mptest's tests: an error table, without a flush, then removal.
     fn tear_down(mut self) {
         self.swap(&format!("0 {} error", IMAGE / 512), true);
         self.sandbox.run(&["del", "m"]).ok();
@@ -131,7 +132,8 @@ fn test_00_no_failure() {
     }
 }
 
-/// Paths go away, one after the other, and come back: servers that are stopped for good, and new ones in their place.
+/// Paths become unreachable, one after the other, and return: servers that are stopped for good, and new ones
+/// in their place.
 #[test]
 fn test_01_sdev_offline() {
     if missing(&["fio"]) {
@@ -152,8 +154,9 @@ fn test_01_sdev_offline() {
     bed.tear_down();
 }
 
-/// Paths are deleted for good and others are found: a server ends with its socket, the table that comes does without it,
-/// and the next one has a server at another place, as multipathd reloads tables when a disk goes and when one is there.
+/// Paths are deleted for good and others are added: a server ends with its socket, the next table omits it,
+/// and the table after that has a server at another address, as multipathd reloads tables when a disk is
+/// removed and added.
 #[test]
 fn test_02_sdev_delete() {
     if missing(&["fio"]) {
@@ -180,7 +183,7 @@ fn test_02_sdev_delete() {
     bed.tear_down();
 }
 
-/// All paths of the device fail at once and are put into use again: what was sent meanwhile waits.
+/// All paths of the device fail at once and are reinstated: requests sent meanwhile wait.
 #[test]
 fn test_03_dm_failpath() {
     if missing(&["fio"]) {
@@ -216,7 +219,7 @@ fn test_04_dm_switchpg() {
     bed.tear_down();
 }
 
-/// The same table again and again under the load, and each of the paths alone.
+/// Loads the same table repeatedly under the load, and each of the paths alone.
 #[test]
 fn tables_are_swapped_under_load() {
     if missing(&["fio"]) {

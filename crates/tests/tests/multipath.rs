@@ -1,6 +1,7 @@
-//! Multipath with the real binary: paths that fail, are told to, go away and come back, over two real servers.
+//! Multipath with the real binary: paths that fail, are failed by messages, become unreachable and return,
+//! over two real servers.
 //!
-//! What must hold: no error that another path could have kept from the user, no wrong byte, an end to every wait.
+//! Required: no error that another path could have avoided, no wrong byte, an end to every wait.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::{Foreign, fio, serve_as, table_as};
@@ -21,7 +22,7 @@ fn tell(sandbox: &Sandbox, words: &str) {
     sandbox.run(&all).ok();
 }
 
-/// Whether the status says, in the end, that so many paths work.
+/// Waits until the status has this number of working paths; returns whether it did.
 fn settles_at(sandbox: &Sandbox, working: usize) -> bool {
     until(PATIENCE, || (status(sandbox).matches(" A ").count() == working + 1).then_some(())).is_some()
 }
@@ -43,7 +44,7 @@ fn status_and_messages_are_the_kernels() {
         status(&sandbox),
         "0 2048 multipath 2 0 0 0 2 1 A 0 2 1 a F 1 0 ram:1M A 0 0 E 0 1 1 zero:1M A 0 0 "
     );
-    server.said(" warning: m: a path failed; 2 work, path a: the message fail_path asked for it\n");
+    server.await_log(" warning: m: a path failed; 2 work, path a: failed by a fail_path message\n");
     tell(&sandbox, "disable_group 1");
     peer.read(0, 512).unwrap();
     assert!(status(&sandbox).contains(" 2 2 D 0 2 1 ") && status(&sandbox).contains(" A 0 1 1 zero:1M"));
@@ -56,11 +57,17 @@ fn status_and_messages_are_the_kernels() {
         sandbox.run(&["table", "m"]).ok(),
         "0 2048 multipath 0 0 2 1 queue-length 0 2 1 a 1 ram:1M 1 queue-length 0 1 1 zero:1M 1 \n"
     );
-    for words in ["fail_path 8:99", "switch_group 3", "dance"] {
+    for (words, why) in [
+        ("fail_path 8:99", "Invalid argument"),
+        ("fail_path nope", "there is no device \"nope\" in the table (devices: "),
+        ("switch_group 3", "Invalid argument"),
+        ("dance", "unknown message \"dance\" (messages: queue_if_no_path, "),
+        ("fail_pth a", "unknown message \"fail_pth\" (did you mean fail_path? messages: "),
+    ] {
         let mut all = vec!["message", "m", "0"];
         all.extend(words.split(' '));
         let refused = sandbox.run(&all).failed_with(1);
-        assert!(refused.contains(&format!("{words}: Invalid argument")), "{refused}");
+        assert!(refused.contains(&format!("{words}: {why}")), "{refused}");
     }
     sandbox.run(&["suspend", "m", "--noflush"]).ok();
     let refused = sandbox.run(&["message", "m", "0", "fail_if_no_path"]).failed_with(1);
@@ -90,17 +97,17 @@ fn uris(sandbox: &Sandbox) -> [String; 2] {
     ]
 }
 
-/// No request may take longer while one server or the other is killed, in a long run on a machine of its own. Nothing waits for
-/// time to pass when a server dies: its requests go to the other one at once. With both away they wait for the checker, a
-/// second at most here, and for the processor.
+/// Limit for any request while one server or the other is killed, in a long run on a machine of its own.
+/// Nothing waits for time to pass when a server dies: its requests go to the other one at once. With both
+/// unreachable they wait for the checker, a second at most here, and for the processor.
 const STALL_MAX: Duration = Duration::from_secs(10);
-/// The same beside other tests, which have the processor meanwhile: what is stuck does not end at all.
+/// The limit beside other tests, which use the processor meanwhile: a stuck request does not end at all.
 const STALL_MAX_BUSY: Duration = Duration::from_secs(60);
 
-/// What the slowest request took, by fio's report of all its jobs.
+/// Returns the time of the slowest request, from fio's report of all its jobs.
 fn longest(report: &std::path::Path) -> Duration {
     let text = std::fs::read_to_string(report).expect("fio wrote a report");
-    // It may say something before it begins.
+    // fio may print other text before it.
     let json: serde_json::Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).expect("JSON");
     let jobs = json["jobs"].as_array().expect("jobs");
     let times = jobs.iter().flat_map(|job| ["read", "write"].map(|op| job[op]["lat_ns"]["max"].as_u64()));
@@ -108,10 +115,10 @@ fn longest(report: &std::path::Path) -> Duration {
     Duration::from_nanos(longest)
 }
 
-/// Two servers are killed with SIGKILL and started again in turn, under a load that verifies. The length is that of
-/// `BLOCKYARD_SOAK_SECONDS` for `./x soak multipath`.
+/// Two servers are killed with SIGKILL and restarted in turn, under a load that verifies.
+/// `BLOCKYARD_SOAK_SECONDS` sets the length, for `./x soak multipath`.
 #[test]
-fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
+fn two_servers_killed_in_turn_cause_no_error_and_no_loss() {
     if missing(&["fio", "nbdkit"]) {
         return;
     }
@@ -140,12 +147,12 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
                 rustix::process::Pid::from_raw(server.pid() as i32).expect("a process"),
                 rustix::process::Signal::KILL,
             )
-            .expect("it is there"),
+            .expect("it exists"),
         }
         std::thread::sleep(Duration::from_millis(100));
         paths[which] = start(&sandbox, which == 1, &image);
         kills += 1;
-        // The other path is there, or will be; the next kill waits for both.
+        // The other path works, or will; the next kill waits for both.
         assert!(settles_at(&sandbox, 2), "a path did not come back: {}\n{}", status(&sandbox), server.log());
     }
     let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
@@ -154,12 +161,12 @@ fn two_servers_killed_in_turn_cost_no_error_and_no_byte() {
     let stall = longest(&report);
     println!("{kills} kills in {seconds} s, no error; the slowest request took {stall:?}");
     assert!(stall < stall_max, "a request took {stall:?}");
-    server.said(": a request failed: its connection was lost\n");
-    server.said("a path is back");
+    server.await_log(": a request failed: its connection was lost\n");
+    server.await_log("a path is back");
 }
 
 #[test]
-fn a_path_that_is_away_keeps_nobody_from_attaching() {
+fn an_unreachable_path_does_not_prevent_attaching() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", 4 * MIB).to_string_lossy().into_owned();
     let _one = start(&sandbox, false, &image);
@@ -168,9 +175,9 @@ fn a_path_that_is_away_keeps_nobody_from_attaching() {
     let line = format!("0 8192 multipath 0 0 1 1 round-robin 0 2 1 {two} 1 {one} 1");
     let server = table_as(&sandbox, "m", &line, &["--multipath", "checker=50ms,checker_max=200ms"]);
     assert!(status(&sandbox).contains(&format!("{two} F 1 ")), "{}", status(&sandbox));
-    server.said(": it was unreachable when the table was loaded\n");
+    server.await_log(": unreachable when the table was loaded\n");
     let mut peer = Peer::connect(&server.socket(), "m");
-    peer.write(0, &[5; 4096], CommandFlags::NONE).unwrap();
+    peer.write(0, &[5; 4096], CommandFlags::empty()).unwrap();
     let _late = serve_as(&sandbox, "late", &format!("file:{image},share"), &[]);
     assert!(settles_at(&sandbox, 2), "{}", status(&sandbox));
     for _ in 0..8 {
@@ -180,7 +187,7 @@ fn a_path_that_is_away_keeps_nobody_from_attaching() {
 }
 
 #[test]
-fn without_a_path_requests_fail_or_wait_as_they_were_told() {
+fn without_a_path_requests_fail_or_wait_as_configured() {
     let sandbox = Sandbox::default();
     sandbox.image("a", MIB);
     let line = "0 2048 multipath 0 0 1 1 round-robin 0 2 0 a ram:1M";
@@ -190,12 +197,12 @@ fn without_a_path_requests_fail_or_wait_as_they_were_told() {
     tell(&sandbox, "fail_path ram:1M");
     assert_eq!(peer.read(0, 512), Err(NbdError::Io));
     tell(&sandbox, "queue_if_no_path");
-    // What a message took out of use no check puts back; the limit on waiting ends it.
+    // A check does not reinstate a path that a message failed; the limit on waiting ends it.
     let start = Instant::now();
     assert_eq!(peer.read(0, 512), Err(NbdError::Io));
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(950), "{took:?}");
-    // A path that comes back within that time is what was waited for. Where the processor is busy a second is over soon: then
+    // A path that returns within that time ends the wait. On a busy processor a second is over soon: then
     // once more.
     let waited = until(PATIENCE, || {
         tell(&sandbox, "fail_path a");
@@ -213,12 +220,12 @@ fn without_a_path_requests_fail_or_wait_as_they_were_told() {
 }
 
 #[test]
-fn failback_goes_to_the_first_group_and_not_without_being_asked() {
+fn failback_returns_to_the_first_group_only_if_configured() {
     let sandbox = Sandbox::default();
     let line = "0 2048 multipath 0 0 2 1 round-robin 0 1 0 ram:1M round-robin 0 1 0 zero:1M";
     let server = table_as(&sandbox, "m", line, &["--multipath", "failback=immediate"]);
     let mut peer = Peer::connect(&server.socket(), "m");
-    peer.write(0, &[9; 512], CommandFlags::NONE).unwrap();
+    peer.write(0, &[9; 512], CommandFlags::empty()).unwrap();
     tell(&sandbox, "fail_path ram:1M");
     assert_eq!(peer.read(0, 512).unwrap(), [0; 512], "the other group's path");
     tell(&sandbox, "reinstate_path ram:1M");
@@ -227,9 +234,9 @@ fn failback_goes_to_the_first_group_and_not_without_being_asked() {
     peer.disconnect();
 }
 
-/// What mptest does at its end: an error table, without flush, and the device goes.
+/// mptest's end: an error table, without flush, and removal of the device.
 #[test]
-fn an_error_table_in_its_place_ends_what_waits_for_a_path() {
+fn an_error_table_fails_requests_that_wait_for_a_path() {
     let sandbox = Sandbox::default();
     sandbox.image("a", MIB);
     let line = "0 2048 multipath 1 queue_if_no_path 0 1 1 round-robin 0 1 0 a";
@@ -255,7 +262,7 @@ fn an_error_table_in_its_place_ends_what_waits_for_a_path() {
 
 /// MP-11: queues and depth are the process's.
 #[test]
-fn mp_11_queues_and_depth_are_as_many_as_were_asked_for() {
+fn mp_11_queues_and_depth_are_as_configured() {
     let sandbox = Sandbox::default();
     let line = "0 2048 multipath 2 queue_mode mq 0 1 1 round-robin 0 1 0 zero:1M";
     let server = table_as(&sandbox, "m", line, &["--queues", "3", "--depth", "2048"]);
@@ -266,8 +273,8 @@ fn mp_11_queues_and_depth_are_as_many_as_were_asked_for() {
     peers.into_iter().for_each(Peer::disconnect);
 }
 
-/// MP-10: a path may be longer than the device, of which the kernel then passes no ioctl on; here there are none. A shorter
-/// one is refused.
+/// MP-10: a path may be longer than the device, for which the kernel then passes no ioctl on; here there are
+/// none. A shorter one is refused.
 #[test]
 fn mp_10_a_path_may_be_longer_than_the_device_and_not_shorter() {
     let sandbox = Sandbox::default();
@@ -281,9 +288,9 @@ fn mp_10_a_path_may_be_longer_than_the_device_and_not_shorter() {
     assert!(refused.contains("too small for target: start=0, len=4096, dev_size=2048"), "{refused}");
 }
 
-/// A program that activates paths: it keeps a record of what it was called with and by which process, waits for the file `go`, and
-/// fails for a path whose group there is a file `bad` for. It is written by another process: a file that one here could have
-/// open for writing cannot be run.
+/// Creates a program that activates paths: it records its arguments and its process, waits for the file `go`,
+/// and fails for a group with a file `bad`. Another process writes it: a file that this one could have open
+/// for writing cannot be executed.
 fn activator(sandbox: &Sandbox) -> String {
     let program = sandbox.path("activate").to_string_lossy().into_owned();
     let script = "#!/bin/sh\ncd \"${0%/*}\"\necho \"$$ $1 $2 $3\" >> called\n\
@@ -294,7 +301,7 @@ fn activator(sandbox: &Sandbox) -> String {
     program
 }
 
-/// Each call of the program so far: the process, and what it was called with.
+/// Returns each call of the program so far: the process, and its arguments.
 fn calls(sandbox: &Sandbox) -> Vec<(u32, String)> {
     let text = std::fs::read_to_string(sandbox.path("called")).unwrap_or_default();
     let call = |line: &str| line.split_once(' ').map(|(pid, words)| (pid.parse().unwrap(), words.to_owned()));
@@ -316,7 +323,7 @@ fn reader(server: &Server) -> std::thread::JoinHandle<Result<Vec<u8>, NbdError>>
     })
 }
 
-/// MP-6: a program activates the paths of a group when that comes into use, and requests wait for it.
+/// MP-6: a program activates the paths of a group when that is selected, and requests wait for it.
 #[test]
 fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
     let sandbox = Sandbox::default();
@@ -340,9 +347,9 @@ fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
     assert_eq!(first.join().unwrap().unwrap(), [0; 512]);
     assert!(status(&sandbox).starts_with("0 2048 multipath 2 0 1 0 2 1 A "), "{}", status(&sandbox));
     let mut peer = Peer::connect(&server.socket(), "m");
-    peer.write(0, &[9; 512], CommandFlags::NONE).unwrap();
+    peer.write(0, &[9; 512], CommandFlags::empty()).unwrap();
 
-    // What fails for one group leads to the other, whose paths are activated again.
+    // A failure in one group leads to the other, whose paths are activated again.
     sandbox.text("bad2", "");
     tell(&sandbox, "switch_group 2");
     assert_eq!(peer.read(0, 512).unwrap(), [9; 512]);
@@ -350,7 +357,7 @@ fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
     assert!(status(&sandbox).contains("zero:1M F 1 "), "{}", status(&sandbox));
     peer.disconnect();
 
-    // Another table does not wait for it, and leaves no program behind.
+    // Loading another table does not wait for it, and leaves no program behind.
     std::fs::remove_file(sandbox.path("go")).unwrap();
     tell(&sandbox, "reinstate_path zero:1M");
     tell(&sandbox, "switch_group 2");
@@ -363,6 +370,6 @@ fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
     sandbox.run(&["resume", "m"]).ok();
     assert_eq!(held.join().unwrap(), Err(NbdError::Io));
     assert!(until(PATIENCE, || (!is_alive(pid)).then_some(())).is_some(), "it is ended with its table");
-    server.said("a path is not activated: ");
-    server.said("exit status: 3");
+    server.await_log("a path is not activated: ");
+    server.await_log("exit status: 3");
 }

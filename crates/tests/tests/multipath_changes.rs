@@ -1,7 +1,7 @@
-//! A multipath device over two healthy servers that is suspended, resumed and changed under load, with `reconnect=0`: the
-//! default of a path, with which a request fails as soon as its connection is lost.
+//! A multipath device over two healthy servers that is suspended, resumed and changed under load, with
+//! `reconnect=0`: the default of a path, with which a request fails as soon as its connection is lost.
 //!
-//! What must hold: no request fails, no path fails, no connection counts as lost, and the final flush succeeds.
+//! Required: no request fails, no path fails, no connection counts as lost, and the final flush succeeds.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
@@ -10,23 +10,23 @@ use blockyard_tests::server::{Engine, Sandbox, Server};
 use blockyard_tests::tools::{PATIENCE, missing, wait_within};
 use proto::nbd::CommandFlags;
 
-on_both_engines!(suspensions_fail_nothing, changes_fail_nothing);
+on_both_engines!(suspensions_fail_no_request, changes_fail_no_request);
 
 const MIB: u64 = 1 << 20;
 
-/// Two servers of one image, and a multipath device over both, which no message told to wait for a path.
+/// Returns two servers of one image, and a multipath device over both without `queue_if_no_path`.
 fn paths(sandbox: &Sandbox) -> ([Server; 2], Server, String) {
     let image = sandbox.image("image", 64 * MIB).to_string_lossy().into_owned();
     let stack = format!("file:{image},share");
     let servers = ["one", "two"].map(|name| serve_as(sandbox, name, &stack, &[]));
     let [one, two] = servers.each_ref().map(|server| format!("nbd:{}", server.uri()));
-    // Shorter than the image: a table that is loaded may be longer.
+    // Shorter than the image: the next table may be longer.
     let line = format!("0 98304 multipath 0 0 1 1 round-robin 0 2 1 {one} 1 {two} 1");
     let device = table_as(sandbox, "m", &line, &["--queues", "2", "--multipath", "checker=off"]);
     (servers, device, line)
 }
 
-/// Runs `cycle` again and again while fio writes and verifies, then ends the device: nothing may have failed.
+/// Runs `cycle` repeatedly while fio writes and verifies, then ends the device: nothing may have failed.
 #[track_caller]
 fn under_load(sandbox: &Sandbox, mut device: Server, cycles_min: u32, cycle: impl Fn(u32)) {
     let mut load = fio(&device, "--size=8M --bs=512-16k --iodepth=8 --numjobs=2 --offset_increment=32M");
@@ -48,7 +48,7 @@ fn under_load(sandbox: &Sandbox, mut device: Server, cycles_min: u32, cycle: imp
     }
 }
 
-fn suspensions_fail_nothing(engine: Engine) {
+fn suspensions_fail_no_request(engine: Engine) {
     if missing(&["fio"]) {
         return;
     }
@@ -61,7 +61,7 @@ fn suspensions_fail_nothing(engine: Engine) {
     });
 }
 
-fn changes_fail_nothing(engine: Engine) {
+fn changes_fail_no_request(engine: Engine) {
     if missing(&["fio"]) {
         return;
     }
@@ -83,9 +83,9 @@ fn changes_fail_nothing(engine: Engine) {
     });
 }
 
-/// A server that takes one connection, whose only place a suspension must neither lose nor ask for twice.
+/// A server with a single connection, whose place a suspension must neither lose nor request twice.
 #[test]
-fn a_server_of_one_connection_survives_suspensions() {
+fn a_single_connection_server_survives_suspensions() {
     if missing(&["nbdkit"]) {
         return;
     }
@@ -98,7 +98,7 @@ fn a_server_of_one_connection_survives_suspensions() {
     let mut device = over(&sandbox, &format!("{},reconnect=0", back.uri("")), &[]);
     let mut peer = Peer::connect(&device.socket(), "front");
     for cycle in 0..10u8 {
-        peer.write(0, &[cycle; 4096], CommandFlags::NONE).unwrap();
+        peer.write(0, &[cycle; 4096], CommandFlags::empty()).unwrap();
         let flush =
             if cycle % 2 == 0 { &["suspend", "front"][..] } else { &["suspend", "front", "--noflush"][..] };
         sandbox.run(flush).ok();

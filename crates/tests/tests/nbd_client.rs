@@ -1,7 +1,7 @@
 //! `nbd:` devices over real servers: our own, nbdkit and qemu-nbd, on Unix sockets and TCP.
 //!
-//! What is written through such a device is looked at behind the server, and what it is said to be is compared with
-//! what the server says of itself.
+//! Data written through such a device is checked behind the server, and its properties are compared with the
+//! server's.
 
 use blockyard_tests::certificates::certificates;
 use blockyard_tests::on_both_engines;
@@ -18,14 +18,14 @@ on_both_engines!(
     fio_verifies_over_our_own_server,
     fio_verifies_over_nbdkit,
     fio_verifies_over_qemu_nbd_which_takes_one_connection,
-    large_and_odd_requests_come_back_as_they_went,
-    tls_carries_the_same_bytes_and_ends_with_its_server,
+    large_and_unaligned_requests_return_the_written_data,
+    tls_transfers_unchanged_bytes_and_ends_with_its_server,
 );
 
-fn told(server: &blockyard_tests::server::Server) -> Value {
+fn reported(server: &blockyard_tests::server::Server) -> Value {
     let text = run(&mut command(&["nbdinfo", "--json", server.uri()])).ok();
-    let told: Value = serde_json::from_str(&text).unwrap();
-    told["exports"][0].clone()
+    let reported: Value = serde_json::from_str(&text).unwrap();
+    reported["exports"][0].clone()
 }
 
 fn fio_verifies_over_our_own_server(engine: Engine) {
@@ -66,18 +66,18 @@ fn fio_verifies_over_qemu_nbd_which_takes_one_connection(engine: Engine) {
     );
 }
 
-fn large_and_odd_requests_come_back_as_they_went(engine: Engine) {
+fn large_and_unaligned_requests_return_the_written_data(engine: Engine) {
     let sandbox = Sandbox::new(engine);
     let back = serve_as(&sandbox, "back", "ram:128M", &[]);
     let front = over(&sandbox, back.uri(), &[]);
     let mut peer = Peer::connect(&front.socket(), "front");
     for (offset, len) in [(0, 1), (3, 511), (4095, 2), (777, 100_000), (12_345, 3 << 20), (1, 20 << 20)] {
         let data = noise(offset + len as u64, len);
-        peer.write(offset, &data, CommandFlags::NONE).unwrap();
+        peer.write(offset, &data, CommandFlags::empty()).unwrap();
         assert!(peer.read(offset, len as u64).unwrap() == data, "{len} bytes at {offset}");
     }
     peer.flush().unwrap();
-    peer.zero(MIB, 2 * MIB, CommandFlags::NONE).unwrap();
+    peer.zero(MIB, 2 * MIB, CommandFlags::empty()).unwrap();
     peer.trim(8 * MIB, MIB).unwrap();
     let mut behind = Peer::connect(&back.socket(), "back");
     assert!(behind.read(MIB, 2 << 20).unwrap().iter().all(|&byte| byte == 0));
@@ -86,7 +86,7 @@ fn large_and_odd_requests_come_back_as_they_went(engine: Engine) {
 }
 
 #[test]
-fn what_a_device_is_comes_from_its_server() {
+fn a_devices_properties_are_its_servers() {
     if missing(&["nbdkit", "nbdinfo"]) {
         return;
     }
@@ -95,12 +95,12 @@ fn what_a_device_is_comes_from_its_server() {
     let options = ["blocksize-minimum=4096", "blocksize-preferred=64k", "blocksize-maximum=1M"];
     let back = Foreign::nbdkit(&sandbox, &[&policy[..], &options].concat());
     let front = over(&sandbox, &back.uri("disk"), &[]);
-    let export = told(&front);
+    let export = reported(&front);
     assert_eq!(export["block_size_minimum"], 4096, "{export}");
     assert_eq!(export["block_size_preferred"], 65536, "{export}");
     let shown: Value = serde_json::from_str(&sandbox.run(&["show", "front", "--json"]).ok()).unwrap();
     assert_eq!(shown["limits"]["max_sectors"], 2048, "{shown}");
-    // A larger request than the server takes goes out in parts.
+    // A request beyond the server's maximum is split.
     let mut peer = Peer::connect(&front.socket(), "front");
     let data = noise(5, 5 << 20);
     peer.write(4096, &data, CommandFlags::FUA).unwrap();
@@ -116,7 +116,7 @@ fn a_read_only_export_is_a_read_only_device() {
     let sandbox = Sandbox::default();
     let back = Foreign::nbdkit(&sandbox, &["-r", "pattern", "1M"]);
     let front = over(&sandbox, &back.uri("disk"), &[]);
-    let export = told(&front);
+    let export = reported(&front);
     assert_eq!(export["is_read_only"], true, "{export}");
     let mut peer = Peer::connect(&front.socket(), "front");
     let bytes = peer.read(65536, 16).unwrap();
@@ -125,7 +125,7 @@ fn a_read_only_export_is_a_read_only_device() {
 }
 
 #[test]
-fn holes_are_told_of_through_the_device() {
+fn holes_are_reported_through_the_device() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("image", 4 * MIB);
     let file = std::fs::File::options().write(true).open(&image).unwrap();
@@ -153,24 +153,24 @@ fn errors_of_the_server_reach_the_client() {
     let mut peer = Peer::connect(&front.socket(), "front");
     for _ in 0..3 {
         assert_eq!(peer.read(0, 4096), Err(NbdError::Io));
-        assert_eq!(peer.write(0, &[1; 4096], CommandFlags::NONE), Err(NbdError::NoSpace));
+        assert_eq!(peer.write(0, &[1; 4096], CommandFlags::empty()), Err(NbdError::NoSpace));
     }
     peer.disconnect();
 }
 
 #[test]
-fn a_server_that_is_not_there_is_said_at_once() {
+fn a_missing_server_is_reported_at_once() {
     let sandbox = Sandbox::default();
     let stack = format!("nbd:nbd+unix:///disk?socket={}", sandbox.path("none.sock").display());
-    let said = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
-    assert!(said.contains("none.sock") && said.contains("(does the server run?)"), "{said}");
+    let printed = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+    assert!(printed.contains("none.sock") && printed.contains("(does the server run?)"), "{printed}");
     let back = serve_as(&sandbox, "back", "ram:1M", &[]);
     let stack = format!("nbd:{}", back.uri().replace("/back?", "/other?"));
-    let said = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
-    assert!(said.contains("refused"), "{said}");
+    let printed = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
+    assert!(printed.contains("refused"), "{printed}");
 }
 
-fn tls_carries_the_same_bytes_and_ends_with_its_server(engine: Engine) {
+fn tls_transfers_unchanged_bytes_and_ends_with_its_server(engine: Engine) {
     if missing(&["openssl", "fio"]) {
         return;
     }
@@ -187,7 +187,7 @@ fn tls_carries_the_same_bytes_and_ends_with_its_server(engine: Engine) {
     fio_verify(&front, "--size=16M --bs=512-512k --iodepth=8");
     let shown = sandbox.run(&["show", "front"]).ok();
     assert!(shown.lines().any(|line| line.starts_with("tls ") && line.ends_with("yes")), "{shown}");
-    // The relay goes with the connection, and there is another with the next one.
+    // The relay ends with the connection, and the next connection has another one.
     let mut peer = Peer::connect(&front.socket(), "front");
     peer.write(0, &[7; 65536], CommandFlags::FUA).unwrap();
     back.kill();
@@ -202,7 +202,7 @@ fn tls_carries_the_same_bytes_and_ends_with_its_server(engine: Engine) {
 }
 
 #[test]
-fn tls_is_refused_where_it_cannot_be_trusted() {
+fn tls_with_an_untrusted_certificate_is_refused() {
     if missing(&["openssl"]) {
         return;
     }
@@ -211,17 +211,17 @@ fn tls_is_refused_where_it_cannot_be_trusted() {
     let tls = ["--tls", "on", "--tls-certificates", &folder.to_string_lossy()];
     let back = serve_as(&sandbox, "back", "ram:1M", &tls);
     let plain = serve_as(&sandbox, "plain", "ram:1M", &[]);
-    let fails = |uri: &str, with: &str, said: &str| {
+    let fails = |uri: &str, with: &str, printed: &str| {
         let stack = format!("nbd:{}{with}", uri.replacen("nbd+", "nbds+", 1));
         let error = sandbox.run(&["serve", &stack, "--nbd", "tcp:127.0.0.1:0"]).failed_with(1);
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(printed), "{error}");
     };
     let (ours, theirs) = (folder.display(), other.display());
     fails(back.uri(), "", "TLS needs a directory with ca-cert.pem");
     fails(back.uri(), &format!("&tls-certificates={theirs}"), "invalid peer certificate");
     fails(back.uri(), &format!("&tls-certificates={ours}&tls-hostname=example.org"), "not valid for name");
     fails(back.uri(), "&tls-certificates=/nowhere", "/nowhere/ca-cert.pem");
-    fails(back.uri(), &format!("&tls-certificates={ours}&tls-verify-peer=false"), "is not offered");
+    fails(back.uri(), &format!("&tls-certificates={ours}&tls-verify-peer=false"), "is not supported");
     fails(plain.uri(), &format!("&tls-certificates={ours}"), "does not offer TLS");
 }
 
@@ -235,7 +235,7 @@ fn tcp_works_as_well_as_unix_sockets() {
     let front = over(&sandbox, back.uri(), &[]);
     let mut peer = Peer::connect(&front.socket(), "front");
     let data = noise(1, 1 << 20);
-    peer.write(4096, &data, CommandFlags::NONE).unwrap();
+    peer.write(4096, &data, CommandFlags::empty()).unwrap();
     assert!(peer.read(4096, 1 << 20).unwrap() == data);
     peer.disconnect();
 }

@@ -1,5 +1,5 @@
-//! Copy-on-write overlays: what was written is there again after a restart, a kill and a flush, the origin is
-//! never touched, and an overlay is put over nothing but its own origin.
+//! Copy-on-write overlays: written data survives a restart, a kill and a flush, the origin is never written,
+//! and an overlay is refused over any other origin.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server, noise};
@@ -27,12 +27,12 @@ fn serve(sandbox: &Sandbox, origin: &Path, overlay: &Path, options: &str) -> (Se
 fn refused(sandbox: &Sandbox, origin: &Path, overlay: &Path, options: &str, words: &str) {
     let arguments =
         ["serve", &stack(origin), "--layer", &layer(overlay, options), "--nbd", "unix:other.sock"];
-    let said = sandbox.run(&arguments).failed_with(1);
-    assert!(said.contains(words), "no \"{words}\" in: {said}");
+    let printed = sandbox.run(&arguments).failed_with(1);
+    assert!(printed.contains(words), "no \"{words}\" in: {printed}");
 }
 
 #[test]
-fn writes_go_to_the_overlay_and_are_there_after_a_restart() {
+fn writes_go_to_the_overlay_and_survive_a_restart() {
     let sandbox = Sandbox::default();
     let origin = sandbox.noise("origin.img", LEN);
     let before = std::fs::read(&origin).expect("an origin");
@@ -43,7 +43,7 @@ fn writes_go_to_the_overlay_and_are_there_after_a_restart() {
         let (mut server, mut peer) = serve(&sandbox, &origin, &overlay, ",create,chunk=64K");
         for (number, (at, len)) in writes.into_iter().enumerate() {
             let data = noise(number as u64, len);
-            peer.write(at as u64, &data, CommandFlags::NONE).expect("a write");
+            peer.write(at as u64, &data, CommandFlags::empty()).expect("a write");
             model[at..at + len].copy_from_slice(&data);
         }
         assert!(peer.read(0, LEN as u64).expect("a read") == model);
@@ -56,7 +56,7 @@ fn writes_go_to_the_overlay_and_are_there_after_a_restart() {
 }
 
 #[test]
-fn a_server_that_is_killed_loses_nothing_it_has_acknowledged() {
+fn a_killed_server_loses_no_acknowledged_write() {
     let sandbox = Sandbox::default();
     let origin = sandbox.noise("origin.img", LEN);
     let mut model = std::fs::read(&origin).expect("an origin");
@@ -67,7 +67,7 @@ fn a_server_that_is_killed_loses_nothing_it_has_acknowledged() {
         for number in 0..20u64 {
             let at = ((round * 20 + number) * 7919 % 8000 * 512) as usize;
             let data = noise(round * 100 + number, 1024);
-            peer.write(at as u64, &data, CommandFlags::NONE).expect("a write");
+            peer.write(at as u64, &data, CommandFlags::empty()).expect("a write");
             model[at..at + 1024].copy_from_slice(&data);
         }
         if round == 1 {
@@ -80,12 +80,12 @@ fn a_server_that_is_killed_loses_nothing_it_has_acknowledged() {
 }
 
 #[test]
-fn two_overlays_share_an_origin_and_one_overlay_serves_once() {
+fn two_overlays_share_an_origin_and_an_overlay_has_one_server() {
     let sandbox = Sandbox::default();
     let origin = sandbox.noise("origin.img", LEN);
     let (one, other) = (sandbox.path("one.img"), sandbox.path("other.img"));
     let (_first, mut peer) = serve(&sandbox, &origin, &one, ",create");
-    peer.write(0, &[1; 4096], CommandFlags::NONE).expect("a write");
+    peer.write(0, &[1; 4096], CommandFlags::empty()).expect("a write");
     refused(&sandbox, &origin, &one, "", "in use");
     let socket = sandbox.path("other.sock");
     let nbd = format!("unix:{}", socket.display());
@@ -94,7 +94,7 @@ fn two_overlays_share_an_origin_and_one_overlay_serves_once() {
         sandbox.blockyard(&["serve", &words[0], "--layer", &words[1], "--name", "o", "--nbd", &nbd]);
     let _second = sandbox.start(&mut command, 1);
     let mut second = Peer::connect(&socket, "o");
-    second.write(0, &[2; 4096], CommandFlags::NONE).expect("a write");
+    second.write(0, &[2; 4096], CommandFlags::empty()).expect("a write");
     assert_eq!(peer.read(0, 4096).expect("a read"), [1; 4096]);
     assert_eq!(second.read(0, 4096).expect("a read"), [2; 4096]);
 }
@@ -119,8 +119,8 @@ fn an_overlay_is_refused_over_anything_but_its_origin() {
     refused(&sandbox, &origin, &sandbox.image("empty.img", 0), "", "is not an overlay");
     let made = format!("file:{},size=4M,create", sandbox.path("new.img").display());
     let layer = layer(&overlay, "");
-    let said = sandbox.run(&["serve", &made, "--layer", &layer, "--nbd", "unix:s"]).failed_with(1);
-    assert!(said.contains("only read"), "{said}");
+    let printed = sandbox.run(&["serve", &made, "--layer", &layer, "--nbd", "unix:s"]).failed_with(1);
+    assert!(printed.contains("only read"), "{printed}");
 }
 
 #[test]
@@ -146,16 +146,16 @@ fn a_damaged_header_is_replaced_by_its_copy_and_two_are_refused() {
 }
 
 #[test]
-fn zeroes_and_discards_cover_the_origin_and_give_space_back() {
+fn zeroes_and_discards_cover_the_origin_and_free_space() {
     let sandbox = Sandbox::default();
     let origin = sandbox.noise("origin.img", LEN);
     let mut model = std::fs::read(&origin).expect("an origin");
     let overlay = sandbox.path("overlay.img");
     let (_server, mut peer) = serve(&sandbox, &origin, &overlay, ",create");
-    peer.write(MIB, &noise(1, 1 << 20), CommandFlags::NONE).expect("a write");
+    peer.write(MIB, &noise(1, 1 << 20), CommandFlags::empty()).expect("a write");
     let full = std::fs::metadata(&overlay).expect("the overlay").blocks();
-    peer.zero(0, MIB + 4096, CommandFlags::NONE).expect("zeroes");
-    peer.zero(3 * MIB + 512, 512, CommandFlags::NONE).expect("zeroes");
+    peer.zero(0, MIB + 4096, CommandFlags::empty()).expect("zeroes");
+    peer.zero(3 * MIB + 512, 512, CommandFlags::empty()).expect("zeroes");
     peer.trim(MIB + 4096, MIB - 4096).expect("a discard");
     model[..2 << 20].fill(0);
     model[(3 << 20) + 512..(3 << 20) + 1024].fill(0);
@@ -175,7 +175,7 @@ fn a_device_longer_than_its_origin_reads_as_zeroes_past_it() {
     let mut model = before;
     model.resize(2 << 20, 0);
     assert!(peer.read(0, 2 * MIB).expect("a read") == model);
-    peer.write(MIB + 1024, &[9; 512], CommandFlags::NONE).expect("a write");
+    peer.write(MIB + 1024, &[9; 512], CommandFlags::empty()).expect("a write");
     model[(1 << 20) + 1024..(1 << 20) + 1536].fill(9);
     assert!(peer.read(0, 2 * MIB).expect("a read") == model);
     let shown = sandbox.run(&["show", "disk"]).ok();
@@ -185,7 +185,7 @@ fn a_device_longer_than_its_origin_reads_as_zeroes_past_it() {
 }
 
 #[test]
-fn many_connections_write_parts_of_the_same_chunks() {
+fn many_connections_write_partial_chunks_concurrently() {
     let sandbox = Sandbox::default();
     let origin = sandbox.noise("origin.img", LEN);
     let mut model = std::fs::read(&origin).expect("an origin");
@@ -193,14 +193,15 @@ fn many_connections_write_parts_of_the_same_chunks() {
     let layers = layer(&overlay, ",create,chunk=64K");
     let server = sandbox.serve(&stack(&origin), &["--layer", &layers, "--queues", "2"]);
     let socket = server.socket();
-    // Each connection writes every fourth sector: every chunk is completed by one of them, and written by all.
+    // Each connection writes every fourth sector: every chunk is completed by one of them, and written by
+    // all.
     std::thread::scope(|scope| {
         for number in 0..4u8 {
             let socket = &socket;
             scope.spawn(move || {
                 let mut peer = Peer::connect(socket, "disk");
                 for sector in (u64::from(number)..2048).step_by(4) {
-                    peer.write(sector * 512, &[number + 1; 512], CommandFlags::NONE).expect("a write");
+                    peer.write(sector * 512, &[number + 1; 512], CommandFlags::empty()).expect("a write");
                 }
                 peer.flush().expect("a flush");
             });
@@ -213,7 +214,8 @@ fn many_connections_write_parts_of_the_same_chunks() {
     assert!(peer.read(0, LEN as u64).expect("a read") == model);
 }
 
-/// Writes what a loss of the page cache may leave: of each page of the file what it was at the last flush, or what it is.
+/// Writes the result of a loss of the page cache: each page of the file is that of the last flush, or the
+/// present one.
 fn lose_page_cache(overlay: &Path, flushed: &[u8], now: &[u8], is_new: impl Fn(usize) -> bool) {
     let file = std::fs::File::options().write(true).open(overlay).expect("the overlay");
     for (page, (old, new)) in flushed.chunks(4096).zip(now.chunks(4096)).enumerate() {
@@ -231,21 +233,21 @@ fn an_overlay_whose_page_cache_is_lost_reads_as_before_or_as_written_and_never_a
     let (mut server, mut peer) = serve(&sandbox, &origin, &overlay, ",create");
     let write = |peer: &mut Peer, model: &mut [u8], at: usize, len: usize| {
         let data = noise((at + len) as u64, len);
-        peer.write(at as u64, &data, CommandFlags::NONE).expect("a write");
+        peer.write(at as u64, &data, CommandFlags::empty()).expect("a write");
         model[at..at + len].copy_from_slice(&data);
     };
     (0..20).for_each(|number| write(&mut peer, &mut model, number * 40960, 8192));
     peer.flush().expect("a flush");
     let (before, flushed) = (model.clone(), std::fs::read(&overlay).expect("the overlay"));
-    // Over what is flushed, beside it, in part, and over that once more.
+    // Over flushed data, beside it, in part, and over that once more.
     (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 512, 6144));
     (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 1024, 512));
-    peer.zero(3 * MIB, 16384, CommandFlags::NONE).expect("zeroes");
+    peer.zero(3 * MIB, 16384, CommandFlags::empty()).expect("zeroes");
     model[3 << 20..(3 << 20) + 16384].fill(0);
     server.kill();
     let now = std::fs::read(&overlay).expect("the overlay");
     let mut losses: Vec<Box<dyn Fn(usize) -> bool>> = vec![
-        // A kill, which loses nothing; nothing got to the disk; everything but the data did.
+        // A kill, which loses nothing; nothing reached the disk; everything but the data did.
         Box::new(|_| true),
         Box::new(|_| false),
         Box::new(|page| page < 256),

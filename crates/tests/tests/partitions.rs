@@ -1,5 +1,5 @@
-//! One partition of an image as a device: tables that sfdisk wrote, every way to name a partition, and what
-//! is said when there is none.
+//! One partition of an image as a device: tables written by sfdisk, every way to select a partition, and the
+//! error when it is missing.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, Server};
@@ -24,7 +24,7 @@ start=6144, size=2048, type=83
 start=10240, size=4096, type=83
 ";
 
-/// An image of 16 MiB whose every MiB begins with its number, partitioned by sfdisk.
+/// Creates an image of 16 MiB in which every MiB begins with its number, partitioned by sfdisk.
 fn partitioned(sandbox: &Sandbox, name: &str, script: &str) -> PathBuf {
     partitioned_with(sandbox, name, &["sfdisk", "--quiet", "--wipe=never"], script)
 }
@@ -82,9 +82,9 @@ fn writes_stay_within_their_partition() {
     let path = partitioned(&sandbox, "gpt.img", GPT);
     let before = std::fs::read(&path).expect("an image");
     let (mut server, mut peer) = serve(&sandbox, &path, ",part=1");
-    peer.write(0, &[0xaa; 1024], CommandFlags::NONE).expect("a write");
-    peer.write(MIB - 512, &[0xbb; 512], CommandFlags::NONE).expect("a write");
-    assert!(peer.write(MIB - 512, &[0xcc; 1024], CommandFlags::NONE).is_err());
+    peer.write(0, &[0xaa; 1024], CommandFlags::empty()).expect("a write");
+    peer.write(MIB - 512, &[0xbb; 512], CommandFlags::empty()).expect("a write");
+    assert!(peer.write(MIB - 512, &[0xcc; 1024], CommandFlags::empty()).is_err());
     peer.trim(4096, 4096).expect("a trim");
     peer.flush().expect("a flush");
     peer.disconnect();
@@ -128,8 +128,8 @@ fn a_layer_takes_a_partition_of_any_stack_and_show_lists_the_table() {
     }
 }
 
-/// What `show` says of the device `disk`. Where the processor is busy its table may not be read in the time that there is for
-/// it: then it is asked again.
+/// Returns the output of `show` for the device `disk`. On a busy processor its table may not be read within
+/// the limit: then it is called again.
 fn shown(sandbox: &Sandbox, more: &[&str]) -> String {
     until(PATIENCE, || {
         let text = sandbox.run(&[&["show", "disk"], more].concat()).ok();
@@ -168,19 +168,19 @@ fn show_lists_the_table_of_any_device_that_has_one() {
         ("mbr, blocks of 512, id cafef00d", "1 (1M), 2 (14M, extended), 5 (1M), 6 (2M)")
     );
     assert_eq!(listed(&empty, "", &[]), Default::default());
-    // As it is now, and not as it was when it was opened.
+    // The present table, and not that of the time of opening.
     let _server = sandbox.serve(&format!("file:{}", empty.display()), &[]);
     let head = std::fs::read(&mbr).expect("an image")[..512].to_vec();
     let file = std::fs::File::options().write(true).open(&empty).expect("an image");
     file.write_all_at(&head, 0).expect("a write");
     assert!(shown(&sandbox, &[]).contains("mbr, blocks of 512"));
-    // Who holds requests back is not read from.
+    // A suspended device is not read.
     sandbox.run(&["suspend", "disk"]).ok();
     assert!(!sandbox.run(&["show", "disk"]).ok().contains("partition table"));
 }
 
 #[test]
-fn a_device_that_does_not_answer_is_shown_without_its_table() {
+fn a_hanging_device_is_shown_without_its_partition_table() {
     let sandbox = Sandbox::default();
     let mut hung = sandbox.serve("null:1M,irqmode=timer,completion=1000s", &["--name", "disk"]);
     for _ in 0..2 {
@@ -191,7 +191,7 @@ fn a_device_that_does_not_answer_is_shown_without_its_table() {
 }
 
 #[test]
-fn a_partition_that_is_not_there_is_refused_with_those_that_are() {
+fn a_missing_partition_is_refused_with_the_list_of_partitions() {
     if missing(&["sfdisk"]) {
         return;
     }
@@ -204,14 +204,14 @@ fn a_partition_that_is_not_there_is_refused_with_those_that_are() {
     for (path, part, words) in [
         (&gpt, "3", there),
         (&gpt, "LABEL=swap", there),
-        (&mbr, "2", "partition 2 is an extended one"),
+        (&mbr, "2", "partition 2 is an extended partition"),
         (&mbr, "7", "5 (1M), 6 (2M)"),
         (&empty, "1", "no partition table"),
         (&none, "1", "no partition table"),
     ] {
         let stack = format!("file:{},part={part}", path.display());
-        let said = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
-        assert!(said.contains(words), "{part}: {said}");
+        let printed = sandbox.run(&["serve", &stack, "--nbd", "unix:s"]).failed_with(1);
+        assert!(printed.contains(words), "{part}: {printed}");
     }
     for bad in ["part=", "part=0", "part"] {
         sandbox.run(&["serve", &format!("file:{},{bad}", gpt.display()), "--nbd", "unix:s"]).failed_with(2);
@@ -219,12 +219,12 @@ fn a_partition_that_is_not_there_is_refused_with_those_that_are() {
 }
 
 #[test]
-fn tables_of_blocks_of_4096_are_read_whatever_the_file_was_opened_with() {
+fn partition_tables_of_4096_byte_blocks_are_read_at_any_block_size() {
     if missing(&["fdisk"]) {
         return;
     }
     let sandbox = Sandbox::default();
-    // Of the two only fdisk can be told a size of block for a file.
+    // Of the two only fdisk has an option for the block size of a file.
     let script = "g\nn\n1\n256\n+255\nn\n2\n1024\n+511\nw\n";
     let path = partitioned_with(&sandbox, "4k.img", &["fdisk", "-b", "4096", "-w", "never"], script);
     for options in [",part=2", ",part=2,block=4096"] {

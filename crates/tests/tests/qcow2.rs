@@ -1,5 +1,5 @@
-//! qcow2 images of every kind, written by us beside QEMU: the same requests leave the same disk, and `qemu-img check` finds
-//! nothing.
+//! qcow2 images of every kind, written by us and by QEMU: equal requests leave equal disks, and `qemu-img
+//! check` finds nothing.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::Foreign;
@@ -21,7 +21,7 @@ fn serve(sandbox: &Sandbox, path: &Path) -> Server {
     sandbox.serve(&format!("file:{},format=qcow2", path.display()), &[])
 }
 
-/// A file of noise and holes of 4 KiB each, in no order.
+/// Creates a file of noise and holes of 4 KiB each, in random order.
 fn mixed(sandbox: &Sandbox, len: u64) -> Vec<u8> {
     let mut content = noise(11, len as usize);
     let choice = noise(12, (len / 4096) as usize);
@@ -54,7 +54,7 @@ fn wrong_blocks(have: &[u8], want: &[u8]) -> usize {
 }
 
 #[test]
-fn data_and_holes_within_the_same_clusters_all_arrive() {
+fn data_and_holes_within_one_cluster_are_written() {
     if missing(&["qemu-img", "qemu-nbd", "nbdcopy"]) {
         return;
     }
@@ -71,7 +71,7 @@ fn data_and_holes_within_the_same_clusters_all_arrive() {
     server.terminate();
     assert_eq!(wrong_blocks(&content(&sandbox, "ours.qcow2"), &model), 0, "of {}", model.len() / 4096);
     assert_sound(&sandbox, "ours.qcow2");
-    // What QEMU makes of the same requests.
+    // QEMU's result of the same requests.
     qemu_img(&sandbox, &["create", "-q", "-f", "qcow2", "theirs.qcow2", "48M"]);
     {
         let options = ["--shared=8", "-f", "qcow2"];
@@ -81,7 +81,7 @@ fn data_and_holes_within_the_same_clusters_all_arrive() {
     qemu_img(&sandbox, &["compare", "-q", "-U", "-f", "qcow2", "-F", "qcow2", "ours.qcow2", "theirs.qcow2"]);
 }
 
-/// Requests of every kind, at places that do not begin or end with clusters.
+/// Sends requests of every kind that are not aligned to clusters.
 fn change(peer: &mut Peer, model: &mut [u8]) {
     for number in 0..120u64 {
         let random = noise(number, 16);
@@ -92,12 +92,12 @@ fn change(peer: &mut Peer, model: &mut [u8]) {
         match number % 7 {
             0..4 => {
                 let data = noise(number + 1000, len as usize);
-                let flags = if number % 5 == 0 { CommandFlags::FUA } else { CommandFlags::NONE };
+                let flags = if number % 5 == 0 { CommandFlags::FUA } else { CommandFlags::empty() };
                 peer.write(offset, &data, flags).expect("a write");
                 model[range].copy_from_slice(&data);
             }
             4 | 5 => {
-                peer.zero(offset, len, CommandFlags::NONE).expect("zeroes");
+                peer.zero(offset, len, CommandFlags::empty()).expect("zeroes");
                 model[range].fill(0);
             }
             _ => peer.flush().expect("a flush"),
@@ -105,7 +105,7 @@ fn change(peer: &mut Peer, model: &mut [u8]) {
     }
 }
 
-/// Every kind of image that QEMU makes.
+/// Every kind of image that QEMU creates.
 const KINDS: [&[&str]; 13] = [
     &[],
     &["-o", "compat=0.10"],
@@ -146,7 +146,7 @@ fn images_of_every_kind_that_qemu_makes_are_written() {
 }
 
 #[test]
-fn internal_snapshots_keep_what_they_hold_and_bitmaps_are_dropped() {
+fn internal_snapshots_keep_their_content_and_bitmaps_are_dropped() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -162,7 +162,7 @@ fn internal_snapshots_keep_what_they_hold_and_bitmaps_are_dropped() {
     peer.disconnect();
     server.terminate();
     let checked = run(command(&["qemu-img", "check", "-f", "qcow2"]).arg(sandbox.path("disk.qcow2")));
-    // 3: the bitmap's clusters, which QEMU no longer believes to be one.
+    // Status 3: the bitmap's clusters, which QEMU no longer treats as one.
     assert!(matches!(checked.status.code(), Some(0 | 3)), "{checked}");
     assert!(content(&sandbox, "disk.qcow2") == model);
     qemu_img(&sandbox, &["convert", "-f", "qcow2", "-l", "one", "-O", "raw", "disk.qcow2", "snapshot.raw"]);
@@ -170,7 +170,7 @@ fn internal_snapshots_keep_what_they_hold_and_bitmaps_are_dropped() {
 }
 
 #[test]
-fn an_image_over_a_backing_file_hides_it_where_zeroes_were_written() {
+fn zeroes_in_an_image_hide_its_backing_file() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -193,7 +193,7 @@ fn an_image_over_a_backing_file_hides_it_where_zeroes_were_written() {
 }
 
 #[test]
-fn a_clean_end_leaves_all_that_was_written_without_a_flush() {
+fn a_clean_end_stores_unflushed_writes() {
     if missing(&["qemu-img"]) {
         return;
     }
@@ -202,7 +202,7 @@ fn a_clean_end_leaves_all_that_was_written_without_a_flush() {
     let mut server = serve(&sandbox, &sandbox.path("disk.qcow2"));
     let mut peer = Peer::connect(&server.socket(), "disk");
     let data = noise(1, LEN as usize);
-    peer.write(0, &data, CommandFlags::NONE).expect("a write");
+    peer.write(0, &data, CommandFlags::empty()).expect("a write");
     drop(peer);
     server.terminate();
     assert_sound(&sandbox, "disk.qcow2");
@@ -242,13 +242,13 @@ fn an_internal_snapshot_is_served_by_its_name_or_id() {
                 byte == if (64 << 10..192 << 10).contains(&at) { value } else { 0 }
             };
             assert!(content.iter().enumerate().all(is_as_then), "{options:?}, {snapshot}");
-            assert!(peer.write(0, &[0; 512], CommandFlags::NONE).is_err());
+            assert!(peer.write(0, &[0; 512], CommandFlags::empty()).is_err());
             assert!(peer.read(1 << 20, 512).is_err(), "the disk was 1 MiB then");
             server.terminate();
         }
         for (snapshot, why) in [
             ("fourth", "it has no snapshot \"fourth\"; there is 1 (first, of two), 2 (twice), 3 (twice)"),
-            ("twice", "several of its snapshots are called \"twice\": give the id"),
+            ("twice", "several of its snapshots are called \"twice\": use the id"),
         ] {
             let stack =
                 format!("file:{},format=qcow2,snapshot={snapshot}", sandbox.path("disk.qcow2").display());

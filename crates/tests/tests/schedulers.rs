@@ -1,5 +1,5 @@
-//! Schedulers with the real program: what iostat's columns and a trace show of merges, and a switch under a client that
-//! verifies what it reads.
+//! Schedulers with the real program: merges in iostat's columns and in a trace, and a switch under a client
+//! that verifies its reads.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, noise};
@@ -8,7 +8,7 @@ use proto::nbd::CommandFlags;
 use serde_json::Value;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// A column of the one line of `stat -x`.
+/// Returns a column of the one line of `stat -x`.
 fn column(sandbox: &Sandbox, name: &str, which: &str) -> f64 {
     let text = sandbox.run(&["stat", "-x", name]).ok();
     let mut lines = text.lines().filter(|line| !line.is_empty());
@@ -28,7 +28,7 @@ fn blk_sequential_writes_of_fio_are_merged_and_stat_shows_it() {
         return;
     }
     let sandbox = Sandbox::default();
-    // One request at the device at a time, and that for a while: the others gather.
+    // One request at the device at a time, for a while: the others gather.
     let stack = "null:1G,irqmode=timer,completion=20ms";
     let server = sandbox.serve(stack, &["--name", "disk", "--scheduler", "mq-deadline,queue_depth=1"]);
     let uri = format!("--uri={}", server.uri());
@@ -38,9 +38,9 @@ fn blk_sequential_writes_of_fio_are_merged_and_stat_shows_it() {
     assert!(column(&sandbox, "disk", "wareq-sz") > 4.0);
 }
 
-/// Writes and reads back while schedulers come and go.
+/// Writes and reads back while schedulers change.
 #[test]
-fn schedulers_are_switched_under_load_and_nothing_is_lost() {
+fn schedulers_are_switched_under_load_without_loss() {
     let sandbox = Sandbox::default();
     let server = sandbox.serve("ram:16M", &["--name", "disk", "--limits", "max_sectors=255"]);
     let done = AtomicBool::new(false);
@@ -52,7 +52,7 @@ fn schedulers_are_switched_under_load_and_nothing_is_lost() {
             while !stop.load(Relaxed) || rounds < 3 {
                 let at = (rounds % 7) * 512 * 33;
                 let data = noise(rounds, 300 << 10);
-                peer.write(at, &data, CommandFlags::NONE).expect("written");
+                peer.write(at, &data, CommandFlags::empty()).expect("written");
                 assert_eq!(peer.read(at, data.len() as u64).expect("read"), data, "round {rounds}");
                 rounds += 1;
             }
@@ -77,9 +77,9 @@ fn schedulers_are_switched_under_load_and_nothing_is_lost() {
     for (change, code, why) in [
         ("read_lat_nsec=1ms", 1, "mq-deadline has no parameter"),
         ("prio_aging_expire=1", 1, "no priorities"),
-        ("scheduler=bfq", 2, "there are none, mq-deadline and kyber"),
+        ("scheduler=bfq", 2, "schedulers: none, mq-deadline, kyber"),
     ] {
-        let told = sandbox.run(&["set", "disk", change]).failed_with(code);
-        assert!(told.contains(why), "{change}: {told}");
+        let reported = sandbox.run(&["set", "disk", change]).failed_with(code);
+        assert!(reported.contains(why), "{change}: {reported}");
     }
 }

@@ -1,7 +1,9 @@
-//! Whole stacks, simulated. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
+//! Simulation of whole stacks. `BLOCKYARD_SEED=n` replays one run and no other; `BLOCKYARD_SIM_RUNS=n` adds
 //! that many runs with fresh seeds.
 
-use blockyard_tests::simulation::{Breakage, Scenario, run, run_targets, run_ublk};
+use blockyard_tests::simulation::{
+    Scenario, SeededFault, SessionFault, run, run_sessions, run_targets, run_ublk,
+};
 use std::hash::{BuildHasher, RandomState};
 
 fn number(name: &str) -> Option<u64> {
@@ -16,16 +18,17 @@ fn pass(seed: u64) {
 }
 
 #[test]
-fn random_stacks_keep_their_promises() {
+fn random_stacks_lose_nothing() {
     match number("BLOCKYARD_SEED") {
         Some(seed) => pass(seed),
         None => (0..200).for_each(pass),
     }
 }
 
-/// Kills leave the page cache, power cuts take it: an overlay that is opened afterwards does not hear which it was.
+/// Kills keep the page cache, power cuts lose it: an overlay that is opened afterwards does not know which
+/// happened.
 #[test]
-fn overlays_keep_their_promises_whether_or_not_the_page_cache_is_lost() {
+fn overlays_lose_nothing_with_or_without_the_page_cache() {
     let scenario = Scenario { overlay: true, ..Scenario::default() };
     let count = number("BLOCKYARD_SIM_RUNS").unwrap_or(60);
     for seed in 5000..5000 + count {
@@ -36,7 +39,7 @@ fn overlays_keep_their_promises_whether_or_not_the_page_cache_is_lost() {
 }
 
 #[test]
-fn fresh_seeds_keep_their_promises() {
+fn fresh_seeds_lose_nothing() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
     let first = RandomState::new().hash_one(0);
     println!("seeds from {first}");
@@ -54,7 +57,7 @@ fn a_seed_replays_exactly() {
 }
 
 #[test]
-fn runs_do_something() {
+fn runs_cover_all_events() {
     let (mut requests, mut ok, mut cuts, mut swaps) = (0, 0, 0, 0);
     for seed in 0..40 {
         let outcome = run(seed, Scenario::default()).unwrap_or_else(|f| panic!("{f}"));
@@ -67,16 +70,16 @@ fn runs_do_something() {
     assert!(ok * 2 > requests && requests > 4000 && cuts > 40, "{ok} of {requests} ok, {cuts} power cuts");
 }
 
-/// Runs until the mistake is found; each must be within as many.
+/// Most runs until a seeded fault is found.
 const RUNS_MAX: u64 = 60;
 
 #[test]
-fn every_mistake_made_on_purpose_is_found() {
-    for breakage in Breakage::ALL {
-        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+fn every_seeded_fault_is_found() {
+    for seeded_fault in SeededFault::ALL {
+        let scenario = Scenario { seeded_fault: Some(seeded_fault), ..Scenario::default() };
         let found = (0..RUNS_MAX).find_map(|seed| run(seed, scenario).err());
-        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
-        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+        let failure = found.unwrap_or_else(|| panic!("{seeded_fault:?} was not found in {RUNS_MAX} runs"));
+        println!("{seeded_fault:?}: seed {}: {}", failure.seed, failure.message);
     }
 }
 
@@ -95,7 +98,7 @@ fn nothing_acknowledged_is_lost_when_ublk_servers_are_killed() {
 }
 
 #[test]
-fn fresh_seeds_keep_their_promises_over_ublk() {
+fn fresh_seeds_lose_nothing_over_ublk() {
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(20);
     let first = RandomState::new().hash_one(0);
     println!("seeds from {first}");
@@ -103,7 +106,7 @@ fn fresh_seeds_keep_their_promises_over_ublk() {
 }
 
 #[test]
-fn runs_over_ublk_replay_and_do_something() {
+fn runs_over_ublk_replay_and_cover_all_events() {
     let (mut requests, mut ok, mut kills, mut cuts) = (0, 0, 0, 0);
     for seed in 2000..2040 {
         let outcomes =
@@ -118,22 +121,22 @@ fn runs_over_ublk_replay_and_do_something() {
     assert!(kills > 40 && cuts > 8, "{kills} kills, {cuts} power cuts");
 }
 
-/// Mistakes that a client of the block device can see.
-const SEEN_BY_CLIENTS: [Breakage; 5] = [
-    Breakage::EarlyFua,
-    Breakage::SkippedFlush,
-    Breakage::DroppedTail,
-    Breakage::SwappedHalves,
-    Breakage::LostRequest,
+/// Seeded faults that a client of the block device can see.
+const SEEN_BY_CLIENTS: [SeededFault; 5] = [
+    SeededFault::EarlyFua,
+    SeededFault::SkippedFlush,
+    SeededFault::DroppedTail,
+    SeededFault::SwappedHalves,
+    SeededFault::LostRequest,
 ];
 
 #[test]
-fn mistakes_are_found_through_ublk_as_well() {
-    for breakage in SEEN_BY_CLIENTS {
-        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+fn seeded_faults_are_found_through_ublk() {
+    for seeded_fault in SEEN_BY_CLIENTS {
+        let scenario = Scenario { seeded_fault: Some(seeded_fault), ..Scenario::default() };
         let found = (0..RUNS_MAX).find_map(|seed| run_ublk(seed, scenario).err());
-        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
-        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+        let failure = found.unwrap_or_else(|| panic!("{seeded_fault:?} was not found in {RUNS_MAX} runs"));
+        println!("{seeded_fault:?}: seed {}: {}", failure.seed, failure.message);
     }
 }
 
@@ -144,16 +147,16 @@ fn pass_targets(seed: u64) {
 }
 
 #[test]
-fn targets_that_keep_state_keep_their_promises() {
+fn targets_with_state_lose_nothing() {
     match number("BLOCKYARD_TARGET_SEED") {
         Some(seed) => pass_targets(seed),
-        // The last ones found something.
+        // The last ones are seeds with earlier finds.
         None => (0..60).chain([164, 210, 284, 101241]).for_each(pass_targets),
     }
 }
 
 #[test]
-fn fresh_seeds_keep_the_promises_of_targets() {
+fn fresh_seeds_of_targets_lose_nothing() {
     // Each takes as long as several of the others.
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
     let first = RandomState::new().hash_one(0);
@@ -162,7 +165,7 @@ fn fresh_seeds_keep_the_promises_of_targets() {
 }
 
 #[test]
-fn runs_of_targets_replay_and_do_something() {
+fn runs_of_targets_replay_and_cover_all_events() {
     let (mut requests, mut ok, mut cuts, mut kills, mut swaps) = (0, 0, 0, 0, 0);
     for seed in 3000..3020 {
         let outcomes =
@@ -179,11 +182,59 @@ fn runs_of_targets_replay_and_do_something() {
 }
 
 #[test]
-fn mistakes_in_targets_are_found() {
-    for breakage in Breakage::OF_TARGETS {
-        let scenario = Scenario { breakage: Some(breakage), ..Scenario::default() };
+fn seeded_faults_in_targets_are_found() {
+    for seeded_fault in SeededFault::OF_TARGETS {
+        let scenario = Scenario { seeded_fault: Some(seeded_fault), ..Scenario::default() };
         let found = (0..RUNS_MAX).find_map(|seed| run_targets(seed, scenario).err());
-        let failure = found.unwrap_or_else(|| panic!("{breakage:?} was not found in {RUNS_MAX} runs"));
-        println!("{breakage:?}: seed {}: {}", failure.seed, failure.message);
+        let failure = found.unwrap_or_else(|| panic!("{seeded_fault:?} was not found in {RUNS_MAX} runs"));
+        println!("{seeded_fault:?}: seed {}: {}", failure.seed, failure.message);
+    }
+}
+
+fn pass_sessions(seed: u64) {
+    if let Err(failure) = run_sessions(seed, None) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn iscsi_sessions_lose_nothing_and_apply_nothing_late() {
+    match number("BLOCKYARD_SESSION_SEED") {
+        Some(seed) => pass_sessions(seed),
+        // The last one: a function that waits aborts a command while its data segment arrives.
+        None => (0..60).chain([9368634729627704112]).for_each(pass_sessions),
+    }
+}
+
+#[test]
+fn fresh_seeds_of_iscsi_sessions_lose_nothing() {
+    // Each takes as long as several of the others.
+    let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
+    let first = RandomState::new().hash_one(0);
+    println!("seeds from {first}");
+    (0..runs).for_each(|number| pass_sessions(first.wrapping_add(number)));
+}
+
+#[test]
+fn runs_of_iscsi_sessions_replay_and_cover_all_events() {
+    let (mut requests, mut ok, mut aborts, mut reinstated) = (0, 0, 0, 0);
+    for seed in 4000..4020 {
+        let outcomes = [(); 2].map(|()| run_sessions(seed, None).unwrap_or_else(|f| panic!("{f}")));
+        assert_eq!(outcomes[0], outcomes[1]);
+        requests += outcomes[0].requests;
+        ok += outcomes[0].ok;
+        aborts += outcomes[0].swaps;
+        reinstated += outcomes[0].kills;
+    }
+    assert!(ok * 2 > requests && requests > 4000, "{ok} of {requests} ok");
+    assert!(aborts > 20 && reinstated > 20, "{aborts} aborts, {reinstated} sessions reinstated");
+}
+
+#[test]
+fn seeded_faults_of_iscsi_sessions_are_found() {
+    for fault in SessionFault::ALL {
+        let found = (0..RUNS_MAX).find_map(|seed| run_sessions(seed, Some(fault)).err());
+        let failure = found.unwrap_or_else(|| panic!("{fault:?} was not found in {RUNS_MAX} runs"));
+        println!("{fault:?}: seed {}: {}", failure.seed, failure.message);
     }
 }

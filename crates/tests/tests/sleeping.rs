@@ -4,33 +4,15 @@ use blockyard_tests::disk::{Loop, missing_loop};
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Engine, Sandbox};
-use blockyard_tests::tools::PATIENCE;
 use proto::nbd::{Command, Request};
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 on_both_engines!(a_split_device_without_child_requests_sleeps);
 
-/// Turns that a second may take in which a few requests end. A thread that does not sleep takes a hundred thousand.
+/// Most turns of a second in which a few requests end. A thread that does not sleep takes a hundred thousand.
 const TURNS_MAX: u64 = 2000;
 
-/// Turns that all I/O threads of a server have taken.
-fn turns(sandbox: &Sandbox, device: &str) -> u64 {
-    let socket = sandbox.run_dir().join(format!("{device}.control"));
-    let mut stream = UnixStream::connect(socket).expect("a control socket");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("metrics");
-    let counts = answer.lines().filter(|line| line.starts_with("blockyard_reactor_turns_total{"));
-    let counts: Vec<u64> =
-        counts.filter_map(|line| line.rsplit_once(' ')).map(|(_, count)| count.parse().unwrap()).collect();
-    assert!(!counts.is_empty(), "{answer}");
-    counts.iter().sum()
-}
-
-/// Sends these, waits for all answers, and returns how long that took.
+/// Sends these requests, waits for all answers, and returns the time.
 fn carry_out(peer: &mut Peer, requests: &[(Request, &[u8])]) -> Duration {
     let start = Instant::now();
     for (request, payload) in requests {
@@ -49,20 +31,20 @@ fn a_split_device_without_child_requests_sleeps(engine: Engine) {
         ["--layer", "delay,write=400ms", "--limits", "max_sectors=8", "--queues", "1", "--depth", "16"];
     let server = sandbox.serve("ram:64M", &more);
     let mut peer = Peer::connect(&server.socket(), "disk");
-    let before = turns(&sandbox, "disk");
-    // The first takes all child requests that there are, twice; the second waits for some.
+    let before = sandbox.turns("disk");
+    // The first uses all child requests, twice; the second waits for some.
     let data = vec![7; 512 << 10];
     let writes =
         [0, 1].map(|number| (Request::new(Command::Write, number, number << 20, 512 << 10), &data[..]));
     let took = carry_out(&mut peer, &writes);
     assert!(took >= Duration::from_millis(800), "the second found child requests: {took:?}");
-    let turns = turns(&sandbox, "disk") - before;
+    let turns = sandbox.turns("disk") - before;
     println!("{turns} turns in {took:?}");
     assert!(turns <= TURNS_MAX, "{turns} turns in {took:?}");
 }
 
 #[test]
-fn unaligned_direct_writes_sleep_while_they_wait_for_each_other() {
+fn threads_sleep_while_unaligned_direct_writes_wait() {
     if missing_loop() {
         return;
     }
@@ -72,10 +54,10 @@ fn unaligned_direct_writes_sleep_while_they_wait_for_each_other() {
     let stack = format!("file:{},direct=on", disk.path());
     let mut server = sandbox.serve(&stack, &["--queues", "2"]);
     let mut peers = [0, 1].map(|_| Peer::connect(&server.socket(), "disk"));
-    let before = turns(&sandbox, "disk");
+    let before = sandbox.turns("disk");
     let start = Instant::now();
-    // Four parts of one block, which is not the first: that is looked at before it is written. Through two threads: each
-    // reads the block and writes it back, which takes 400 ms.
+    // Four parts of one block, which is not the first: the first is checked before it is written. Through two
+    // threads: each reads the block and writes it back, which takes 400 ms.
     std::thread::scope(|scope| {
         for (number, peer) in peers.iter_mut().enumerate() {
             scope.spawn(move || {
@@ -90,7 +72,7 @@ fn unaligned_direct_writes_sleep_while_they_wait_for_each_other() {
         }
     });
     let took = start.elapsed();
-    let turns = turns(&sandbox, "disk") - before;
+    let turns = sandbox.turns("disk") - before;
     println!("{turns} turns in {took:?}");
     assert!(took >= Duration::from_millis(1600), "they did not wait for each other: {took:?}");
     assert!(turns <= TURNS_MAX, "{turns} turns in {took:?}");

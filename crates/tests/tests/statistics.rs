@@ -1,4 +1,4 @@
-//! Statistics of the real binary beside iostat's, and metrics as a scraper reads them.
+//! Statistics of the real binary compared with iostat's, and metrics parsed like a scraper.
 
 use blockyard_tests::peer::Peer;
 use blockyard_tests::server::{Sandbox, noise, signal};
@@ -60,23 +60,24 @@ fn columns_and_keys_are_iostats() {
 }
 
 #[test]
-fn queues_and_layers_are_told_apart() {
+fn queues_and_layers_have_separate_statistics() {
     let sandbox = Sandbox::default();
     let _server = served(&sandbox);
-    let told: Value = serde_json::from_str(&sandbox.run(&["stat", "-q", "-l", "--json"]).ok()).expect("JSON");
+    let reported: Value =
+        serde_json::from_str(&sandbox.run(&["stat", "-q", "-l", "--json"]).ok()).expect("JSON");
     let names: Vec<&str> =
-        told["disk"].as_array().unwrap().iter().filter_map(|d| d["disk_device"].as_str()).collect();
+        reported["disk"].as_array().unwrap().iter().filter_map(|d| d["disk_device"].as_str()).collect();
     assert_eq!(names[..2], ["disk", "disk.0"]);
-    let layers = told["layer"].as_array().unwrap();
+    let layers = reported["layer"].as_array().unwrap();
     let ios = |at: usize| layers[at]["io/s"].as_f64().unwrap();
     assert_eq!((layers[0]["layer"].as_str(), layers[1]["layer"].as_str()), (Some("split"), Some("ram")));
-    // Each write of 64 KiB is two pieces below the split, each read one.
-    assert!((ios(1) / ios(0) - 1.5).abs() < 0.01, "{told}");
+    // Each write of 64 KiB is two children below the split, each read one.
+    assert!((ios(1) / ios(0) - 1.5).abs() < 0.01, "{reported}");
     let paths = sandbox.run(&["stat", "-p"]).ok();
     assert!(paths.contains("disk/1") && !paths.contains("disk/0"), "{paths}");
 }
 
-/// An exposition as a strict scraper reads it.
+/// An exposition, parsed by a strict scraper's rules.
 struct Exposition {
     /// By family.
     types: HashMap<String, String>,
@@ -85,7 +86,7 @@ struct Exposition {
 }
 
 impl Exposition {
-    /// Asks the process that has that device.
+    /// Requests the metrics of the process with that device.
     fn scrape(sandbox: &Sandbox, device: &str) -> Exposition {
         let socket = sandbox.run_dir().join(format!("{device}.control"));
         let mut curl = command(&["curl", "-sf", "--unix-socket"]);
@@ -93,9 +94,9 @@ impl Exposition {
         Exposition::parse(&run(&mut curl).ok())
     }
 
-    /// What OpenMetrics demands: a help and a type of each family, once, before its samples, which stand together; names
-    /// that end as their type says; no sample twice; histograms whose buckets rise in bound and in count up to `+Inf`,
-    /// which is their count; an end.
+    /// Checks OpenMetrics' rules: a help and a type of each family, once, before its samples, which are
+    /// consecutive; names with the suffix of their type; no duplicate sample; histograms with buckets that
+    /// increase in bound and in count up to `+Inf`, which is their count; an end.
     fn parse(text: &str) -> Exposition {
         let mut types = HashMap::new();
         let mut helps = std::collections::HashSet::new();
@@ -153,7 +154,7 @@ impl Exposition {
         *self.samples.get(sample).unwrap_or_else(|| panic!("{sample}\n{:#?}", self.samples))
     }
 
-    /// Nothing that only grows has become less since, or is gone.
+    /// Checks that no counter has decreased or disappeared.
     #[track_caller]
     fn has_grown_from(&self, before: &Exposition) {
         let gauge = |sample: &str| {
@@ -190,9 +191,9 @@ fn metrics_are_an_openmetrics_exposition() {
     assert_eq!(scraped.of("node_disk_written_bytes_total{device=\"disk\"}"), 50.0 * 65536.0);
 }
 
-/// A scraper takes a counter that went down for a restart, and counts all of it again.
+/// A scraper takes a decreased counter for a restart, and counts all of it again.
 #[test]
-fn counters_never_go_down_whatever_is_done_to_a_device() {
+fn counters_never_decrease_through_changes_of_a_device() {
     if missing(&["curl"]) {
         return;
     }
@@ -238,9 +239,9 @@ fn counters_never_go_down_whatever_is_done_to_a_device() {
     assert!(whole(&after) >= whole(&before));
 }
 
-/// iostat ends its document when it is interrupted; so does `stat`, also when its device goes.
+/// iostat closes its document when it is interrupted; so does `stat`, also when its device is removed.
 #[test]
-fn a_document_is_closed_however_it_ends() {
+fn an_interrupted_json_document_is_closed() {
     let sandbox = Sandbox::default();
     let mut server = sandbox.serve("ram:1M", &["--name", "disk"]);
     let start = |interval: &str| {

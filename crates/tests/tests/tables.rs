@@ -1,5 +1,5 @@
-//! Device-mapper's tables with the real binary: what is read, refused and shown; two slots, swaps under load,
-//! suspending; devices that stand on devices.
+//! Device-mapper's tables with the real binary: parsing, errors and output; two slots, swaps under load,
+//! suspending; devices on top of devices.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::peer::Peer;
@@ -10,15 +10,15 @@ use proto::nbd::{CommandFlags, NbdError};
 use std::time::{Duration, Instant};
 
 on_both_engines!(
-    requests_are_carried_out_where_the_table_says,
-    tables_swapped_under_load_lose_nothing,
-    what_a_suspension_held_back_is_carried_out_by_the_table_that_comes,
-    a_table_may_be_followed_by_one_on_another_kind_of_device,
+    requests_go_to_the_devices_of_the_table,
+    tables_swapped_under_load_lose_no_request,
+    requests_held_by_a_suspension_are_executed_by_the_next_table,
+    a_table_may_be_replaced_by_one_over_another_kind_of_device,
 );
 
 const MIB: u64 = 1 << 20;
 
-fn requests_are_carried_out_where_the_table_says(engine: Engine) {
+fn requests_go_to_the_devices_of_the_table(engine: Engine) {
     let sandbox = Sandbox::new(engine);
     let image = sandbox.image("a.img", 4 * MIB);
     let table = "0 2048 linear a.img 4096\n2048 2048 zero\n4096 2048 error\n6144 2048 linear a.img 0\n";
@@ -26,8 +26,8 @@ fn requests_are_carried_out_where_the_table_says(engine: Engine) {
     let mut peer = Peer::connect(&server.socket(), "t");
     let data = noise(1, 8192);
     // Over the end of the first target: half of it is kept, the other half is not.
-    peer.write(MIB - 4096, &data, CommandFlags::NONE).unwrap();
-    peer.write(3 * MIB, &data, CommandFlags::NONE).unwrap();
+    peer.write(MIB - 4096, &data, CommandFlags::empty()).unwrap();
+    peer.write(3 * MIB, &data, CommandFlags::empty()).unwrap();
     peer.flush().unwrap();
     let mut expected = data[..4096].to_vec();
     expected.resize(8192, 0);
@@ -42,13 +42,13 @@ fn requests_are_carried_out_where_the_table_says(engine: Engine) {
     peer.disconnect();
 }
 
-fn tables_swapped_under_load_lose_nothing(engine: Engine) {
+fn tables_swapped_under_load_lose_no_request(engine: Engine) {
     if missing(&["fio"]) {
         return;
     }
     let sandbox = Sandbox::new(engine);
     sandbox.image("a.img", 32 * MIB);
-    // The same sectors in pieces of several kinds: the table differs, the data must not.
+    // Equal sectors in parts of several kinds: the table differs, the data must not.
     let tables = [
         "0 65536 linear a.img 0",
         "0 8192 linear a.img 0\n8192 24 linear a.img 8192\n8216 57320 linear a.img 8216",
@@ -64,7 +64,7 @@ fn tables_swapped_under_load_lose_nothing(engine: Engine) {
     let end = Instant::now() + Duration::from_secs(2);
     let mut swaps = 0;
     while Instant::now() < end || swaps < 2 {
-        // A multipath table is followed by none of another kind.
+        // A multipath table is never followed by one of another kind.
         let next = swaps % 2;
         sandbox.run(&["table", "t", "--load", &files[next].to_string_lossy()]).ok();
         sandbox.run(&["resume", "t"]).ok();
@@ -79,7 +79,7 @@ fn tables_swapped_under_load_lose_nothing(engine: Engine) {
     assert!(refused.contains("can't replace immutable target type multipath"), "{refused}");
 }
 
-fn what_a_suspension_held_back_is_carried_out_by_the_table_that_comes(engine: Engine) {
+fn requests_held_by_a_suspension_are_executed_by_the_next_table(engine: Engine) {
     let sandbox = Sandbox::new(engine);
     let (one, two) = (sandbox.image("one.img", MIB), sandbox.image("two.img", MIB));
     let server = table_as(&sandbox, "t", "0 2048 linear one.img 0", &[]);
@@ -89,7 +89,7 @@ fn what_a_suspension_held_back_is_carried_out_by_the_table_that_comes(engine: En
     let sent = data.clone();
     let writer = std::thread::spawn(move || {
         let mut peer = Peer::connect(&socket, "t");
-        peer.write(0, &sent, CommandFlags::NONE).unwrap();
+        peer.write(0, &sent, CommandFlags::empty()).unwrap();
         peer.flush().unwrap();
         peer.disconnect();
     });
@@ -104,7 +104,7 @@ fn what_a_suspension_held_back_is_carried_out_by_the_table_that_comes(engine: En
     assert!(std::fs::read(one).unwrap().iter().all(|&byte| byte == 0), "nothing of it went the old way");
 }
 
-fn a_table_may_be_followed_by_one_on_another_kind_of_device(engine: Engine) {
+fn a_table_may_be_replaced_by_one_over_another_kind_of_device(engine: Engine) {
     let sandbox = Sandbox::new(engine);
     sandbox.image("a.img", 4 * MIB);
     let server = table_as(&sandbox, "t", "0 8192 linear ram:4M 0", &[]);
@@ -125,14 +125,14 @@ fn a_table_may_be_followed_by_one_on_another_kind_of_device(engine: Engine) {
         sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
         sandbox.run(&["resume", "t"]).ok();
         reader.join().unwrap();
-        peer.write(0, &data, CommandFlags::NONE).unwrap();
+        peer.write(0, &data, CommandFlags::empty()).unwrap();
         assert_eq!(peer.read(0, 65536).unwrap(), data);
     }
     peer.disconnect();
 }
 
 #[test]
-fn what_a_smaller_table_has_no_room_for_fails() {
+fn waiting_requests_past_the_end_of_a_smaller_table_fail() {
     let sandbox = Sandbox::default();
     let image = sandbox.image("a.img", 2 * MIB);
     let server = table_as(&sandbox, "t", "0 4096 linear a.img 0", &[]);
@@ -140,10 +140,10 @@ fn what_a_smaller_table_has_no_room_for_fails() {
     let socket = server.socket();
     let writer = std::thread::spawn(move || {
         let mut peer = Peer::connect(&socket, "t");
-        assert_eq!(peer.write(MIB, &[7; 512], CommandFlags::NONE), Err(NbdError::Io));
+        assert_eq!(peer.write(MIB, &[7; 512], CommandFlags::empty()), Err(NbdError::Io));
         peer.disconnect();
     });
-    // When it comes it fits.
+    // After the load it fits.
     sandbox.await_in_flight("t", "write");
     let table = sandbox.text("small.table", "0 1024 linear a.img 0");
     sandbox.run(&["table", "t", "--load", &table.to_string_lossy()]).ok();
@@ -153,7 +153,7 @@ fn what_a_smaller_table_has_no_room_for_fails() {
 }
 
 #[test]
-fn a_loaded_table_stands_on_what_its_device_is_when_it_is_resumed() {
+fn a_loaded_table_uses_the_lower_devices_state_at_resume() {
     let sandbox = Sandbox::default();
     sandbox.image("one.img", MIB);
     let two = sandbox.image("two.img", MIB);
@@ -168,8 +168,8 @@ fn a_loaded_table_stands_on_what_its_device_is_when_it_is_resumed() {
     let server = sandbox.start(&mut sandbox.blockyard(&["up", "top.toml"]), 1);
     let file = sandbox.text("up.table", "0 1024 linear low 1024");
     sandbox.run(&["table", "up", "--load", &file.to_string_lossy()]).ok();
-    // The first is what is served already: the lock on its file is not taken twice, though the topology was named
-    // without a folder.
+    // The first is the served file: its lock is not taken twice, although the topology was named without a
+    // folder.
     for table in ["0 2048 linear file:one.img 0", "0 2048 linear file:two.img 0"] {
         let file = sandbox.text("low.table", table);
         sandbox.run(&["table", "low", "--load", &file.to_string_lossy()]).ok();
@@ -177,14 +177,14 @@ fn a_loaded_table_stands_on_what_its_device_is_when_it_is_resumed() {
     }
     sandbox.run(&["resume", "up"]).ok();
     let mut peer = Peer::connect(&server.socket(), "up");
-    peer.write(0, &[5; 512], CommandFlags::NONE).unwrap();
+    peer.write(0, &[5; 512], CommandFlags::empty()).unwrap();
     peer.flush().unwrap();
     assert_eq!(std::fs::read(two).unwrap()[MIB as usize / 2..][..512], [5; 512]);
     peer.disconnect();
 }
 
 #[test]
-fn a_table_that_grows_is_seen_by_clients_that_come() {
+fn new_clients_see_the_size_of_a_grown_table() {
     let sandbox = Sandbox::default();
     let server = table_as(&sandbox, "t", "0 2048 zero", &[]);
     let size = |name: &str| {
@@ -198,13 +198,13 @@ fn a_table_that_grows_is_seen_by_clients_that_come() {
     sandbox.run(&["resume", "t"]).ok();
     assert_eq!(size("t").as_deref(), Some("2M (2097152 bytes)"));
     let mut peer = Peer::connect(&server.socket(), "t");
-    peer.write(MIB, &[7; 512], CommandFlags::NONE).unwrap();
+    peer.write(MIB, &[7; 512], CommandFlags::empty()).unwrap();
     assert_eq!(peer.read(MIB, 512).unwrap(), [7; 512]);
     peer.disconnect();
 }
 
 #[test]
-fn bad_tables_are_refused_in_the_kernels_words() {
+fn bad_tables_are_refused_with_the_kernels_messages() {
     let sandbox = Sandbox::default();
     sandbox.image("a.img", MIB);
     let cases = [
@@ -231,15 +231,15 @@ fn bad_tables_are_refused_in_the_kernels_words() {
         let file = sandbox.text("bad.table", text);
         let outcome = sandbox.run(&["serve", "--table", &file.to_string_lossy(), "--name", "t"]);
         let code = outcome.status.code();
-        let said = outcome.failed();
-        assert!(said.contains(why), "{text}: {said}");
+        let printed = outcome.failed();
+        assert!(printed.contains(why), "{text}: {printed}");
         assert!(matches!(code, Some(1 | 2)), "{text}: {code:?}");
     }
     assert!(sandbox.run(&["list"]).ok().lines().count() <= 1, "nothing is left of them");
 }
 
 #[test]
-fn a_device_of_the_process_stands_under_another_and_changes_under_it() {
+fn a_device_below_another_can_be_reloaded() {
     let sandbox = Sandbox::default();
     sandbox.image("one.img", 2 * MIB);
     sandbox.image("two.img", 2 * MIB);
@@ -253,22 +253,22 @@ fn a_device_of_the_process_stands_under_another_and_changes_under_it() {
     );
     let (mut upper, mut lower) =
         (Peer::connect(&server.socket(), "upper"), Peer::connect(&server.socket(), "lower"));
-    upper.write(0, &[1; 512], CommandFlags::NONE).unwrap();
+    upper.write(0, &[1; 512], CommandFlags::empty()).unwrap();
     assert_eq!(lower.read(MIB / 2, 512).unwrap(), [1; 512]);
     assert_eq!(sandbox.run(&["table", "upper"]).ok(), "0 1024 linear lower 1024\n");
-    // What the lower one is by now holds for the upper one, too.
+    // The lower device's present table applies to the upper one, too.
     let table = sandbox.text("two.table", "0 2048 linear two.img 0");
     sandbox.run(&["table", "lower", "--load", &table.to_string_lossy()]).ok();
     sandbox.run(&["resume", "lower"]).ok();
     assert_eq!(upper.read(0, 512).unwrap(), [0; 512]);
-    upper.write(0, &[2; 512], CommandFlags::NONE).unwrap();
+    upper.write(0, &[2; 512], CommandFlags::empty()).unwrap();
     assert_eq!(lower.read(MIB / 2, 512).unwrap(), [2; 512]);
     let refused = sandbox.run(&["del", "lower"]).failed_with(1);
-    assert!(refused.contains("upper stands on it"), "{refused}");
+    assert!(refused.contains("upper uses it"), "{refused}");
     let circle = sandbox.text("circle", "0 1024 linear upper 0");
     let refused = sandbox.run(&["table", "lower", "--load", &circle.to_string_lossy()]).failed_with(1);
-    assert!(refused.contains("it would stand on itself"), "{refused}");
-    // Held back below is held back above.
+    assert!(refused.contains("it would use itself"), "{refused}");
+    // A suspension below holds back requests above.
     sandbox.run(&["suspend", "lower"]).ok();
     let reader = std::thread::spawn(move || {
         let read = upper.read(0, 512).unwrap();
@@ -284,7 +284,7 @@ fn a_device_of_the_process_stands_under_another_and_changes_under_it() {
     assert!(ended.is_some());
 }
 
-/// Two devices of one process over images, shown at one socket.
+/// Serves two devices of one process over images, at one socket.
 fn pair(sandbox: &Sandbox, more: &str) -> blockyard_tests::server::Server {
     for image in ["one.img", "two.img"] {
         sandbox.image(image, 2 * MIB);
@@ -306,33 +306,33 @@ fn load(sandbox: &Sandbox, device: &str, table: &str) -> blockyard_tests::tools:
 }
 
 #[test]
-fn devices_that_would_stand_on_each_other_are_refused_and_the_way_is_named() {
+fn a_cycle_of_devices_is_refused_and_named() {
     let sandbox = Sandbox::default();
     let mut server = pair(&sandbox, "");
     load(&sandbox, "a", "0 1024 linear b 0").ok();
     let refused = load(&sandbox, "b", "0 1024 linear a 0").failed_with(1);
-    assert!(refused.contains("it would stand on itself: b → a → b"), "{refused}");
+    assert!(refused.contains("it would use itself: b → a → b"), "{refused}");
     let refused = sandbox.run(&["dmsetup", "load", "b", "--table", "0 1024 linear a 0"]).failed_with(1);
     assert!(refused.contains("Too many levels of symbolic links"), "{refused}");
     sandbox.run(&["resume", "a"]).ok();
     sandbox.run(&["resume", "b"]).ok();
-    // They change places: what the upper one is to be is known, and has to come first.
+    // They are exchanged: the table of the upper one is loaded, and must be resumed first.
     load(&sandbox, "a", "0 2048 linear one.img 0").ok();
     load(&sandbox, "b", "0 1024 linear a 0").ok();
     let refused = sandbox.run(&["resume", "b"]).failed_with(1);
-    assert!(refused.contains("it would stand on itself: b → a → b"), "{refused}");
+    assert!(refused.contains("it would use itself: b → a → b"), "{refused}");
     sandbox.run(&["resume", "a"]).ok();
     sandbox.run(&["resume", "b"]).ok();
     assert_eq!(sandbox.run(&["table", "b"]).ok(), "0 1024 linear a 0\n");
     let stood = sandbox.run(&["del", "a"]).failed_with(1);
-    assert!(stood.contains("b stands on it"), "{stood}");
+    assert!(stood.contains("b uses it"), "{stood}");
     sandbox.run(&["del", "b"]).ok();
     sandbox.run(&["del", "a"]).ok();
     assert!(server.wait().success(), "{}", server.log());
 }
 
 #[test]
-fn a_device_that_would_be_its_own_client_or_origin_is_refused() {
+fn a_device_as_its_own_client_or_origin_is_refused() {
     let sandbox = Sandbox::default();
     let socket = sandbox.path("s.sock");
     let more = format!(
@@ -343,20 +343,20 @@ fn a_device_that_would_be_its_own_client_or_origin_is_refused() {
     );
     let mut server = pair(&sandbox, &more);
     let refused = load(&sandbox, "a", "0 1024 linear o 0").failed_with(1);
-    assert!(refused.contains("it would stand on itself: a → o → a"), "{refused}");
+    assert!(refused.contains("it would use itself: a → o → a"), "{refused}");
     let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", socket.display());
     load(&sandbox, "b", &format!("0 1024 linear nbd:{} 0", uri("a"))).ok();
     sandbox.run(&["resume", "b"]).ok();
     let refused = load(&sandbox, "a", &format!("0 512 linear nbd:{} 0", uri("b"))).failed_with(1);
-    let way = format!("it would stand on itself: a → {} → b → {} → a", uri("b"), uri("a"));
+    let way = format!("it would use itself: a → {} → b → {} → a", uri("b"), uri("a"));
     assert!(refused.contains(&way), "{refused}");
-    // Or its server would be gone before its last flush.
+    // Otherwise its server would end before its last flush.
     sandbox.run(&["del", "b"]).ok();
     server.terminate();
 }
 
 #[test]
-fn a_device_that_would_stand_on_what_shows_it_is_refused() {
+fn a_device_on_its_own_export_is_refused() {
     if missing(&["fusermount3"]) || !std::path::Path::new("/dev/fuse").exists() {
         return;
     }
@@ -367,13 +367,13 @@ fn a_device_that_would_stand_on_what_shows_it_is_refused() {
     load(&sandbox, "b", "0 1024 linear a 0").ok();
     sandbox.run(&["resume", "b"]).ok();
     let refused = load(&sandbox, "a", &format!("0 512 linear {} 0", shown.display())).failed_with(1);
-    let way = format!("it would stand on itself: a → {} → b → a", shown.display());
+    let way = format!("it would use itself: a → {} → b → a", shown.display());
     assert!(refused.contains(&way), "{refused}");
     server.terminate();
 }
 
-/// Tables that stand on each other at random are loaded and resumed from three sides at once. Whatever is refused,
-/// no two devices end up on each other: all of them can be removed.
+/// Tables that use each other at random are loaded and resumed by three threads at once. Whatever is refused,
+/// no cycle results: all devices can be removed.
 #[test]
 fn no_order_of_loads_and_resumes_makes_a_cycle() {
     let sandbox = Sandbox::default();

@@ -1,5 +1,5 @@
-//! Every target with the real binary: what a client writes and reads, what lies on the devices below, what status, table and
-//! messages say.
+//! Every target with the real binary: reads and writes of a client, the content of the devices below, status,
+//! table and messages.
 
 use blockyard_tests::disk::missing_loop;
 use blockyard_tests::peer::Peer;
@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-const PLAIN: CommandFlags = CommandFlags::NONE;
+const PLAIN: CommandFlags = CommandFlags::empty();
 
 fn connect(server: &Server, name: &str) -> Peer {
     Peer::connect(&server.socket(), name)
@@ -23,7 +23,7 @@ fn file(sandbox: &Sandbox, name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn stripes_are_dealt_out_and_found_again() {
+fn striped_maps_chunks_to_devices_in_turn() {
     let sandbox = Sandbox::default();
     sandbox.image("a.img", MIB);
     sandbox.image("b.img", 2 * MIB);
@@ -44,7 +44,7 @@ fn stripes_are_dealt_out_and_found_again() {
 }
 
 #[test]
-fn one_stripe_is_seen_alone() {
+fn unstriped_shows_one_stripe() {
     let sandbox = Sandbox::default();
     let image = sandbox.noise("a.img", 1 << 20);
     let server = table_as(&sandbox, "u", "0 1024 unstriped 2 16 1 a.img 0", &[]);
@@ -57,7 +57,7 @@ fn one_stripe_is_seen_alone() {
 }
 
 #[test]
-fn delays_are_kept_and_layers_are_the_same_targets() {
+fn delay_as_a_target_and_as_a_layer_delays_requests() {
     let sandbox = Sandbox::default();
     let took = |peer: &mut Peer, write: bool| {
         let before = Instant::now();
@@ -83,7 +83,7 @@ fn delays_are_kept_and_layers_are_the_same_targets() {
 }
 
 #[test]
-fn flakey_devices_fail_as_their_features_say() {
+fn flakey_devices_fail_by_their_features() {
     let sandbox = Sandbox::default();
     let server = table_as(&sandbox, "f", "0 2048 flakey ram:1M 0 0 1 1 drop_writes\n", &[]);
     let mut peer = connect(&server, "f");
@@ -99,7 +99,7 @@ fn flakey_devices_fail_as_their_features_say() {
 }
 
 #[test]
-fn dust_and_switch_heed_messages() {
+fn dust_and_switch_obey_messages() {
     let sandbox = Sandbox::default();
     sandbox.noise("a.img", 1 << 20);
     let table = "0 1024 dust a.img 0 512\n1024 1024 switch 2 512 0 ram:1M 0 a.img 0\n";
@@ -114,7 +114,7 @@ fn dust_and_switch_heed_messages() {
     assert_eq!(peer.write(1536, &[1; 512], PLAIN), Ok(()));
     assert_eq!(peer.read(1536, 512), Ok(vec![1; 512]));
     assert!(tell(&["0", "addbadblock", "x"]).failed_with(1).contains("Invalid argument"));
-    // Region 0 of the switch is on memory, region 1 on the file, until a message says otherwise.
+    // Region 0 of the switch is in memory, region 1 in the file, until a message changes that.
     let image = file(&sandbox, "a.img");
     assert_eq!(peer.read(512 << 10, 512), Ok(vec![0; 512]));
     tell(&["1024", "set_region_mappings", "0:1", "R1,1"]).ok();
@@ -153,17 +153,17 @@ fn a_log_of_writes_is_replayed_to_its_marks() {
     assert!(all == file(&sandbox, "a.img"));
     assert_eq!(replayed("none.img", &["--limit", "0"])[..4096], [0; 4096]);
     let listed = sandbox.run(&["replay-log", "--log", "log.img"]).ok();
-    // The last flush is that of a device that goes.
+    // The last flush is that of a removed device.
     let wanted = "0 write sector 0 size 16\n1 flush\n2 mark first\n3 write sector 8 size 8\n\
                   4 discard sector 0 size 8\n5 flush\n6 flush\n";
     assert_eq!(listed, wanted);
     assert_eq!(sandbox.run(&["replay-log", "--log", "log.img", "--num-entries"]).ok(), "7\n");
     let refused = sandbox.run(&["replay-log", "--log", "log.img", "--end-mark", "second"]).failed_with(1);
-    assert!(refused.contains("there is no mark \"second\""), "{refused}");
+    assert!(refused.contains("the log has no mark \"second\""), "{refused}");
 }
 
 #[test]
-fn a_log_as_a_layer_is_made_with_its_file() {
+fn the_log_layer_creates_its_file() {
     let sandbox = Sandbox::default();
     sandbox.image("a.img", MIB);
     let log = format!("log,file={},size=4M,create", sandbox.path("w.log").display());
@@ -179,11 +179,11 @@ fn a_log_as_a_layer_is_made_with_its_file() {
 }
 
 #[test]
-fn a_snapshot_shows_what_its_origin_was_and_is_there_again() {
+fn a_snapshot_shows_its_origins_old_data_and_survives_a_restart() {
     let sandbox = Sandbox::default();
     let before = std::fs::read(sandbox.noise("base.img", 1 << 20)).unwrap();
     sandbox.image("cow.img", 4 * MIB);
-    // The origin is opened behind its snapshot, wherever it stands.
+    // The origin is opened after its snapshot, wherever it is listed.
     let topology = "[device.base]\ntable = \"0 2048 snapshot-origin base.img\"\n\
                     [device.snap]\ntable = \"0 2048 snapshot base.img cow.img P 16\"\n\
                     [[export]]\ndevice = \"snap\"\nnbd = \"unix:y.sock\"\n\
@@ -194,7 +194,7 @@ fn a_snapshot_shows_what_its_origin_was_and_is_there_again() {
     snap.write(0, &old, PLAIN).unwrap();
     let table = sandbox.text("same.table", "0 2048 snapshot base.img cow.img P 16");
     sandbox.run(&["table", "snap", "--load", &table.to_string_lossy()]).ok();
-    // What is copied between load and resume is the next table's as well.
+    // Copies between load and resume belong to the next table as well.
     base.write(4096, &new, PLAIN).unwrap();
     sandbox.run(&["resume", "snap"]).ok();
     assert_eq!(base.read(0, 1 << 20).unwrap(), [&before[..4096], &new, &before[16384..]].concat());
@@ -214,7 +214,7 @@ fn a_snapshot_shows_what_its_origin_was_and_is_there_again() {
 }
 
 #[test]
-fn an_origin_that_is_written_while_the_server_stops_is_copied_for_its_snapshot() {
+fn writes_to_an_origin_during_shutdown_are_copied_to_its_snapshot() {
     if missing_loop() {
         return;
     }
@@ -227,8 +227,8 @@ fn an_origin_that_is_written_while_the_server_stops_is_copied_for_its_snapshot()
     let mut server = sandbox.up(topology, 1);
     let base = std::fs::File::options().write(true).open(sandbox.path("base.raw")).expect("it opens");
     server.signal(Signal::TERM);
-    server.said("base.raw is in use");
-    // The snapshot has no users: its device goes at once.
+    server.await_log("base.raw is in use");
+    // The snapshot has no users: its device is removed at once.
     let gone = || (!sandbox.run(&["show", "snap"]).status.success()).then_some(());
     until(PATIENCE, gone).expect("the device of the snapshot is removed");
     base.write_all_at(&noise(7, 4096), 65536).expect("it is written");
@@ -243,7 +243,7 @@ fn an_origin_that_is_written_while_the_server_stops_is_copied_for_its_snapshot()
 }
 
 #[test]
-fn a_mirror_copies_by_itself_and_goes_on_without_a_device() {
+fn a_mirror_resyncs_and_survives_a_failed_device() {
     let sandbox = Sandbox::default();
     let first = std::fs::read(sandbox.noise("a.img", 1 << 20)).unwrap();
     sandbox.image("b.img", MIB);
@@ -263,7 +263,7 @@ fn a_mirror_copies_by_itself_and_goes_on_without_a_device() {
     peer.disconnect();
     server.kill();
     assert!(file(&sandbox, "a.img") == file(&sandbox, "b.img"));
-    // Killed before the marks went, so those regions are copied, and no others.
+    // Killed before the marks were cleared, so only those regions are copied.
     let marked = file(&sandbox, "log.img")[1024..1028].iter().map(|byte| byte.count_zeros()).sum::<u32>();
     assert!(marked <= 2, "{marked} regions are marked");
     let table = "0 2048 mirror core 2 64 nosync 2 a.img 0 broken 0 2 handle_errors keep_log";
@@ -279,9 +279,9 @@ fn a_mirror_copies_by_itself_and_goes_on_without_a_device() {
     peer.disconnect();
 }
 
-/// The leg that failed is the first of its table, and the table stays the same over restarts.
+/// The failed leg is the first of its table, and the table stays the same over restarts.
 #[test]
-fn a_mirror_knows_after_a_restart_which_leg_missed_an_acknowledged_write() {
+fn a_restarted_mirror_knows_the_leg_without_an_acknowledged_write() {
     let sandbox = Sandbox::default();
     for (image, len) in [("a.img", MIB), ("b.img", MIB), ("log.img", 8192)] {
         sandbox.image(image, len);
@@ -321,12 +321,12 @@ fn a_mirror_knows_after_a_restart_which_leg_missed_an_acknowledged_write() {
         assert!(file(&sandbox, "b.img")[..65536] == data[..], "nothing is copied from a leg that failed");
         assert!(status().contains(" 1 DA 3 disk"), "{}", status());
         let shown = sandbox.run(&["show", "m"]).ok();
-        assert!(shown.contains("leg is left out: it missed writes; recorded in log.img"), "{shown}");
-        let named = "mirror: leg is left out: it missed writes; recorded in log.img";
+        assert!(shown.contains("leg is not used: it missed writes; recorded in log.img"), "{shown}");
+        let named = "mirror: leg is not used: it missed writes; recorded in log.img";
         assert!(until(PATIENCE, || server.log().contains(named).then_some(())).is_some(), "{}", server.log());
         if killed { server.kill() } else { server.terminate() }
     }
-    // All of it is copied to the leg, which is in use from then on.
+    // All of it is copied to the leg, which is used from then on.
     let mut server = sandbox.up(&topology, 2);
     load("m", "0 2048 mirror disk 3 log.img 64 sync 2 leg 0 b.img 0");
     assert!(is(whole), "{}", status());

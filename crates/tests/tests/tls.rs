@@ -7,7 +7,7 @@ use blockyard_tests::peer::Peer;
 use blockyard_tests::raw::{Raw, go_data, option_error};
 use blockyard_tests::server::{Sandbox, Server};
 use blockyard_tests::tools::{Outcome, command, missing, missing_libnbd, python, run};
-use proto::nbd::client::{Failure, TlsWish, Wish};
+use proto::nbd::client::{Failure, HandshakeOptions, TlsPolicy};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ const STARTTLS: u32 = 5;
 const GO: u32 = 7;
 const EXPORT_NAME: u32 = 1;
 
-/// The authority's certificate alone: a client that has none of its own.
+/// Returns a folder with the authority's certificate alone: a client without one of its own.
 fn authority_only(sandbox: &Sandbox, from: &Path) -> PathBuf {
     let path = sandbox.path("authority-only");
     std::fs::create_dir(&path).unwrap();
@@ -23,7 +23,7 @@ fn authority_only(sandbox: &Sandbox, from: &Path) -> PathBuf {
     path
 }
 
-/// On TCP and on a Unix socket.
+/// Serves on TCP and on a Unix socket.
 fn serve(sandbox: &Sandbox, certificates: &Path, more: &[&str]) -> Server {
     let unix = format!("unix:{}", sandbox.path("disk.sock").display());
     let folder = certificates.to_string_lossy();
@@ -32,7 +32,7 @@ fn serve(sandbox: &Sandbox, certificates: &Path, more: &[&str]) -> Server {
     sandbox.start(&mut serve, 2)
 }
 
-/// The same address for clients that use TLS, and for those that do not.
+/// Returns the address with the scheme for clients with or without TLS.
 fn with_scheme(uri: &str, scheme: &str) -> String {
     let rest = uri.split_once(':').expect("a URI").1;
     let is_unix = uri.split_once(':').is_some_and(|(scheme, _)| scheme.ends_with("+unix"));
@@ -51,7 +51,7 @@ fn size_in_the_clear(uri: &str) -> Outcome {
 }
 
 #[test]
-fn required_tls_lets_nobody_in_without() {
+fn required_tls_refuses_plaintext_clients() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
@@ -64,9 +64,9 @@ fn required_tls_lets_nobody_in_without() {
         assert_eq!(size_over_tls(uri, &folder).ok().trim(), "16777216");
         size_in_the_clear(uri).failed();
     }
-    let refused = Peer::with(&sandbox.path("disk.sock"), Wish::new("disk")).err();
+    let refused = Peer::with(&sandbox.path("disk.sock"), HandshakeOptions::new("disk")).err();
     assert!(matches!(refused, Some(Failure::Refused { kind, .. }) if kind == option_error(5)), "{refused:?}");
-    // Nor does it tell anything.
+    // Nor does it reveal anything.
     let mut raw = Raw::greeted(&sandbox.path("disk.sock"));
     for option in [3, 6, GO, 8, 9, 10, 11, 77] {
         raw.option(option, &go_data("disk"));
@@ -93,7 +93,7 @@ fn offered_tls_may_be_used() {
 }
 
 #[test]
-fn options_of_tls_let_no_client_in_that_does_without() {
+fn tls_options_imply_required_tls() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
@@ -139,7 +139,7 @@ fn options_that_contradict_each_other_are_refused() {
     let stderr = serve(&[&nbd[..], &["--tls", "off"]].concat());
     assert!(stderr.contains("tls-certificates is given, and TLS is off"), "{stderr}");
     let stderr = serve(&["--fuse", "file"]);
-    assert!(stderr.contains("TLS is for NBD, and there is no --nbd"), "{stderr}");
+    assert!(stderr.contains("TLS is for NBD, but no --nbd is given"), "{stderr}");
 }
 
 #[test]
@@ -158,16 +158,16 @@ fn a_private_key_that_others_can_read_is_refused() {
         ["serve", "ram:1M", "--name", "disk", "--nbd", "tcp:127.0.0.1:0", "--tls-certificates", "pki"];
     for arguments in [&serve[..], &["check", &topology.to_string_lossy()]] {
         let outcome = sandbox.run(arguments);
-        let said = outcome.failed();
-        assert!(said.contains("server-key.pem: every user has access to this private key"), "{said}");
-        assert!(said.contains("0644 (chmod 600 it"), "{said}");
+        let printed = outcome.failed();
+        assert!(printed.contains("server-key.pem: every user has access to this secret file"), "{printed}");
+        assert!(printed.contains("0644 (chmod 600 it"), "{printed}");
     }
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
     sandbox.run(&["check", &topology.to_string_lossy()]).ok();
 }
 
 #[test]
-fn a_server_without_tls_says_so() {
+fn a_server_without_tls_refuses_starttls() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
@@ -175,20 +175,20 @@ fn a_server_without_tls_says_so() {
     let folder = certificates(&sandbox, "pki");
     let server = sandbox.serve("ram:16M", &[]);
     size_over_tls(server.uri(), &folder).failed();
-    let wish = Wish { tls: TlsWish::Always, ..Wish::new("disk") };
-    let refused = Peer::with(&server.socket(), wish).err();
+    let requested = HandshakeOptions { tls: TlsPolicy::Always, ..HandshakeOptions::new("disk") };
+    let refused = Peer::with(&server.socket(), requested).err();
     assert!(matches!(refused, Some(Failure::NoTls(_))), "{refused:?}");
 }
 
 #[test]
-fn clients_show_a_certificate_where_that_is_asked_for() {
+fn clients_need_a_certificate_with_verify_peer() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
     let sandbox = Sandbox::default();
     let folder = certificates(&sandbox, "pki");
     let stranger = certificates(&sandbox, "stranger");
-    // A stranger's certificate, and the authority of ours: so that only the server has a reason to refuse.
+    // A foreign certificate, with our authority: so that only the server has a reason to refuse.
     std::fs::copy(folder.join("ca-cert.pem"), stranger.join("ca-cert.pem")).unwrap();
     let nobody = authority_only(&sandbox, &folder);
     let mut server = serve(&sandbox, &folder, &["--tls", "require", "--tls-verify-peer"]);
@@ -198,13 +198,13 @@ fn clients_show_a_certificate_where_that_is_asked_for() {
     size_over_tls(&uri, &stranger).failed();
     assert_eq!(size_over_tls(&uri, &folder).ok().trim(), "16777216");
     server.terminate();
-    // Without that question a client needs none.
+    // Without that option a client needs none.
     let server = serve(&sandbox, &folder, &["--tls", "require"]);
     assert_eq!(size_over_tls(server.uri(), &nobody).ok().trim(), "16777216");
 }
 
 #[test]
-fn a_client_that_trusts_another_authority_stays_away() {
+fn a_client_with_another_authority_refuses_the_server() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
@@ -278,7 +278,7 @@ plain.shutdown()
 }
 
 #[test]
-fn bad_handshakes_end_alone() {
+fn bad_tls_handshakes_end_only_their_connection() {
     if missing(&["openssl", "nbdinfo"]) {
         return;
     }
@@ -292,7 +292,7 @@ fn bad_handshakes_end_alone() {
         assert_eq!(raw.option_reply(), (STARTTLS, 1, Vec::new()));
         raw
     };
-    // Half-way, and never further.
+    // Handshakes that stop half-way.
     let half_way: Vec<Raw> = (0..50).map(|_| starttls()).collect();
     for garbage in [&[0; 600][..], b"GET / HTTP/1.1\r\n\r\n", &[0x16, 3, 1, 0xff, 0xff, 1]] {
         let mut raw = starttls();
@@ -300,7 +300,7 @@ fn bad_handshakes_end_alone() {
         raw.stream.shutdown(std::net::Shutdown::Write).ok();
         raw.expect_closed(4096);
     }
-    // STARTTLS has no data; and what follows it in the clear is not taken for the client's.
+    // STARTTLS has no data; and plaintext after it is not accepted as the client's.
     let mut raw = Raw::greeted(&socket);
     raw.option(STARTTLS, b"x");
     assert_eq!(raw.option_reply().1, option_error(3));
@@ -313,7 +313,7 @@ fn bad_handshakes_end_alone() {
 }
 
 #[test]
-fn certificates_that_are_not_there_are_named() {
+fn missing_certificates_are_named() {
     let sandbox = Sandbox::default();
     std::fs::create_dir(sandbox.path("empty")).unwrap();
     let serve =

@@ -1,4 +1,5 @@
-//! `blockyard top` in a real terminal, `script`'s, with what is on the screen read by a terminal emulator; and as text.
+//! `blockyard top` in a real terminal, `script`'s, with the screen parsed by a terminal emulator; and as
+//! text.
 
 use blockyard_tests::remote::table_as;
 use blockyard_tests::server::{Sandbox, binary, signal};
@@ -10,21 +11,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The binary in a terminal of 24 lines of 80 letters.
+/// The binary in a terminal of 24 lines and 80 columns.
 struct Terminal<'a> {
     sandbox: &'a Sandbox,
     child: Child,
     keys: ChildStdin,
     screen: Arc<Mutex<vt100::Parser>>,
-    /// All that ever came.
+    /// The whole output.
     raw: Arc<Mutex<Vec<u8>>>,
-    /// Who reads it, to its end.
+    /// The thread that reads it.
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
 impl<'a> Terminal<'a> {
     fn start(sandbox: &'a Sandbox, words: &str) -> Terminal<'a> {
-        // What a shell would see before and after, and where its terminal is.
+        // The terminal's settings before and after, and its name.
         let line = format!(
             "stty rows 24 cols 80; tty > tty; stty -g > before; sh -c 'echo $$ > pid; exec {} top {words}'; \
              echo $? > status; stty -g > after",
@@ -54,7 +55,7 @@ impl<'a> Terminal<'a> {
         self.screen.lock().unwrap().screen().contents()
     }
 
-    /// Waits until that stands on the screen.
+    /// Waits until this text is on the screen.
     #[track_caller]
     fn shows(&self, what: &str) {
         let shown = until(PATIENCE, || self.text().contains(what).then_some(()));
@@ -62,7 +63,7 @@ impl<'a> Terminal<'a> {
     }
 
     fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is there");
+        self.keys.write_all(keys.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is open");
     }
 
     fn file(&self, name: &str) -> String {
@@ -81,7 +82,7 @@ impl<'a> Terminal<'a> {
         run(&mut command(&words)).ok();
     }
 
-    /// Its status; the terminal must be as it was.
+    /// Returns its exit status; the terminal must be restored.
     #[track_caller]
     fn ended(&mut self) -> String {
         let after = self.file("after");
@@ -106,7 +107,7 @@ impl Drop for Terminal<'_> {
 }
 
 #[test]
-fn a_path_is_failed_and_reinstated_by_keys_and_servers_go_and_come() {
+fn keys_fail_and_reinstate_a_path_while_servers_end_and_start() {
     if missing(&["script", "stty"]) {
         return;
     }
@@ -142,7 +143,7 @@ fn a_path_is_failed_and_reinstated_by_keys_and_servers_go_and_come() {
     let _other = sandbox.serve("ram:1M", &["--name", "other"]);
     top.shows("other");
     top.press("h");
-    top.shows("pick a device");
+    top.shows("select a device");
     top.press("x");
     top.shows("other");
     top.press("q");
@@ -150,7 +151,7 @@ fn a_path_is_failed_and_reinstated_by_keys_and_servers_go_and_come() {
 }
 
 #[test]
-fn signals_give_the_terminal_back() {
+fn signals_restore_the_terminal() {
     if missing(&["script", "stty"]) {
         return;
     }
@@ -163,9 +164,9 @@ fn signals_give_the_terminal_back() {
     }
 }
 
-/// A process that is stopped is told of, keeps its numbers, and keeps nobody from quitting.
+/// A stopped process is reported, keeps its figures, and does not prevent quitting.
 #[test]
-fn a_process_that_does_not_answer_is_told_of() {
+fn a_process_that_does_not_answer_is_reported() {
     if missing(&["script", "stty"]) {
         return;
     }
@@ -215,7 +216,7 @@ fn text_needs_no_terminal_and_a_screen_does() {
     let refused = sandbox.run(&["top", "-b", "-n", "1", "-d", "0.1", "disk", "other"]).failed_with(1);
     assert!(refused.contains("top failed: other: there is no such device"), "{refused}");
     let refused = sandbox.run(&["top"]).failed_with(2);
-    assert!(refused.contains("no terminal") && refused.contains("top -b"), "{refused}");
+    assert!(refused.contains("stdout is not a terminal") && refused.contains("top -b"), "{refused}");
     sandbox.run(&["top", "-d", "0"]).failed_with(2);
     sandbox.run(&["top", "-n", "1"]).failed_with(2);
 }

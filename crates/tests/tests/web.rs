@@ -1,6 +1,6 @@
-//! The page, in a real browser and by hand: who sees it, what it shows, what it does, and what it survives.
+//! The page, in a real browser and by plain requests: access, content, actions, and restarts.
 //!
-//! Pictures of it are left in `target/web`, for people.
+//! Screenshots are left in `target/web`.
 
 use blockyard_tests::browser::Browser;
 use blockyard_tests::peer::Peer;
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A multipath device of two paths with a page, and where that is.
+/// Serves a multipath device of two paths with a page; returns its address.
 fn serve(sandbox: &Sandbox, more: &[&str]) -> (Server, String) {
     let line = "0 131072 multipath 1 queue_if_no_path 0 1 1 queue-length 0 2 1 ram:64M 1 zero:64M 1";
     let table = sandbox.text("m.table", line);
@@ -28,7 +28,7 @@ fn serve(sandbox: &Sandbox, more: &[&str]) -> (Server, String) {
     (server, page)
 }
 
-/// What the canvas that a selector names holds of the style sheet's colours of these names, in pixels.
+/// Returns an expression: the number of pixels of these style sheet colours on the selected canvas.
 fn pixels(selector: &str, colours: &[&str]) -> String {
     format!(
         "(() => {{ const canvas = document.querySelector({selector:?}); if (!canvas?.width) return 0; \
@@ -42,7 +42,7 @@ fn pixels(selector: &str, colours: &[&str]) -> String {
     )
 }
 
-/// Reads and writes all over the device until it is told to end.
+/// Reads and writes all over the device until `end` is set.
 fn load(socket: &Path, end: &AtomicBool) {
     let mut peer = Peer::connect(socket, "m");
     let block = [7; 4096];
@@ -52,14 +52,14 @@ fn load(socket: &Path, end: &AtomicBool) {
         if random.bool() {
             peer.read(offset, 4096).unwrap();
         } else {
-            peer.write(offset, &block, CommandFlags::NONE).unwrap();
+            peer.write(offset, &block, CommandFlags::empty()).unwrap();
         }
     }
     peer.disconnect();
 }
 
 #[test]
-fn the_page_lives_in_a_real_browser() {
+fn the_page_works_in_a_real_browser() {
     let sandbox = Sandbox::default();
     let (mut server, page) = serve(&sandbox, &["--web-allow", "actions"]);
     let Some(mut browser) = Browser::start(&sandbox) else { return };
@@ -70,12 +70,14 @@ fn the_page_lives_in_a_real_browser() {
         let loading = scope.spawn(|| load(&socket, &end));
         // Whatever fails below, the load ends.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            it_opens_with_its_token_only(&mut browser, &page);
-            charts_get_their_data(&mut browser, &pictures);
-            it_is_used_by_keys(&mut browser);
-            a_path_is_failed_after_a_question(&sandbox, &mut browser, &pictures);
-            a_new_size_is_asked_for_or_not(&mut browser);
-            it_is_dark_and_narrow_where_that_is_wanted(&mut browser, &pictures);
+            the_page_requires_its_token(&mut browser, &page);
+            the_pages_charts_get_their_data(&mut browser, &pictures);
+            charts_use_the_screen_that_there_is(&mut browser, &pictures);
+            time_is_zoomed_into_and_paused(&mut browser);
+            the_page_is_used_by_keys(&mut browser);
+            the_page_fails_a_path_after_a_confirmation(&sandbox, &mut browser, &pictures);
+            the_page_asks_for_a_new_size(&mut browser);
+            the_page_supports_dark_and_narrow_displays(&mut browser, &pictures);
         }));
         end.store(true, Relaxed);
         loading.join().unwrap();
@@ -83,7 +85,7 @@ fn the_page_lives_in_a_real_browser() {
             std::panic::resume_unwind(why);
         }
     });
-    // What was refused on purpose, once each, is said on the console, maybe late; and nothing else.
+    // Refused requests are on the console once each, maybe late; and nothing else.
     let mut complaints = browser.complaints();
     for (status, place) in [("401", "/events"), ("422", "/devices/m/actions")] {
         let words = [format!("a status of {status} "), format!("{place}\"")];
@@ -93,15 +95,15 @@ fn the_page_lives_in_a_real_browser() {
         }
     }
     assert_eq!(complaints, Vec::<String>::new());
-    who_lost_the_token_is_told_so(&mut browser);
+    a_page_without_a_token_reports_it(&mut browser);
     server.terminate();
     browser.wait_for("['lost', 'gone'].includes(document.querySelector('#link').dataset.state)");
     browser.wait_for("!document.querySelector('#banner').hidden");
 }
 
-fn it_opens_with_its_token_only(browser: &mut Browser, page: &str) {
+fn the_page_requires_its_token(browser: &mut Browser, page: &str) {
     let (bare, _) = page.split_once('?').unwrap();
-    browser.look(1280, 800, "light");
+    browser.set_window(1280, 800, "light");
     browser.open(bare);
     browser.wait_for("document.body?.innerText.includes('needs its token')");
     for time in ["first", "second"] {
@@ -118,24 +120,78 @@ fn it_opens_with_its_token_only(browser: &mut Browser, page: &str) {
     );
 }
 
-fn charts_get_their_data(browser: &mut Browser, pictures: &Path) {
+fn the_pages_charts_get_their_data(browser: &mut Browser, pictures: &Path) {
     browser.wait_for("document.querySelector('.rows .row .what').textContent.includes('multipath')");
     browser.wait_for(&format!("{} > 10", pixels(".spark", &["read", "write"])));
     browser.screenshot(&pictures.join("devices.png"));
     browser.click(".rows a.name");
     browser.wait_for(&format!("{} > 20", pixels("[aria-label=Requests] canvas", &["read", "write"])));
     browser.wait_for(&format!("{} > 20", pixels("[aria-label=Throughput] canvas", &["read", "write"])));
-    browser.wait_for(&format!("{} > 20", pixels("[aria-label=Latency] canvas", &["p-1", "p-3", "p-4"])));
+    for kind in ["Read", "Write"] {
+        let chart = format!("[aria-label='{kind} latency']");
+        for percentile in ["p-1", "p-2", "p-3", "p-4"] {
+            browser.wait_for(&format!("{} > 20", pixels(&format!("{chart} canvas"), &[percentile])));
+        }
+        let names = format!(
+            "[...document.querySelectorAll(\"{chart} .key\")].map((key) => key.textContent.split(' ')[0])"
+        );
+        assert_eq!(browser.eval(&names), serde_json::json!(["p50", "p90", "p99", "p99.9"]));
+    }
+    let colours = "new Set([1, 2, 3, 4].map((at) => getComputedStyle(document.querySelector(`.swatch-p-${at}`)).backgroundColor)).size";
+    assert_eq!(browser.eval(colours), 4);
+    // The shades of the heat map have numbers, which grow.
+    let numbers = "[...document.querySelectorAll('.steps b')].map((one) => parseFloat(one.textContent))";
+    browser.wait_for(&format!(
+        "(() => {{ const all = {numbers}; return all.length === 5 && all[0] >= 1 && all[4] > all[0]; }})()"
+    ));
     browser.wait_for(&format!(
         "{} > 50",
         pixels("[aria-label='Latency heat map'] canvas", &["heat-1", "heat-2", "heat-3", "heat-4", "heat-5"])
     ));
-    // All is on one screen, but for what fonts that are higher than others need.
+    // All is on one screen, except for fonts that are higher than others.
     browser.wait_for("document.documentElement.scrollHeight <= 1000");
     browser.screenshot(&pictures.join("activity.png"));
 }
 
-fn it_is_used_by_keys(browser: &mut Browser) {
+fn charts_use_the_screen_that_there_is(browser: &mut Browser, pictures: &Path) {
+    let rows = "new Set([...document.querySelectorAll('#panel-activity canvas')].map((one) => one.getBoundingClientRect().y)).size";
+    let right = "Math.max(...[...document.querySelectorAll('#panel-activity canvas')].map((one) => one.getBoundingClientRect().right))";
+    let height = "document.querySelector('#panel-activity canvas').clientHeight";
+    let low = browser.eval(height).as_f64().unwrap();
+    assert_eq!(browser.eval(rows), 3, "two columns of six charts");
+    browser.set_window(1900, 1200, "light");
+    browser.wait_for(&format!("{rows} === 2"));
+    browser.wait_for(&format!("{right} > 1840 && {height} > {}", low + 100.0));
+    browser.wait_for("document.documentElement.scrollHeight <= 1200");
+    browser.screenshot(&pictures.join("activity-wide.png"));
+    browser.set_window(1280, 800, "light");
+}
+
+fn time_is_zoomed_into_and_paused(browser: &mut Browser) {
+    let window = "document.querySelector('#window').textContent";
+    let canvas = "[aria-label=Requests] canvas";
+    assert_eq!(browser.eval(window), "");
+    browser.drag(canvas, 0.5, 0.9);
+    browser.wait_for(&format!("{window}.includes(' – ')"));
+    let zoomed = browser.eval(window);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(browser.eval(window), zoomed, "it stands still");
+    browser.press("Escape");
+    browser.wait_for(&format!("{window} === '' && document.querySelector('.device-view')"));
+    browser.press("p");
+    browser.wait_for(&format!(
+        "{window}.includes(' – ') && document.querySelector('#pause').textContent === 'Go on'"
+    ));
+    browser.click("#pause");
+    browser.wait_for(&format!("{window} === ''"));
+    browser.click(".segment:nth-child(3)");
+    browser.wait_for("document.querySelector('.segment:nth-child(3)').ariaPressed === 'true'");
+    // Names of times are round: an hour has one each ten minutes or less often.
+    browser.wait_for(&format!("{} > 5", pixels(canvas, &["read", "write"])));
+    browser.click(".segment:nth-child(1)");
+}
+
+fn the_page_is_used_by_keys(browser: &mut Browser) {
     browser.press("?");
     browser.wait_for("document.querySelector('#help').open");
     browser.press("Escape");
@@ -143,9 +199,15 @@ fn it_is_used_by_keys(browser: &mut Browser) {
     browser.press("2");
     browser.wait_for("document.querySelector('#tab-addresses').ariaSelected === 'true'");
     browser.wait_for(&format!("{} > 20", pixels("#panel-addresses canvas", &["read", "write"])));
+    assert_eq!(browser.eval("location.hash"), "#/m/addresses");
+    let pressed = "[...document.querySelectorAll('#panel-addresses .toggle')].map((one) => one.ariaPressed)";
+    assert_eq!(browser.eval(pressed), serde_json::json!(["true", "true", "false"]), "block status is hidden");
     browser.eval("document.querySelector('#tab-addresses').focus()");
     browser.press("ArrowRight");
     browser.wait_for("document.activeElement.id === 'tab-stack'");
+    browser.wait_for("location.hash === '#/m/stack'");
+    browser.eval("history.back()");
+    browser.wait_for("document.querySelector('#tab-addresses').ariaSelected === 'true'");
     let tab = "document.querySelector('#tab-stack')";
     browser.eval("location.hash = '#/%'");
     browser.wait_for(&format!("!{tab} && document.querySelector('.rows a.name')"));
@@ -154,7 +216,7 @@ fn it_is_used_by_keys(browser: &mut Browser) {
     browser.eval(&format!("{tab}.click()"));
 }
 
-fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, pictures: &Path) {
+fn the_page_fails_a_path_after_a_confirmation(sandbox: &Sandbox, browser: &mut Browser, pictures: &Path) {
     let status = || sandbox.run(&["status", "m"]).ok();
     let fail = "button[aria-label='Fail path ram:64M']";
     browser.wait_for(&format!("document.querySelector({fail:?})"));
@@ -170,16 +232,24 @@ fn a_path_is_failed_after_a_question(sandbox: &Sandbox, browser: &mut Browser, p
     browser.wait_for("document.querySelector('#confirm').open");
     browser.click("#confirm-yes");
     browser.wait_for("document.querySelector('.path .chip.bad')?.textContent === 'failed'");
+    browser.wait_for("document.querySelectorAll('.node.failed').length === 1");
+    browser.wait_for("document.querySelector('h1 .chip.bad')?.textContent === '1 of 2 paths'");
     assert!(status().contains("ram:64M F 1"), "{}", status());
     browser.screenshot(&pictures.join("stack.png"));
     browser.click("button[aria-label='Reinstate path ram:64M']");
     browser.wait_for("document.querySelector('#confirm').open");
     browser.click("#confirm-yes");
     browser.wait_for("!document.querySelector('.path .chip.bad')");
+    browser.wait_for("document.querySelector('h1 .chip.good')?.textContent === '2 of 2 paths'");
+    // Both are marked in the charts, and listed.
+    browser.press("4");
+    browser.wait_for("['ram:64M failed', 'ram:64M works again'].every((text) => document.querySelector('[aria-label=Events]')?.textContent.includes(text))");
+    browser.press("1");
+    browser.wait_for(&format!("{} > 5", pixels("[aria-label=Requests] canvas", &["bad"])));
     assert!(status().contains("ram:64M A 1"), "{}", status());
 }
 
-fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
+fn the_page_asks_for_a_new_size(browser: &mut Browser) {
     let resize =
         "[...document.querySelectorAll('button')].find((one) => one.textContent.startsWith('Resize …'))";
     let asked = |browser: &mut Browser| {
@@ -198,7 +268,7 @@ fn a_new_size_is_asked_for_or_not(browser: &mut Browser) {
     browser.wait_for("document.querySelector('.toast.bad')?.textContent.includes('Resize m failed:')");
 }
 
-fn who_lost_the_token_is_told_so(browser: &mut Browser) {
+fn a_page_without_a_token_reports_it(browser: &mut Browser) {
     browser.eval("sessionStorage.clear()");
     // Another view opens another stream.
     browser.eval("location.hash = location.hash === '#/' ? '#/m' : '#/'");
@@ -206,15 +276,15 @@ fn who_lost_the_token_is_told_so(browser: &mut Browser) {
     browser.wait_for("document.querySelector('#banner a')?.getAttribute('href') === '/entry'");
 }
 
-fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &Path) {
+fn the_page_supports_dark_and_narrow_displays(browser: &mut Browser, pictures: &Path) {
     let back = "getComputedStyle(document.body).backgroundColor";
     let light = browser.eval(back);
-    browser.look(1280, 800, "dark");
+    browser.set_window(1280, 800, "dark");
     browser.wait_for(&format!("{back} !== {light}"));
     browser.eval("document.querySelector('#tab-activity').click()");
     browser.wait_for(&format!("{} > 20", pixels("[aria-label=Requests] canvas", &["read", "write"])));
     browser.screenshot(&pictures.join("activity-dark.png"));
-    browser.look(400, 860, "dark");
+    browser.set_window(400, 860, "dark");
     for tab in ["details", "stack", "addresses", "activity"] {
         browser.eval(&format!("document.querySelector('#tab-{tab}').click()"));
         browser.wait_for("document.documentElement.scrollWidth <= 400");
@@ -222,7 +292,71 @@ fn it_is_dark_and_narrow_where_that_is_wanted(browser: &mut Browser, pictures: &
     browser.screenshot(&pictures.join("activity-narrow.png"));
 }
 
-/// One request by hand; the whole answer.
+#[test]
+fn devices_are_sorted_filtered_and_switched() {
+    let sandbox = Sandbox::default();
+    let golden = sandbox.image("golden.img", 1 << 20);
+    let topology = format!(
+        "[device.a-small]\nstack = \"ram:1M\"\n[device.b-large]\nstack = \"ram:2M\"\n\
+         [device.c-overlay]\nstack = \"file:{}\"\nlayers = [\"cow,file={},create\"]\n",
+        golden.display(),
+        sandbox.path("mine.cow").display(),
+    );
+    let file = sandbox.text("three.toml", &topology);
+    let words = ["up", &*file.to_string_lossy(), "--web", "127.0.0.1:0"];
+    // One line for each export, and one for the page.
+    let server = sandbox.start(&mut sandbox.blockyard(&words), 4);
+    let Some(mut browser) = Browser::start(&sandbox) else { return };
+    browser.set_window(1280, 800, "light");
+    browser.open(server.uri_of(3));
+    let names = "[...document.querySelectorAll('.rows .row:not([hidden]) a.name')].map((one) => one.textContent).join()";
+    browser.wait_for(&format!("{names} === 'a-small,b-large,c-overlay'"));
+    browser.click(".heads .cell:nth-child(1) button");
+    browser.wait_for(&format!("{names} === 'c-overlay,b-large,a-small'"));
+    assert_eq!(browser.eval("document.querySelector('.heads .cell:nth-child(1)').ariaSort"), "descending");
+    browser.click(".heads .cell:nth-child(3) button");
+    browser.wait_for(&format!("{names} === 'a-small,b-large,c-overlay'"));
+    browser.press("/");
+    browser.wait_for("document.activeElement.id === 'filter'");
+    browser.call("Input.insertText", serde_json::json!({ "text": "mine.cow" }));
+    browser.wait_for(&format!("{names} === 'c-overlay'"));
+    browser.press("Escape");
+    browser.wait_for(&format!("{names} === 'a-small,b-large,c-overlay'"));
+    // The overlay's files have their roles and paths.
+    browser.eval("location.hash = '#/c-overlay/stack'");
+    browser.wait_for("document.querySelectorAll('.node .role').length === 2");
+    let files = "[...document.querySelectorAll('.node.backend')].map((one) => `${one.querySelector('.role').textContent} \
+                 ${one.querySelector('.label').textContent.split('/').at(-1)}`).join()";
+    assert_eq!(browser.eval(files), "origin golden.img,overlay mine.cow");
+    browser.screenshot(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/web/overlay.png"));
+    // Another device is shown in the same tab.
+    browser.press("[");
+    browser.wait_for("location.hash === '#/b-large/stack' && document.querySelector('h1').textContent.startsWith('b-large')");
+    browser.eval("(() => { const one = document.querySelector('#switch'); one.value = 'a-small'; one.dispatchEvent(new Event('change')); })()");
+    browser.wait_for(
+        "location.hash === '#/a-small/stack' && document.querySelector('#tab-stack').ariaSelected === 'true'",
+    );
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn an_hour_of_history_is_kept_in_steps() {
+    let sandbox = Sandbox::default();
+    let (_server, page) = serve(&sandbox, &["--web-token", "none"]);
+    let history = |query: &str| ask(&page, &format!("GET /history?device=m{query}"), &[], "");
+    let steps = until(PATIENCE, || {
+        std::thread::sleep(Duration::from_millis(200));
+        let answer = history("&span=hour");
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        let steps: Vec<serde_json::Value> = serde_json::from_str(body).ok()?;
+        (!steps.is_empty()).then_some(steps)
+    });
+    assert!(steps.expect("one after ten seconds")[0]["read"]["p"].is_array());
+    assert!(history("").contains("\"heat\""), "the seconds, too");
+    assert!(history("&span=day").starts_with("HTTP/1.1 400"));
+}
+
+/// Sends one request; returns the whole answer.
 fn ask(page: &str, head: &str, headers: &[&str], body: &str) -> String {
     let host = host_of(page);
     let mut stream = TcpStream::connect(host).unwrap();
@@ -235,7 +369,8 @@ fn ask(page: &str, head: &str, headers: &[&str], body: &str) -> String {
     let length = body.len();
     let text =
         format!("{head} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}");
-    // It may have heard enough before it has heard all of it; then its answer is there, and what it closes is reset.
+    // The server may answer before it has read everything; then its answer has arrived, and the connection is
+    // reset.
     let _ = stream.write_all(text.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -247,7 +382,7 @@ fn host_of(page: &str) -> &str {
 }
 
 #[test]
-fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_allowed() {
+fn requests_without_the_token_or_from_other_pages_are_refused() {
     let sandbox = Sandbox::default();
     let (_server, page) = serve(&sandbox, &[]);
     let token = page.split_once("token=").unwrap().1;
@@ -258,7 +393,7 @@ fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_
     let cookie = format!("Cookie: blockyard-{}={token}", host_of(&page).split(':').nth(1).unwrap());
     let secret = ["/events", "/devices", "/metrics", "/history?device=m", "/nowhere"].map(|path| (path, 401));
     for (path, status) in secret.into_iter().chain([("/", 200), ("/entry", 200), ("/assets/app.js", 200)]) {
-        // A cookie may have been seen by the server of another port: it is worth nothing.
+        // A cookie may have been sent to the server of another port: it is not accepted.
         let answer = ask(&page, &format!("GET {path}"), &[&cookie], "");
         is(&answer, status);
         assert!(
@@ -285,7 +420,7 @@ fn strangers_and_other_pages_get_nothing_and_nothing_is_changed_unless_that_was_
 }
 
 #[test]
-fn what_is_allowed_is_done_for_this_page_alone() {
+fn allowed_actions_are_executed_only_for_this_page() {
     let sandbox = Sandbox::default();
     let file = sandbox.path("token");
     let file = file.to_string_lossy();
@@ -304,7 +439,7 @@ fn what_is_allowed_is_done_for_this_page_alone() {
     assert!(sandbox.run(&["status", "m"]).ok().contains("ram:64M F 1"));
     let refused = act(&own, r#"{"action":"fail-path","path":"none"}"#);
     assert!(
-        refused.starts_with("HTTP/1.1 422 ") && refused.contains("No such file or directory"),
+        refused.starts_with("HTTP/1.1 422 ") && refused.contains("in the table (devices: ram:64M"),
         "{refused}"
     );
     assert!(act(&own, r#"{"action":"delete"}"#).starts_with("HTTP/1.1 400 "));
@@ -312,7 +447,7 @@ fn what_is_allowed_is_done_for_this_page_alone() {
 }
 
 #[test]
-fn the_page_makes_devices_smaller_only_where_that_is_allowed() {
+fn the_page_shrinks_devices_only_if_allowed() {
     let sandbox = Sandbox::default();
     let file = sandbox.noise("disk.img", 4 << 20);
     let export = format!("unix:{}", sandbox.path("disk.sock").display());
@@ -343,9 +478,9 @@ fn the_page_makes_devices_smaller_only_where_that_is_allowed() {
     assert_eq!(len, 1 << 20);
 }
 
-/// Connections on which nothing useful is said are as many as anybody opens, and hide the page from nobody.
+/// As many idle connections as a client can open do not block the page.
 #[test]
-fn idle_connections_do_not_hide_the_page() {
+fn idle_connections_do_not_block_the_page() {
     raise_file_limit();
     let sandbox = Sandbox::default();
     let (server, page) = serve(&sandbox, &[]);
@@ -354,7 +489,7 @@ fn idle_connections_do_not_hide_the_page() {
     let (before, mut crowd) = (server.descriptors(), Vec::new());
     for number in 0..900 {
         let mut stream = TcpStream::connect(host).unwrap();
-        // Some have begun a request, and some ask without the token for what everybody gets.
+        // Some have begun a request, and some request public files without the token.
         match number % 3 {
             0 => drop(stream.write_all(b"GET /devices HTTP/1.1\r\nHost: 1")),
             1 => drop(stream.write_all(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())),
@@ -370,14 +505,14 @@ fn idle_connections_do_not_hide_the_page() {
     }
     let more = server.descriptors().saturating_sub(before);
     assert!(more <= 512 + 8, "{more} descriptors for the crowd");
-    // They are closed by themselves, too.
+    // They are closed by the server, too.
     let gone = until(PATIENCE, || (server.descriptors() <= before + 8).then_some(()));
     assert!(gone.is_some(), "{} descriptors", server.descriptors());
 }
 
-/// The same for the control socket, which only the server's own user reaches.
+/// The control socket, which only the server's own user reaches.
 #[test]
-fn idle_connections_do_not_hide_the_control_socket() {
+fn idle_connections_do_not_block_the_control_socket() {
     raise_file_limit();
     let sandbox = Sandbox::default();
     let server = sandbox.serve("ram:1M", &[]);
@@ -394,13 +529,13 @@ fn idle_connections_do_not_hide_the_control_socket() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_served() {
+fn contradictory_web_options_are_refused_before_serving() {
     let sandbox = Sandbox::default();
     let refused = |words: &[&str], status: i32| {
         let all = [&["serve", "ram:1M", "--name", "d"], words].concat();
         sandbox.run(&all).failed_with(status)
     };
-    assert!(refused(&["--web", "example.org:80"], 2).contains("write 127.0.0.1:PORT"));
+    assert!(refused(&["--web", "example.org:80"], 2).contains("write PORT, 127.0.0.1:PORT"));
     assert!(refused(&["--web-token", "none"], 2).contains("--web <ADDRESS>"));
     let open = refused(&["--web", "0.0.0.0:0", "--web-token", "none"], 1);
     assert!(open.contains("can be reached from the network"), "{open}");

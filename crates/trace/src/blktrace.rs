@@ -1,19 +1,21 @@
-//! blktrace's own records, version 7: the version that blkparse, btt, iowatcher and fio read. (Version 8, which recent
-//! kernels also write, stock blkparse refuses.)
+//! Encodes blktrace records, version 7: the version that blkparse, btt, iowatcher and fio read. (Stock
+//! blkparse refuses version 8, which recent kernels write as well.)
 //!
-//! A record is 48 bytes in the machine's byte order, and payload: include/uapi/linux/blktrace_api.h. Each hardware
-//! queue is to blktrace a CPU, its thread the process that did it. Operations for which the version has no category
-//! are told as what they are to the data: write zeroes and zone appends as writes, a prefetch as a read ahead.
+//! A record has 48 bytes in native byte order, and a payload: include/uapi/linux/blktrace_api.h. Each
+//! hardware queue appears as a CPU, its thread as the process. Operations without a category in this version
+//! are mapped by their effect on data: write zeroes and zone appends to writes, a prefetch to read-ahead.
 
+use crate::command::{Commands, Sessions, message};
+use crate::wire::SessionName;
 use crate::{Kind, Record};
 use block::{Flags, Op};
 
-/// The first word of every record: `BLK_IO_TRACE_MAGIC | BLK_IO_TRACE_VERSION`.
+/// First word of every record: `BLK_IO_TRACE_MAGIC | BLK_IO_TRACE_VERSION`.
 const MAGIC: u32 = 0x6561_7407;
 /// Bytes of a record without its payload.
 pub const RECORD_LEN: usize = 48;
-/// The major number under which devices appear, which the kernel leaves to local use (Documentation/admin-guide/
-/// devices.txt): no driver has it.
+/// Major number of devices in a trace, which the kernel reserves for local use
+/// (Documentation/admin-guide/devices.txt): no driver has it.
 pub const MAJOR: u32 = 240;
 
 /// `BLK_TC_*`, before they are shifted into place.
@@ -33,7 +35,7 @@ mod category {
     pub(super) const FUA: u32 = 0x8000;
 }
 
-/// Notes, which are no events: `enum blktrace_notify`.
+/// Notification records: `enum blktrace_notify`.
 const PROCESS: u32 = 0;
 const TIMESTAMP: u32 = 1;
 const MESSAGE: u32 = 2;
@@ -54,11 +56,11 @@ const fn action(kind: Kind) -> Option<(u32, u32, char)> {
         Kind::Insert => (12, QUEUE | FS, 'I'),
         Kind::Split => (13, 0, 'X'),
         Kind::Remap => (15, QUEUE, 'A'),
-        Kind::Done | Kind::Start => return None,
+        Kind::Done | Kind::Start | Kind::Layer | Kind::Command => return None,
     })
 }
 
-/// The letter of an event; a space for what blktrace does not tell.
+/// Letter of an event; a space for events that blktrace does not have.
 pub(crate) fn letter(kind: Kind) -> char {
     action(kind).map_or(' ', |action| action.2)
 }
@@ -68,7 +70,7 @@ fn op_categories(record: &Record) -> u32 {
     let what = match record.op {
         Op::Read | Op::Extents | Op::ReportZones => READ,
         Op::Prefetch => READ | AHEAD,
-        // What an empty bio with REQ_PREFLUSH is, which is how the kernel's file systems flush.
+        // An empty bio with REQ_PREFLUSH, which is how the kernel's file systems flush.
         Op::Flush => WRITE | FLUSH | SYNC,
         Op::Discard => WRITE | DISCARD,
         _ => WRITE,
@@ -76,12 +78,12 @@ fn op_categories(record: &Record) -> u32 {
     if record.flags & Flags::FUA.bits() != 0 { what | category::FUA | SYNC } else { what }
 }
 
-/// The categories of what an event is about: a plug is about no request.
+/// Categories of an event; a plug belongs to no request.
 fn record_categories(record: &Record) -> u32 {
     if matches!(record.kind, Kind::Plug | Kind::Unplug) { category::READ } else { op_categories(record) }
 }
 
-/// `RWBS`: what blkparse makes of the categories, in its order.
+/// `RWBS`: the letters that blkparse derives from the categories, in its order.
 pub(crate) fn rwbs(record: &Record) -> String {
     let categories = record_categories(record);
     let has = |bit: u32| categories & bit != 0;
@@ -103,7 +105,7 @@ pub(crate) fn rwbs(record: &Record) -> String {
     text
 }
 
-/// The number of a device: that of its process in the upper bits of the minor, below it which of its nodes.
+/// Minor number: the device's number in its process in the upper bits, the number of the node in the lower 8.
 pub(crate) fn minor(number: u32, device: u8) -> u32 {
     (number & 0xfff) << 8 | u32::from(device)
 }
@@ -112,26 +114,28 @@ fn device(number: u32, device: u8) -> u32 {
     MAJOR << 20 | minor(number, device)
 }
 
-/// Writes records down.
+/// Encodes records.
 #[derive(Debug)]
 pub struct Encoder {
     number: u32,
     queues: Vec<Stream>,
+    sessions: Sessions,
 }
 
-/// One queue, which has a file of its own.
+/// State of a queue, which has a file of its own.
 #[derive(Clone, Default, Debug)]
 struct Stream {
     pid: u32,
     sequence: u32,
-    /// Of the last record.
+    /// Time of the last record.
     time_ns: u64,
+    commands: Commands,
 }
 
 impl Encoder {
-    /// For the device of that number in its process.
+    /// Creates an encoder for the device of that number in its process.
     pub fn new(number: u32) -> Encoder {
-        Encoder { number, queues: Vec::new() }
+        Encoder { number, queues: Vec::new(), sessions: Sessions::default() }
     }
 
     fn queue(&mut self, queue: u32) -> &mut Stream {
@@ -142,13 +146,13 @@ impl Encoder {
         &mut self.queues[at]
     }
 
-    /// The time of day at the beginning, which goes into the first queue's file.
+    /// Writes the wall-clock time of the start, which belongs to the first queue's file.
     pub fn start(&mut self, clock_ns: u64, wall: (u64, u32), into: &mut Vec<u8>) {
         let payload = [wall.0 as u32, wall.1].map(u32::to_ne_bytes).concat();
         self.note(0, TIMESTAMP, clock_ns, &payload, into);
     }
 
-    /// The thread behind a queue: told once, or readers show its events as `[(null)]`.
+    /// Writes the thread of a queue, once; without it, readers show its events as `[(null)]`.
     pub fn process(&mut self, queue: u32, pid: u32, comm: &str, clock_ns: u64, into: &mut Vec<u8>) {
         self.queue(queue).pid = pid;
         let mut payload = [0; 16];
@@ -158,10 +162,16 @@ impl Encoder {
         self.note(queue, PROCESS, clock_ns, &payload, into);
     }
 
-    /// So many events of a queue were lost here: a message, and a gap in the sequence numbers.
+    /// Names a session.
+    pub fn session(&mut self, session: &SessionName) {
+        self.sessions.add(session);
+    }
+
+    /// Writes that `count` events of a queue were lost: a message, and a gap in the sequence numbers.
     pub fn dropped(&mut self, queue: u32, count: u64, into: &mut Vec<u8>) {
         let stream = self.queue(queue);
         stream.sequence = stream.sequence.wrapping_add(count as u32);
+        stream.commands.forget();
         let time_ns = stream.time_ns;
         self.note(queue, MESSAGE, time_ns, format!("{count} events dropped").as_bytes(), into);
     }
@@ -174,8 +184,14 @@ impl Encoder {
         header.write(payload, into);
     }
 
-    /// One event of a queue.
+    /// Writes the events of a record. An event of a command becomes a message.
     pub fn record(&mut self, queue: u32, record: &Record, into: &mut Vec<u8>) {
+        if record.kind == Kind::Command {
+            self.queue(queue);
+            let note = self.queues[queue as usize].commands.record(record);
+            let Some(text) = note.map(|note| message(&note, record, &self.sessions)) else { return };
+            return self.note(queue, MESSAGE, record.time_ns, text.as_bytes(), into);
+        }
         record.events().for_each(|event| self.event(queue, &event, into));
     }
 
@@ -194,7 +210,7 @@ impl Encoder {
             pid,
             device: device(self.number, record.device),
             queue,
-            // A negative errno in sixteen bits: EIO is 65531, which is what readers print.
+            // A negative errno in 16 bits: EIO is 65531, which is what readers print.
             error: if record.kind == Kind::Complete { (record.value as u16).wrapping_neg() } else { 0 },
         };
         match record.kind {
@@ -279,12 +295,12 @@ mod tests {
     }
 
     #[test]
-    fn a_split_names_the_rest_and_a_remap_where_it_was_in_big_endian() {
+    fn payloads_of_split_and_remap_are_big_endian() {
         let bytes = encoded(Record { value: 2743, ..record(Kind::Split, Op::Write) });
         assert_eq!(bytes[46..48], 8u16.to_ne_bytes());
         assert_eq!(bytes[48..], 2743u64.to_be_bytes());
         let bytes = encoded(Record { value: 8, device: 3, ..record(Kind::Remap, Op::Read) });
-        assert_eq!(word(&bytes, 36), 240 << 20 | 259, "the device column is that below");
+        assert_eq!(word(&bytes, 36), 240 << 20 | 259, "the device field is the lower device");
         assert_eq!(bytes[48..52], (240u32 << 20 | 256).to_be_bytes());
         assert_eq!(bytes[52..56], (240u32 << 20 | 259).to_be_bytes());
         assert_eq!(bytes[56..], 8u64.to_be_bytes());
@@ -312,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn sequence_numbers_count_a_queues_events_and_leave_a_gap_for_lost_ones() {
+    fn sequence_numbers_count_events_and_have_a_gap_for_lost_ones() {
         let (mut encoder, mut bytes) = (Encoder::new(0), Vec::new());
         encoder.start(1, (2, 3), &mut bytes);
         assert_eq!((word(&bytes, 4), word(&bytes, 28), word(&bytes, 48)), (0, 0x400 << 16 | 1, 2));
@@ -328,7 +344,12 @@ mod tests {
         encoder.record(1, &record(Kind::Queue, Op::Read), &mut bytes);
         assert_eq!([word(&bytes, 4), word(&bytes, 52)], [14, 1]);
         bytes.clear();
+        let command = crate::command::tests::write_10(9);
+        command.iter().for_each(|record| encoder.record(0, record, &mut bytes));
+        assert_eq!((word(&bytes, 4), word(&bytes, 28)), (0, 0x400 << 16 | 2), "a command is a message");
+        assert!(bytes[RECORD_LEN..].starts_with(b"scsi 17: WRITE(10), cdb 2a 00"));
+        bytes.clear();
         encoder.record(0, &record(Kind::Done, Op::Read), &mut bytes);
-        assert!(bytes.is_empty(), "blktrace has no word for it");
+        assert!(bytes.is_empty(), "blktrace has no such event");
     }
 }

@@ -1,32 +1,70 @@
-//! A Chrome trace (Trace Event Format, JSON): what Perfetto's and Chrome's viewers show.
+//! A Chrome trace (Trace Event Format, JSON), which Perfetto's and Chrome's viewers show.
 //!
-//! Each request is an asynchronous slice from its arrival to its end, with one slice inside for each time that a
-//! backend had it, and a mark where it was split. Pieces have slices of their own. Times are microseconds.
+//! Each request is an asynchronous slice from its arrival to its end, with a slice inside for each layer and
+//! backend that has it, nested as the stack is. Child requests have slices of their own; a flow leads from
+//! each to the layer of the parent that it was split off by. Counters show how many requests each queue has
+//! in flight, and how many of those, or of their children, are at backends. Times are microseconds.
+//!
+//! Each SCSI command is a slice of its own, with its CDB and its initiator, from its beginning to its status; a flow
+//! leads to each of its requests, which name it.
+//!
+//! Flows are attributes of slices (`bind_id`, `flow_out`, `flow_in`): events of their own (`s`, `f`) bind to
+//! threads' slices only.
 
-use crate::wire::Frame;
-use crate::{Kind, Record};
+use crate::command::{Command, Commands, Note, Sessions};
+use crate::wire::{Frame, Node};
+use crate::{Kind, Record, Step};
 use block::Bytes;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// Makes events of frames.
+/// A tag that is in use on a queue.
+#[derive(Default, Debug)]
+struct Open {
+    /// Name of the request's own slice, while that is open.
+    own: Option<String>,
+    /// The request is a child: its own slice ends with the outermost layer.
+    is_child: bool,
+    /// Numbers of the nodes that have it, outermost first.
+    nodes: Vec<u8>,
+}
+
+/// Requests in flight on a queue.
+#[derive(Clone, Copy, Default, Debug)]
+struct Depth {
+    requests: u64,
+    backends: u64,
+}
+
+/// Converts frames to events.
 #[derive(Default, Debug)]
 pub struct Chrome {
     begun: bool,
     start_ns: u64,
-    /// How many requests have had a tag: slices of one tag must not run into each other.
+    /// Nodes of the stack, by number.
+    stack: Vec<Node>,
+    /// How many requests have had a tag: slices of one tag must not overlap.
     rounds: HashMap<(u32, u16), u32>,
-    /// What is open of a tag: the request's own slice, and the backend's.
-    open: HashMap<(u32, u16), (bool, bool)>,
+    open: HashMap<(u32, u16), Open>,
+    /// By queue.
+    depths: HashMap<u32, Depth>,
+    /// Number of the last flow.
+    flow: u64,
+    /// By queue.
+    commands: HashMap<u32, Commands>,
+    sessions: Sessions,
+    /// Commands of requests that arrive next: by tag, the flow and the fields that name the command.
+    of_commands: HashMap<(u32, u16), (u64, String)>,
 }
 
 impl Chrome {
-    /// What there is to write now that this has come. The whole is JSON once the last frame has come, and read by
-    /// the viewers also before.
+    /// Appends the events of a frame. The whole is valid JSON once the last frame was converted; viewers read
+    /// it before that, too.
     pub fn frame(&mut self, frame: &Frame, into: &mut String) {
         match frame {
             Frame::Opened(opened) => {
                 self.start_ns = opened.clock_ns;
+                self.stack.clone_from(&opened.nodes);
                 into.push_str("[\n");
                 let name = serde_json::Value::from(opened.device.as_str());
                 self.event(
@@ -47,6 +85,11 @@ impl Chrome {
             }
             Frame::Records(queue, records) => records.iter().for_each(|r| self.record(*queue, r, into)),
             Frame::Dropped(queue, count) => {
+                // What ended among them is not known: requests that come get slices of their own.
+                self.open.retain(|(of, _), _| of != queue);
+                self.depths.remove(queue);
+                self.commands.remove(queue);
+                self.of_commands.retain(|(of, _), _| of != queue);
                 self.event(
                     into,
                     format_args!(
@@ -55,6 +98,7 @@ impl Chrome {
                 );
             }
             Frame::Tick(_) => {}
+            Frame::Session(session) => self.sessions.add(session),
             Frame::Closed => into.push_str("\n]\n"),
         }
     }
@@ -65,61 +109,258 @@ impl Chrome {
         let _ = write!(into, "{{{fields}}}");
     }
 
-    fn slice(&mut self, phase: char, name: &str, queue: u32, record: &Record, args: &str, into: &mut String) {
+    /// The time of a record in the trace, in microseconds and nanoseconds.
+    fn time(&self, record: &Record) -> (u64, u64) {
         let since = record.time_ns.saturating_sub(self.start_ns);
-        let (micros, nanos, tag) = (since / 1000, since % 1000, record.tag);
+        (since / 1000, since % 1000)
+    }
+
+    /// Writes an event of the track that belongs to a request. `rest`: further fields, with a comma before
+    /// each.
+    fn slice(
+        &mut self,
+        phase: char,
+        name: &str,
+        (queue, tag): (u32, u16),
+        record: &Record,
+        rest: &str,
+        into: &mut String,
+    ) {
+        let (micros, nanos) = self.time(record);
         let round = self.rounds.get(&(queue, tag)).copied().unwrap_or_default();
+        let name = serde_json::Value::from(name);
         self.event(
             into,
             format_args!(
-                "\"ph\":\"{phase}\",\"cat\":\"request\",\"id\":\"{queue}-{tag}-{round}\",\"name\":\"{name}\",\"pid\":1,\
-                 \"tid\":{queue},\"ts\":{micros}.{nanos:03}{args}"
+                "\"ph\":\"{phase}\",\"cat\":\"request\",\"id\":\"{queue}-{tag}-{round}\",\"name\":{name},\"pid\":1,\
+                 \"tid\":{queue},\"ts\":{micros}.{nanos:03}{rest}"
             ),
         );
     }
 
+    /// Changes a counter of a queue and writes its new value.
+    fn count(
+        &mut self,
+        queue: u32,
+        record: &Record,
+        change: impl Fn(&mut Depth) -> (&'static str, u64),
+        into: &mut String,
+    ) {
+        let (name, value) = change(self.depths.entry(queue).or_default());
+        let (micros, nanos) = self.time(record);
+        self.event(
+            into,
+            format_args!(
+                "\"ph\":\"C\",\"name\":\"queue {queue} in flight\",\"pid\":1,\"tid\":{queue},\"ts\":{micros}.{nanos:03},\
+                 \"args\":{{\"{name}\":{value}}}"
+            ),
+        );
+    }
+
+    /// Name of a node.
+    fn node(&self, node: u8) -> String {
+        self.stack.get(usize::from(node)).map_or_else(|| format!("node {node}"), |node| node.name.clone())
+    }
+
+    fn is_backend(&self, node: u8) -> bool {
+        self.stack.get(usize::from(node)).is_some_and(|node| node.backend)
+    }
+
+    /// Begins the own slice of a request.
+    fn begin(
+        &mut self,
+        key: (u32, u16),
+        name: String,
+        is_child: bool,
+        record: &Record,
+        rest: &str,
+        into: &mut String,
+    ) {
+        *self.rounds.entry(key).or_default() += 1;
+        self.slice('b', &name, key, record, rest, into);
+        self.open.insert(key, Open { own: Some(name), is_child, nodes: Vec::new() });
+    }
+
+    /// A node was handed a request, or is done with it.
+    fn step(&mut self, queue: u32, record: &Record, name: &str, place: &str, into: &mut String) {
+        let key = (queue, record.tag);
+        match Step::from_value(record.value) {
+            Step::Enter { node, parent } => {
+                if !self.open.contains_key(&key) {
+                    // Without a parent it is a request that arrived before the trace began, or was filtered
+                    // out then.
+                    let own =
+                        parent.map_or(format!("{name} (arrived earlier)"), |_| format!("{name} (child)"));
+                    self.flow += 1;
+                    let flow = self.flow;
+                    let out = format!(",\"bind_id\":{flow},\"flow_out\":true{place}");
+                    self.begin(key, own, true, record, if parent.is_some() { &out } else { place }, into);
+                    if let Some(parent) = parent.filter(|tag| self.open.contains_key(&(queue, *tag))) {
+                        let link = format!(
+                            ",\"bind_id\":{flow},\"flow_in\":true,\"args\":{{\"tag\":{}}}",
+                            record.tag
+                        );
+                        self.slice('n', "child", (queue, parent), record, &link, into);
+                    }
+                }
+                let layer = self.node(node);
+                self.slice('b', &layer, key, record, place, into);
+                self.open.entry(key).or_default().nodes.push(node);
+                if self.is_backend(node) {
+                    self.count(queue, record, |depth| Depth::at_backends(depth, true), into);
+                }
+            }
+            Step::Leave { node, errno } => self.leave(key, record, Some((node, errno)), into),
+        }
+    }
+
+    /// Ends the slices of a request from the innermost node up to `at`, or that of the innermost node alone.
+    fn leave(&mut self, key: (u32, u16), record: &Record, at: Option<(u8, u16)>, into: &mut String) {
+        let Some(open) = self.open.get_mut(&key) else { return };
+        let depth = match at {
+            Some((node, _)) => open.nodes.iter().rposition(|other| *other == node),
+            None => open.nodes.len().checked_sub(1),
+        };
+        let Some(depth) = depth else { return };
+        let left = open.nodes.split_off(depth);
+        let ended =
+            if open.is_child && open.nodes.is_empty() && at.is_some() { open.own.take() } else { None };
+        let how = at.map_or(String::new(), |(_, errno)| format!(",\"args\":{{\"errno\":{errno}}}"));
+        for node in left.into_iter().rev() {
+            let layer = self.node(node);
+            self.slice('e', &layer, key, record, &how, into);
+            if self.is_backend(node) {
+                self.count(key.0, record, |depth| Depth::at_backends(depth, false), into);
+            }
+        }
+        if let Some(own) = ended {
+            self.slice('e', &own, key, record, &how, into);
+            self.open.remove(&key);
+        }
+    }
+
     fn record(&mut self, queue: u32, record: &Record, into: &mut String) {
         let key = (queue, record.tag);
-        let (own, backend) = self.open.get(&key).copied().unwrap_or_default();
         let (sector, len) = (record.offset >> 9, Bytes(record.len.into()));
         let name = format!("{} {len}", record.op.name());
         let place = format!(",\"args\":{{\"sector\":{sector},\"bytes\":{}}}", record.len);
         match record.kind {
-            Kind::Queue if !own && record.device == 0 => {
-                *self.rounds.entry(key).or_default() += 1;
-                self.slice('b', &name, queue, record, &place, into);
-                self.open.insert(key, (true, false));
+            Kind::Command => self.command(queue, record, into),
+            Kind::Queue if record.device == 0 && !self.open.contains_key(&key) => {
+                let rest = match self.of_commands.remove(&key) {
+                    Some((flow, command)) => format!(
+                        ",\"bind_id\":{flow},\"flow_in\":true,\"args\":{{\"sector\":{sector},\"bytes\":{}{command}}}",
+                        record.len
+                    ),
+                    None => place,
+                };
+                self.begin(key, name, false, record, &rest, into);
+                self.count(queue, record, |depth| Depth::of_requests(depth, true), into);
             }
-            Kind::Start | Kind::Issue if !backend => {
-                if !own {
-                    *self.rounds.entry(key).or_default() += 1;
-                }
-                self.slice('b', "backend", queue, record, &place, into);
-                self.open.insert(key, (own, true));
-            }
-            Kind::Complete | Kind::Requeue if backend => {
-                let how = format!(",\"args\":{{\"errno\":{}}}", record.value);
-                self.slice('e', "backend", queue, record, &how, into);
-                self.open.insert(key, (own, false));
-            }
+            Kind::Layer => self.step(queue, record, &name, &place, into),
+            // The node that it was offered to last does not have it.
+            Kind::Requeue => self.leave(key, record, None, into),
             Kind::Split => {
                 let rest = format!(",\"args\":{{\"sector\":{sector},\"rest\":{}}}", record.value);
-                self.slice('n', "split", queue, record, &rest, into);
+                self.slice('n', "split", key, record, &rest, into);
             }
-            Kind::BackMerge | Kind::FrontMerge => {
-                self.slice('n', "merged", queue, record, &place, into);
-            }
-            Kind::Done if own => {
-                if backend {
-                    // It went down as part of another, which has ended under a tag of its own.
-                    self.slice('e', "backend", queue, record, "", into);
+            Kind::BackMerge | Kind::FrontMerge => self.slice('n', "merged", key, record, &place, into),
+            Kind::Done => {
+                // A node that did not report the end has none of it either.
+                while self.open.get(&key).is_some_and(|open| !open.nodes.is_empty()) {
+                    self.leave(key, record, None, into);
                 }
+                let Some(Open { own: Some(own), is_child, .. }) = self.open.remove(&key) else { return };
                 let how = format!(",\"args\":{{\"errno\":{}}}", record.value);
-                self.slice('e', &name, queue, record, &how, into);
-                self.open.remove(&key);
+                self.slice('e', &own, key, record, &how, into);
+                if !is_child {
+                    self.count(queue, record, |depth| Depth::of_requests(depth, false), into);
+                }
             }
             _ => {}
         }
+    }
+}
+
+impl Chrome {
+    /// A command began, submits a request, or ended.
+    fn command(&mut self, queue: u32, record: &Record, into: &mut String) {
+        let mut commands = self.commands.remove(&queue).unwrap_or_default();
+        let (micros, nanos) = self.time(record);
+        match commands.record(record) {
+            Some(Note::Begun(command)) => {
+                let args = format!(",\"args\":{{{}}}", self.describe(command));
+                self.command_slice('b', queue, command, (micros, nanos), &args, into);
+            }
+            Some(Note::Request(_, Some(command))) => {
+                self.flow += 1;
+                let (flow, sector) = (self.flow, record.offset >> 9);
+                let args = format!(
+                    ",\"bind_id\":{flow},\"flow_out\":true,\"args\":{{\"op\":\"{}\",\"sector\":{sector},\"bytes\":{}}}",
+                    record.op.name(),
+                    record.len
+                );
+                self.command_slice('n', queue, command, (micros, nanos), &args, into);
+                let named = format!(",{}", self.describe(command));
+                self.of_commands.insert((queue, record.tag), (flow, named));
+            }
+            Some(Note::Ended(command, end)) => {
+                let status = serde_json::Value::from(end.status());
+                let args = format!(",\"args\":{{\"status\":{status},\"bytes\":{}}}", end.bytes);
+                self.command_slice('e', queue, &command, (micros, nanos), &args, into);
+            }
+            Some(Note::Request(_, None)) | None => {}
+        }
+        self.commands.insert(queue, commands);
+    }
+
+    /// Fields of a command's arguments.
+    fn describe(&self, command: &Command) -> String {
+        let initiator = serde_json::Value::from(self.sessions.initiator(command.session()));
+        format!(
+            "\"scsi\":\"{}\",\"cdb\":\"{}\",\"lun\":{},\"itt\":\"{:#x}\",\"session\":{},\"initiator\":{initiator}",
+            command.name(),
+            command.cdb(),
+            command.lun(),
+            command.task(),
+            command.session()
+        )
+    }
+
+    fn command_slice(
+        &mut self,
+        phase: char,
+        queue: u32,
+        command: &Command,
+        (micros, nanos): (u64, u64),
+        rest: &str,
+        into: &mut String,
+    ) {
+        let (name, number) = (command.name(), command.number());
+        self.event(
+            into,
+            format_args!(
+                "\"ph\":\"{phase}\",\"cat\":\"scsi\",\"id\":\"scsi-{queue}-{number}\",\"name\":\"{name}\",\"pid\":1,\
+                 \"tid\":{queue},\"ts\":{micros}.{nanos:03}{rest}"
+            ),
+        );
+    }
+}
+
+impl Depth {
+    fn changed(number: &mut u64, begins: bool) -> u64 {
+        *number = if begins { *number + 1 } else { number.saturating_sub(1) };
+        *number
+    }
+
+    /// Counts a request that arrived or ended.
+    fn of_requests(&mut self, begins: bool) -> (&'static str, u64) {
+        ("requests", Depth::changed(&mut self.requests, begins))
+    }
+
+    /// Counts a request, or a child, that came to a backend or left it.
+    fn at_backends(&mut self, begins: bool) -> (&'static str, u64) {
+        ("at backends", Depth::changed(&mut self.backends, begins))
     }
 }
 
@@ -128,41 +369,178 @@ mod tests {
     use super::*;
     use crate::wire::{LaneInfo, Opened};
     use block::Op;
+    use serde_json::Value;
 
     fn record(time_ns: u64, tag: u16, kind: Kind) -> Record {
         let len = 4096;
         Record { time_ns, offset: 0, len, tag, kind, op: Op::Read, flags: 0, value: 0, from: 0, device: 0 }
     }
 
-    #[test]
-    fn every_slice_that_begins_ends_and_the_whole_is_json() {
+    fn enter(time_ns: u64, tag: u16, node: u8, parent: Option<u16>) -> Record {
+        Record { value: Step::Enter { node, parent }.to_value(), ..record(time_ns, tag, Kind::Layer) }
+    }
+
+    fn leave(time_ns: u64, tag: u16, node: u8) -> Record {
+        Record { value: Step::Leave { node, errno: 0 }.to_value(), ..record(time_ns, tag, Kind::Layer) }
+    }
+
+    /// Events of a trace of a stack of a split layer over RAM.
+    fn events(frames: Vec<Frame>) -> Vec<Value> {
         let (mut chrome, mut text) = (Chrome::default(), String::new());
-        let opened = Opened { device: "di\"sk".into(), number: 0, clock_ns: 1000, wall: (0, 0) };
+        let node = |name: &str, backend| Node { name: name.into(), backend };
+        let nodes = vec![node("split", false), node("ram 64M", true)];
+        let opened = Opened { device: "di\"sk".into(), number: 0, clock_ns: 1000, wall: (0, 0), nodes };
+        let lane = LaneInfo { pid: 1, comm: "reactor-0".into() };
+        let first = [Frame::Opened(opened), Frame::Lane(0, lane)];
+        first
+            .into_iter()
+            .chain(frames)
+            .chain([Frame::Closed])
+            .for_each(|frame| chrome.frame(&frame, &mut text));
+        serde_json::from_str(&text).expect("it is JSON")
+    }
+
+    fn of<'a>(events: &'a [Value], phase: &str) -> Vec<&'a Value> {
+        events.iter().filter(|event| event["ph"] == phase).collect()
+    }
+
+    /// Checks that slices of each track are nested: every end is of the slice that began last.
+    fn check_nesting(events: &[Value]) {
+        let mut open: HashMap<String, Vec<String>> = HashMap::new();
+        for event in events {
+            let [id, name] = ["id", "name"].map(|key| event[key].as_str().unwrap_or_default().to_owned());
+            match event["ph"].as_str() {
+                Some("b") => open.entry(id).or_default().push(name),
+                Some("e") => assert_eq!(open.entry(id).or_default().pop(), Some(name), "{event}"),
+                _ => {}
+            }
+        }
+        assert!(open.values().all(Vec::is_empty), "{open:?}");
+    }
+
+    #[test]
+    fn a_request_has_a_slice_for_each_layer_inside_its_own() {
         let records = vec![
             record(2000, 0, Kind::Queue),
-            record(2500, 0, Kind::Split),
-            record(3000, 9, Kind::Start),
-            record(4000, 9, Kind::Complete),
+            enter(2100, 0, 0, None),
+            enter(2200, 0, 1, None),
+            leave(4000, 0, 1),
+            leave(4100, 0, 0),
             record(4500, 0, Kind::Done),
             record(5000, 0, Kind::Queue),
             record(6250, 0, Kind::Done),
         ];
-        let lane = LaneInfo { pid: 1, comm: "reactor-0".into() };
-        for frame in [
-            Frame::Opened(opened),
-            Frame::Lane(0, lane),
-            Frame::Records(0, records),
-            Frame::Dropped(0, 3),
-            Frame::Closed,
-        ] {
-            chrome.frame(&frame, &mut text);
-        }
-        let events: Vec<serde_json::Value> = serde_json::from_str(&text).expect("it is JSON");
-        let of = |phase: &str| events.iter().filter(|e| e["ph"] == phase).collect::<Vec<_>>();
-        assert_eq!((of("b").len(), of("e").len(), of("n").len()), (3, 3, 1));
-        for begin in of("b") {
-            assert!(of("e").iter().any(|end| end["id"] == begin["id"]), "{begin}");
-        }
-        assert_eq!((of("b")[2]["id"].as_str(), of("e")[2]["ts"].as_f64()), (Some("0-0-2"), Some(5.25)));
+        let events = events(vec![Frame::Records(0, records)]);
+        check_nesting(&events);
+        let begun: Vec<&str> = of(&events, "b").iter().map(|event| event["name"].as_str().unwrap()).collect();
+        assert_eq!(begun, ["read 4K", "split", "ram 64M", "read 4K"]);
+        let ends = of(&events, "e");
+        assert_eq!((ends[3]["id"].as_str(), ends[3]["ts"].as_f64()), (Some("0-0-2"), Some(5.25)));
+    }
+
+    #[test]
+    fn a_child_is_linked_to_the_layer_of_its_parent() {
+        let records = vec![
+            record(2000, 0, Kind::Queue),
+            enter(2100, 0, 0, None),
+            record(2150, 0, Kind::Split),
+            enter(2200, 9, 1, Some(0)),
+            enter(2300, 10, 1, Some(0)),
+            leave(4000, 9, 1),
+            leave(4100, 10, 1),
+            leave(4200, 0, 0),
+            record(4500, 0, Kind::Done),
+        ];
+        let events = events(vec![Frame::Records(0, records)]);
+        check_nesting(&events);
+        let linked = |key: &str| -> Vec<(&str, u64)> {
+            let ends = events.iter().filter(|event| event[key] == true);
+            ends.map(|event| (event["id"].as_str().unwrap(), event["bind_id"].as_u64().unwrap())).collect()
+        };
+        let (out, into) = (linked("flow_out"), linked("flow_in"));
+        assert_eq!(out.iter().map(|end| end.0).collect::<Vec<_>>(), ["0-9-1", "0-10-1"]);
+        assert_eq!(into.iter().map(|end| end.0).collect::<Vec<_>>(), ["0-0-1", "0-0-1"]);
+        assert_eq!(
+            out.iter().map(|end| end.1).collect::<Vec<_>>(),
+            into.iter().map(|end| end.1).collect::<Vec<_>>()
+        );
+        assert_ne!(out[0].1, out[1].1);
+    }
+
+    #[test]
+    fn counters_follow_what_is_in_flight() {
+        let records = vec![
+            record(2000, 0, Kind::Queue),
+            record(2000, 1, Kind::Queue),
+            enter(2100, 0, 1, None),
+            leave(4000, 0, 1),
+            record(4500, 0, Kind::Done),
+            record(4600, 1, Kind::Done),
+        ];
+        let events = events(vec![Frame::Records(0, records)]);
+        let values = |name: &str| -> Vec<u64> {
+            of(&events, "C").iter().filter_map(|event| event["args"][name].as_u64()).collect()
+        };
+        assert_eq!((values("requests"), values("at backends")), (vec![1, 2, 1, 0], vec![1, 0]));
+        assert!(of(&events, "C").iter().all(|event| event["name"] == "queue 0 in flight"));
+    }
+
+    #[test]
+    fn a_request_that_found_no_room_leaves_the_backend_and_enters_it_again() {
+        let records = vec![
+            record(2000, 0, Kind::Queue),
+            enter(2100, 0, 0, None),
+            enter(2200, 0, 1, None),
+            record(2300, 0, Kind::Requeue),
+            enter(3000, 0, 1, None),
+            leave(4000, 0, 1),
+            leave(4000, 0, 0),
+            record(4500, 0, Kind::Done),
+        ];
+        let events = events(vec![Frame::Records(0, records)]);
+        check_nesting(&events);
+        assert_eq!(of(&events, "b").iter().filter(|event| event["name"] == "ram 64M").count(), 2);
+    }
+
+    #[test]
+    fn a_command_is_a_slice_from_which_a_flow_leads_to_its_request() {
+        let mut records = crate::command::tests::write_10(2000);
+        let end = records.pop().unwrap();
+        records.extend([record(2100, 5, Kind::Queue), record(2200, 5, Kind::Done)]);
+        // Another request with that tag is of no command.
+        records.extend([end, record(2300, 5, Kind::Queue), record(2400, 5, Kind::Done)]);
+        let session = crate::wire::SessionName { number: 3, initiator: "iqn.2026-11.example:host".into() };
+        let events = events(vec![Frame::Session(session), Frame::Records(0, records)]);
+        check_nesting(&events);
+        let begun = of(&events, "b");
+        let [command, request, other] = [0, 1, 2].map(|at| begun[at]);
+        assert_eq!((&command["name"], &command["cat"]), (&"WRITE(10)".into(), &"scsi".into()));
+        assert_eq!(command["args"]["cdb"], "2a 00 00 00 09 b8 00 00 08 00");
+        assert_eq!(request["args"]["scsi"], "WRITE(10)");
+        assert_eq!(request["args"]["initiator"], "iqn.2026-11.example:host");
+        assert_eq!(request["bind_id"], of(&events, "n")[0]["bind_id"]);
+        assert!(other["bind_id"].is_null() && other["args"]["scsi"].is_null());
+        let ended = of(&events, "e").into_iter().find(|event| event["cat"] == "scsi").unwrap();
+        assert_eq!(ended["args"]["status"], "GOOD");
+    }
+
+    #[test]
+    fn after_a_gap_requests_begin_anew() {
+        let before = vec![record(2000, 0, Kind::Queue), enter(2100, 0, 0, None)];
+        let after = vec![
+            leave(2500, 0, 0),
+            record(3000, 0, Kind::Queue),
+            record(3500, 0, Kind::Done),
+            record(3600, 7, Kind::Done),
+        ];
+        let frames = vec![Frame::Records(0, before), Frame::Dropped(0, 3), Frame::Records(0, after)];
+        let events = events(frames);
+        let ids = |phase| of(&events, phase).iter().map(|event| event["id"].clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (ids("b"), ids("e")),
+            (vec!["0-0-1".into(), "0-0-1".into(), "0-0-2".into()], vec!["0-0-2".into()])
+        );
+        let last = of(&events, "C").last().unwrap()["args"]["requests"].clone();
+        assert_eq!(last, 0);
     }
 }

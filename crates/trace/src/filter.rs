@@ -1,15 +1,17 @@
-//! What of a trace is wanted: read by tracers at every event, changed by anyone while they run.
+//! Filter of a trace: read by tracers for every event, changed by any thread meanwhile.
 
 use crate::Kind;
 use block::Op;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Set in the mask of a filter that lets something through at all.
+/// Bit of the mask that is set while the filter is enabled.
 const RUNNING: u64 = 1 << 63;
+/// Bit of the mask that is set while only some operations or sectors are selected.
+const SELECTIVE: u64 = 1 << 62;
 const OPS_SHIFT: u32 = 16;
-/// Operations that are no I/O to blktrace: its 16 categories have no word for them.
-const UNTOLD: [Op; 9] = [
+/// Operations that are not traced: blktrace's 16 categories have none for them.
+const UNTRACED: [Op; 9] = [
     Op::Extents,
     Op::ReportZones,
     Op::ZoneReset,
@@ -21,72 +23,72 @@ const UNTOLD: [Op; 9] = [
     Op::WriteTuples,
 ];
 
-/// A filter as tracers read it: a change reaches them at the next event.
+/// A filter as tracers read it: a change takes effect at the next event.
 #[derive(Debug)]
 pub struct Filter {
-    /// Kinds in the lowest 16 bits, operations in the next 16, and whether it runs.
+    /// Kinds in the lowest 16 bits, operations in the next 16, and the enabled bit.
     mask: AtomicU64,
-    /// The range, in bytes: from here …
+    /// Start of the range, in bytes.
     start: AtomicU64,
-    /// … to before here.
+    /// End of the range (exclusive), in bytes.
     end: AtomicU64,
 }
 
-/// A filter as it is written; what is empty lets everything through.
+/// A filter as text; an empty field passes everything.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FilterText {
-    /// Letters or blktrace's names, with commas: `Q,D,C` or `queue,issue,complete`.
+    /// Letters or blktrace's names, comma-separated: `Q,D,C` or `queue,issue,complete`.
     pub actions: String,
-    /// Names of operations, with commas: `read,write`.
+    /// Names of operations, comma-separated: `read,write`.
     pub ops: String,
-    /// `START-END`: sectors from START up to and with END, either of which may be left out.
+    /// `START-END`: sectors from START to END inclusive; either may be omitted.
     pub sectors: String,
 }
 
-/// What is wrong with a filter.
+/// Why a filter is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FilterError {
-    /// Such an action there is not.
+    /// Unknown action.
     #[error(
-        "there is no action \"{0}\" (there are Q X A G M F P U I D C R, or queue, split, remap, get, merge, front-merge, plug, unplug, insert, issue, \
-         complete, requeue)"
+        "unknown action \"{0}\" (actions: Q X A G M F P U I D C R m, or queue, split, remap, get, merge, front-merge, plug, unplug, insert, \
+         issue, complete, requeue, notify)"
     )]
     Action(String),
-    /// Such an operation there is not.
+    /// Unknown operation.
     #[error(
-        "there is no operation \"{0}\" to trace (there are read, write, flush, discard, write-zeroes, prefetch, zone-append)"
+        "unknown operation \"{0}\" (operations: read, write, flush, discard, write-zeroes, prefetch, zone-append)"
     )]
     Op(String),
-    /// That is no range.
-    #[error("\"{0}\" is no range of sectors (write START-END, START- or -END)")]
+    /// Not a range.
+    #[error("\"{0}\" is not a range of sectors (write START-END, START- or -END)")]
     Sectors(String),
 }
 
 impl FilterText {
-    /// The same for whoever draws requests from their beginning to their end, as a Chrome trace does: what ends is always
-    /// told, and steps that take no time are not unless they were asked for.
+    /// The filter for a Chrome trace, which shows requests from start to end and in each layer: adds the
+    /// events that end a request and those of layers.
     #[must_use]
     pub fn with_ends(mut self) -> FilterText {
         if self.actions.is_empty() {
-            self.actions = "queue,split,issue".into();
+            self.actions = "queue,split,merge,front-merge,notify".into();
         }
-        self.actions.push_str(",complete,requeue,done");
+        self.actions.push_str(",complete,requeue,done,layer");
         self
     }
 
-    /// Whether the end of requests is to be told, besides their completion.
+    /// Whether events are traced that only a Chrome trace shows: the end of requests, and layers.
     ///
     /// # Errors
-    /// [`FilterError`]
+    /// [`FilterError`].
     pub fn asks_for_ends(&self) -> Result<bool, FilterError> {
-        Ok(self.compile()?.0 >> Kind::Done as u64 & 1 != 0)
+        Ok(self.compile()?.0 & (1 << Kind::Done as u64 | 1 << Kind::Layer as u64) != 0)
     }
 
-    /// The mask and the range in bytes.
+    /// Parses to the mask and the range in bytes.
     ///
     /// # Errors
-    /// What it names and there is not.
+    /// [`FilterError`] for an unknown name or an invalid range.
     fn compile(&self) -> Result<(u64, u64, u64), FilterError> {
         let mut mask = 0;
         for word in words(&self.actions) {
@@ -94,18 +96,21 @@ impl FilterText {
             mask |= 1 << named.ok_or_else(|| FilterError::Action(word.to_owned()))?.0 as u64;
         }
         if mask == 0 {
-            // All that blktrace has a letter for.
-            let told = Kind::NAMED.iter().filter(|row| row.0 != Kind::Done);
-            mask = told.map(|row| 1 << row.0 as u64).sum();
+            // All events that blktrace has a letter for.
+            let traced = Kind::NAMED.iter().filter(|row| !matches!(row.0, Kind::Done | Kind::Layer));
+            mask = traced.map(|row| 1 << row.0 as u64).sum();
         }
-        let told = |op: &&Op| !UNTOLD.contains(op);
+        let traced = |op: &&Op| !UNTRACED.contains(op);
         let mut ops = 0;
         for word in words(&self.ops) {
-            let op = Op::ALL.iter().filter(told).find(|op| op.name() == word);
+            let op = Op::ALL.iter().filter(traced).find(|op| op.name() == word);
             ops |= 1 << *op.ok_or_else(|| FilterError::Op(word.to_owned()))? as u64;
         }
+        if ops != 0 || !self.sectors.is_empty() {
+            mask |= SELECTIVE;
+        }
         if ops == 0 {
-            ops = Op::ALL.iter().filter(told).map(|op| 1 << *op as u64).sum();
+            ops = Op::ALL.iter().filter(traced).map(|op| 1 << *op as u64).sum();
         }
         let (start, end) = self.range()?;
         Ok((mask | ops << OPS_SHIFT, start, end))
@@ -131,7 +136,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Filter {
-    /// From what was written, letting it through from now on.
+    /// Parses a filter, which is enabled.
     ///
     /// # Errors
     /// [`FilterError`].
@@ -144,35 +149,36 @@ impl Filter {
         })
     }
 
-    /// Let that through from now on. Whether anything is let through does not change.
+    /// Replaces the filter; enabled or not as before.
     ///
     /// # Errors
-    /// [`FilterError`]: it is as before.
+    /// [`FilterError`]: the filter is unchanged.
     pub fn set(&self, text: &FilterText) -> Result<(), FilterError> {
         let (mask, start, end) = text.compile()?;
-        // An event between these stores may pass by half of each, as one just before or after might.
+        // An event between these stores may be compared with half of each filter, as if the change came just
+        // before or after it.
         self.start.store(start, Relaxed);
         self.end.store(end, Relaxed);
         self.change(|was| mask | was & RUNNING);
         Ok(())
     }
 
-    /// Let what the filter wants through, or nothing.
+    /// Enables or disables the filter.
     pub fn run(&self, running: bool) {
         self.change(|mask| if running { mask | RUNNING } else { mask & !RUNNING });
     }
 
-    /// In one step: two who change it at once do not undo each other.
+    /// Changes the mask atomically, so that concurrent changes are not lost.
     fn change(&self, change: impl Fn(u64) -> u64) {
         let _ = self.mask.fetch_update(Relaxed, Relaxed, |mask| Some(change(mask)));
     }
 
-    /// Whether it lets anything through.
+    /// Whether the filter is enabled.
     pub fn is_running(&self) -> bool {
         self.mask.load(Relaxed) & RUNNING != 0
     }
 
-    /// The kinds that are wanted of such a request, as bits; 0: it is not wanted at all.
+    /// The kinds to trace for such a request, as bits; 0: none.
     #[inline]
     pub(crate) fn kinds(&self, op: Op, offset: u64, len: u64) -> u64 {
         let mask = self.mask.load(Relaxed);
@@ -182,6 +188,20 @@ impl Filter {
         let within =
             offset < self.end.load(Relaxed) && offset.saturating_add(len.max(1)) > self.start.load(Relaxed);
         if within { mask & 0xffff } else { 0 }
+    }
+
+    /// Whether commands are traced from their beginning to their end, whatever their requests are.
+    #[inline]
+    pub(crate) fn passes_commands(&self) -> bool {
+        let mask = self.mask.load(Relaxed);
+        mask & (RUNNING | SELECTIVE) == RUNNING && mask >> Kind::Command as u64 & 1 != 0
+    }
+
+    /// Whether the ends of commands are traced.
+    #[inline]
+    pub(crate) fn passes_command_ends(&self) -> bool {
+        let mask = self.mask.load(Relaxed);
+        mask & RUNNING != 0 && mask >> Kind::Command as u64 & 1 != 0
     }
 }
 
@@ -194,45 +214,64 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_filter_lets_all_io_through_and_the_end_of_requests_not() {
+    fn an_empty_filter_passes_all_io_but_not_the_end_of_requests() {
         let filter = Filter::new(&FilterText::default()).unwrap();
-        assert_eq!(filter.kinds(Op::Read, 0, 512), 0x3cff);
+        assert_eq!(filter.kinds(Op::Read, 0, 512), 0xbcff);
         assert_eq!(filter.kinds(Op::Extents, 0, 512), 0);
         assert_eq!(filter.kinds(Op::ZoneReset, 0, 0), 0);
     }
 
     #[test]
-    fn actions_operations_and_sectors_are_chosen_and_changed_while_it_runs() {
+    fn actions_operations_and_sectors_are_selected_and_changed_while_enabled() {
         let filter = Filter::new(&text("Q,complete", "write", "8-15")).unwrap();
         let both = 1 << Kind::Queue as u64 | 1 << Kind::Complete as u64;
         assert_eq!(filter.kinds(Op::Write, 8 * 512, 512), both);
         assert_eq!(filter.kinds(Op::Write, 0, 8 * 512), 0, "it ends before");
-        assert_eq!(filter.kinds(Op::Write, 0, 8 * 512 + 1), both, "it reaches into it");
+        assert_eq!(filter.kinds(Op::Write, 0, 8 * 512 + 1), both, "it overlaps the range");
         assert_eq!(filter.kinds(Op::Write, 16 * 512, 512), 0);
         assert_eq!(filter.kinds(Op::Read, 8 * 512, 512), 0);
         filter.run(false);
         assert_eq!(filter.kinds(Op::Write, 8 * 512, 512), 0);
         filter.set(&text("", "read", "")).unwrap();
-        assert!(!filter.is_running(), "another filter does not start it");
+        assert!(!filter.is_running(), "a new filter does not enable it");
         filter.run(true);
-        assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 512), 0x3cff);
-        assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 4096), 0x3cff, "what reaches past all offsets");
+        assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 512), 0xbcff);
+        assert_eq!(filter.kinds(Op::Read, u64::MAX - 512, 4096), 0xbcff, "a range past the largest offset");
     }
 
     #[test]
-    fn ends_are_told_when_they_are_asked_for() {
+    fn ends_are_traced_on_request() {
         assert_eq!(text("", "write", "").asks_for_ends(), Ok(false));
         assert_eq!(text("Q,done", "", "").asks_for_ends(), Ok(true));
+        assert_eq!(text("Q,layer", "", "").asks_for_ends(), Ok(true));
+        assert_eq!(text("notify", "", "").asks_for_ends(), Ok(false));
         for actions in ["", "Q"] {
             let filter = Filter::new(&text(actions, "write", "").with_ends()).unwrap();
-            let ends = 1 << Kind::Complete as u64 | 1 << Kind::Requeue as u64 | 1 << Kind::Done as u64;
+            let ends = [Kind::Complete, Kind::Requeue, Kind::Done, Kind::Layer];
+            let ends = ends.into_iter().map(|kind| 1 << kind as u64).sum::<u64>();
             assert_eq!(filter.kinds(Op::Write, 0, 512) & ends, ends);
             assert_eq!(filter.kinds(Op::Read, 0, 512), 0);
         }
     }
 
     #[test]
-    fn a_filter_that_makes_no_sense_is_refused_and_changes_nothing() {
+    fn commands_are_traced_whole_unless_requests_are_selected() {
+        let passes = |actions, ops, sectors| {
+            let filter = Filter::new(&text(actions, ops, sectors)).unwrap();
+            (filter.passes_commands(), filter.passes_command_ends())
+        };
+        assert_eq!(passes("", "", ""), (true, true));
+        assert_eq!(passes("m", "", ""), (true, true));
+        assert_eq!(passes("Q,C", "", ""), (false, false));
+        assert_eq!(passes("", "write", ""), (false, true));
+        assert_eq!(passes("", "", "8-"), (false, true));
+        let filter = Filter::new(&text("", "", "")).unwrap();
+        filter.run(false);
+        assert!(!filter.passes_commands() && !filter.passes_command_ends());
+    }
+
+    #[test]
+    fn an_invalid_filter_is_refused_and_changes_nothing() {
         let filter = Filter::new(&text("Q", "", "")).unwrap();
         for wrong in [text("Z", "", ""), text("", "eat", ""), text("", "extents", ""), text("", "", "9")] {
             assert!(filter.set(&wrong).is_err(), "{wrong:?}");

@@ -1,4 +1,5 @@
-//! One queue's ring of records: written by the queue's thread, read by one other, of a fixed size.
+//! A ring buffer of records for one queue: written by the queue's thread, read by one other thread, of a
+//! fixed size.
 
 use crate::Record;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,27 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Words of a record.
 pub(crate) const WORDS: usize = 4;
 
-/// The ring.
+/// The ring buffer.
 #[derive(Debug)]
 pub struct Lane {
     words: Box<[AtomicU64]>,
-    /// Records, less one: their number is a power of two.
+    /// Capacity in records, a power of two, less one.
     mask: u64,
-    /// Records ever written. Only the writer stores it.
+    /// Number of records written. Only the writer stores it.
     head: Padded,
-    /// Records ever read. Only the reader stores it.
+    /// Number of records read. Only the reader stores it.
     tail: Padded,
-    /// Records that found no room. Only the writer stores it.
+    /// Records dropped because the buffer was full. Only the writer stores it.
     dropped: AtomicU64,
 }
 
-/// A counter on a cache line of its own, so that writer and reader do not pull at one.
+/// A counter on a cache line of its own, to avoid false sharing between writer and reader.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Padded(AtomicU64);
 
 impl Lane {
-    /// Room for `records`, rounded up to a power of two.
+    /// Allocates space for `records` records, rounded up to a power of two.
     pub fn new(records: usize) -> Lane {
         let records = records.next_power_of_two().max(2);
         Lane {
@@ -38,7 +39,7 @@ impl Lane {
         }
     }
 
-    /// Put a record in, or count it as dropped. Only one thread at a time may.
+    /// Appends a record, or counts it as dropped. Only one thread at a time may call this.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) {
         let head = self.head.0.load(Ordering::Relaxed);
@@ -53,8 +54,8 @@ impl Lane {
         self.head.0.store(head + 1, Ordering::Release);
     }
 
-    /// Take out up to `limit` records, oldest first, and hand each to `each`. Only one thread at a time may. How many
-    /// there were.
+    /// Removes up to `limit` records, oldest first, and passes each to `each`. Only one thread at a time may
+    /// call this. Returns their number.
     pub fn drain(&self, limit: usize, mut each: impl FnMut([u64; WORDS])) -> usize {
         let tail = self.tail.0.load(Ordering::Relaxed);
         let head = self.head.0.load(Ordering::Acquire);
@@ -67,34 +68,34 @@ impl Lane {
         (end - tail) as usize
     }
 
-    /// Records that found no room so far.
+    /// Records dropped so far.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// The bytes that it holds.
+    /// Size in bytes.
     pub fn size(&self) -> usize {
         self.words.len() * size_of::<u64>()
     }
 }
 
-/// How many records fit into so many bytes.
+/// Number of records that fit into `bytes` bytes.
 pub(crate) const fn records_in(bytes: usize) -> usize {
     bytes / (WORDS * size_of::<u64>())
 }
 
 impl Lane {
-    /// As many records as fit into so many bytes, rounded down to a power of two.
+    /// Allocates as many records as fit into `bytes` bytes, rounded down to a power of two.
     pub fn of_size(bytes: usize) -> Lane {
         Lane::new(1 << records_in(bytes).max(2).ilog2())
     }
 
-    /// The records that it holds at most.
+    /// Capacity in records.
     pub fn records(&self) -> usize {
         self.words.len() / WORDS
     }
 
-    /// The same as [`drain`](Lane::drain), as records.
+    /// Like [`drain`](Lane::drain), but passes decoded records.
     pub fn drain_records(&self, limit: usize, mut each: impl FnMut(Record)) -> usize {
         self.drain(limit, |words| each(Record::from_words(words)))
     }
@@ -106,7 +107,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn what_finds_no_room_is_dropped_and_counted_and_what_is_there_stays() {
+    fn a_full_lane_drops_and_counts_new_records() {
         let lane = Lane::new(4);
         (0..7).for_each(|n| lane.push([n; WORDS]));
         assert_eq!(lane.dropped(), 3);
@@ -119,14 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_takes_no_more_memory_than_it_may() {
+    fn a_lane_stays_within_its_memory_limit() {
         for (bytes, records) in [(4096, 128), (8191, 128), (8192, 256), (600, 16), (1, 2)] {
             assert_eq!(Lane::of_size(bytes).records(), records, "{bytes}");
         }
     }
 
     #[test]
-    fn a_limited_drain_goes_on_where_it_ended() {
+    fn a_limited_drain_continues_where_it_ended() {
         let lane = Lane::new(8);
         (0..8).for_each(|n| lane.push([n; WORDS]));
         let mut seen = Vec::new();
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn records_arrive_whole_and_in_order_while_they_are_written() {
+    fn records_are_read_intact_and_in_order_during_writes() {
         const COUNT: u64 = 200_000;
         let lane = Arc::new(Lane::new(1024));
         let writer = {
@@ -145,7 +146,7 @@ mod tests {
         let (mut last, mut count) = (0, 0);
         let mut check = |words: [u64; WORDS]| {
             let n = words[0];
-            assert_eq!(words, [n, !n, n << 1, n ^ 7], "a record in pieces");
+            assert_eq!(words, [n, !n, n << 1, n ^ 7], "a torn record");
             assert!(n > last, "{n} after {last}");
             last = n;
             count += 1;

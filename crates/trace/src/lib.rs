@@ -1,17 +1,18 @@
-//! Traces: what happened to every request, recorded by hardware queues and written down as other tools read it.
+//! Traces: events of every request, recorded by hardware queues and converted to the formats of other tools.
 //!
-//! A [`Tracer`] listens to one queue, on that queue's thread, and puts a [`Record`] of 32 bytes into a [`Lane`]: a
-//! ring with one writer and one reader. It never waits: what finds no room is dropped and counted. Another thread
-//! empties the lanes into [`wire`] frames, which whoever asked for the trace turns into blktrace files
-//! ([`blktrace`]), blkparse's lines ([`lines`]) or a Chrome trace ([`chrome`]).
+//! A [`Tracer`] is the probe of one queue. It runs on that queue's thread and writes a [`Record`] of 32 bytes
+//! per event to a [`Lane`]: a ring buffer with one writer and one reader. It never waits: records that find
+//! no space are dropped and counted. Another thread drains the lanes into [`wire`] frames, which the client
+//! converts to blktrace files ([`blktrace`]), blkparse's lines ([`lines`]) or a Chrome trace ([`chrome`]).
 //!
-//! *Invariant:* the records of one lane are in the order of their times.
-//! *Invariant:* there is no file, socket or thread here.
+//! *Invariant:* the records of a lane are ordered by time.
+//! *Invariant:* no file, socket or thread is used here.
 
 #![forbid(unsafe_code)]
 
 pub mod blktrace;
 pub mod chrome;
+pub mod command;
 mod filter;
 mod lane;
 pub mod lines;
@@ -22,6 +23,6 @@ pub mod wire;
 
 pub use filter::{Filter, FilterError, FilterText};
 pub use lane::Lane;
-pub use record::{Kind, Record};
+pub use record::{Kind, Record, Step};
 pub use sampler::{Both, Sampler};
 pub use tracer::{Place, Tracer, TracerConfig};

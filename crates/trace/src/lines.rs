@@ -1,22 +1,25 @@
-//! blkparse's default lines, of all queues in the order of time.
+//! Formats records as blkparse's default lines, with all queues merged by time. Events of SCSI commands are
+//! messages.
 
 use crate::blktrace::{MAJOR, letter, minor, rwbs};
+use crate::command::{Commands, Sessions, message};
 use crate::wire::Frame;
 use crate::{Kind, Record};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-/// How long an event is kept for others that may come before it: a thread that was kept from running between
-/// looking at the clock and writing down what it saw tells of it late.
+/// How long an event is kept for earlier ones of other threads: a thread that was preempted between reading
+/// the clock and writing the record delivers it late.
 const SLACK_NS: u64 = 2_000_000;
 
-/// Makes lines of frames.
+/// Converts frames to lines.
 #[derive(Default, Debug)]
 pub struct Lines {
     number: u32,
-    /// The time of the first event.
+    /// Time of the first event.
     first_ns: Option<u64>,
     queues: Vec<Stream>,
+    sessions: Sessions,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -24,17 +27,18 @@ struct Stream {
     pid: u32,
     comm: String,
     sequence: u32,
-    waiting: VecDeque<Told>,
+    waiting: VecDeque<Item>,
+    commands: Commands,
 }
 
 #[derive(Clone, Debug)]
-enum Told {
+enum Item {
     Event(Record),
     Dropped(u64),
 }
 
 impl Lines {
-    /// What can be said now that this has come.
+    /// Appends the lines that can be printed after this frame.
     pub fn frame(&mut self, frame: &Frame, into: &mut String) {
         match frame {
             Frame::Opened(opened) => self.number = opened.number,
@@ -43,12 +47,13 @@ impl Lines {
                 (stream.pid, stream.comm) = (lane.pid, lane.comm.clone());
             }
             Frame::Records(queue, records) => {
-                let events = records.iter().flat_map(|record| record.events()).map(Told::Event);
+                let events = records.iter().flat_map(|record| record.events()).map(Item::Event);
                 self.queue(*queue).waiting.extend(events);
             }
-            Frame::Dropped(queue, count) => self.queue(*queue).waiting.push_back(Told::Dropped(*count)),
+            Frame::Dropped(queue, count) => self.queue(*queue).waiting.push_back(Item::Dropped(*count)),
             Frame::Tick(time) => self.flush(time.saturating_sub(SLACK_NS), into),
             Frame::Closed => self.flush(u64::MAX, into),
+            Frame::Session(session) => self.sessions.add(session),
         }
     }
 
@@ -60,24 +65,25 @@ impl Lines {
         &mut self.queues[at]
     }
 
-    /// Everything that happened before then.
+    /// Prints all events before that time.
     fn flush(&mut self, before_ns: u64, into: &mut String) {
         loop {
-            let time = |told: &Told| match told {
-                Told::Event(record) => record.time_ns,
-                Told::Dropped(_) => 0,
+            let time = |item: &Item| match item {
+                Item::Event(record) => record.time_ns,
+                Item::Dropped(_) => 0,
             };
             let heads = self.queues.iter().enumerate();
-            let heads = heads.filter_map(|(at, stream)| stream.waiting.front().map(|told| (time(told), at)));
+            let heads = heads.filter_map(|(at, stream)| stream.waiting.front().map(|item| (time(item), at)));
             let Some((time_ns, at)) = heads.min().filter(|head| head.0 < before_ns) else { return };
             match self.queues[at].waiting.pop_front() {
-                Some(Told::Event(record)) => {
+                Some(Item::Event(record)) => {
                     self.first_ns.get_or_insert(time_ns);
                     self.line(at, &record, into);
                 }
-                Some(Told::Dropped(count)) => {
+                Some(Item::Dropped(count)) => {
                     let stream = &mut self.queues[at];
                     stream.sequence = stream.sequence.wrapping_add(count as u32);
+                    stream.commands.forget();
                     let _ = writeln!(into, "{:<7} {at:>2} {count} events dropped", "");
                 }
                 None => return,
@@ -86,6 +92,9 @@ impl Lines {
     }
 
     fn line(&mut self, at: usize, record: &Record, into: &mut String) {
+        if record.kind == Kind::Command {
+            return self.message(at, record, into);
+        }
         if letter(record.kind) == ' ' {
             return;
         }
@@ -120,6 +129,24 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// Prints an event of a command as blkparse prints messages, which have no sequence number.
+    fn message(&mut self, at: usize, record: &Record, into: &mut String) {
+        let stream = &mut self.queues[at];
+        let Some(note) = stream.commands.record(record) else { return };
+        let text = message(&note, record, &self.sessions);
+        let since = record.time_ns.saturating_sub(self.first_ns.unwrap_or_default());
+        let (seconds, nanoseconds) = (since / 1_000_000_000, since % 1_000_000_000);
+        let (pid, minor) = (stream.pid, minor(self.number, 0));
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            into,
+            "{MAJOR:>3},{minor:<3} {at:>2} {:>8} {seconds:>5}.{nanoseconds:09} {pid:>5} {:>2} {:>3} {text}",
+            0, 'm', 'N'
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,7 +170,8 @@ mod tests {
 
     fn lines(frames: &[Frame]) -> String {
         let (mut lines, mut text) = (Lines::default(), String::new());
-        let opened = Opened { device: "disk".into(), number: 0, clock_ns: 0, wall: (0, 0) };
+        let opened =
+            Opened { device: "disk".into(), number: 0, clock_ns: 0, wall: (0, 0), nodes: Vec::new() };
         lines.frame(&Frame::Opened(opened), &mut text);
         for queue in 0..2 {
             let info = LaneInfo { pid: 40 + queue, comm: format!("reactor-{queue}") };
@@ -154,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_blkparses() {
+    fn lines_have_blkparses_format() {
         let split = Record { value: 2743, ..record(1_500_001_250, Kind::Split) };
         let failed = Record { value: 5, ..record(2_000_000_000, Kind::Complete) };
         let frames =
@@ -168,7 +196,25 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_merged_by_time_and_what_may_still_be_preceded_waits() {
+    fn commands_are_messages_with_their_initiator() {
+        let (mut lines, mut text) = (Lines::default(), String::new());
+        let session = crate::wire::SessionName { number: 3, initiator: "iqn.2026-11.example:host".into() };
+        let records = crate::command::tests::write_10(1_000_000_000);
+        let lane = LaneInfo { pid: 40, comm: "reactor-0".into() };
+        let frames =
+            [Frame::Lane(0, lane), Frame::Session(session), Frame::Records(0, records), Frame::Closed];
+        frames.iter().for_each(|frame| lines.frame(frame, &mut text));
+        let expected = "\
+240,0    0        0     0.000000000    40  m   N scsi 17: WRITE(10), cdb 2a 00 00 00 09 b8 00 00 08 00, lun 2, \
+itt 0x10000001, session 3 iqn.2026-11.example:host
+240,0    0        0     0.000000001    40  m   N scsi 17: request write 2488 + 8
+240,0    0        0     0.000000002    40  m   N scsi 17: WRITE(10) ended, GOOD, 4096 bytes
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn queues_are_merged_by_time_and_recent_events_wait() {
         let at = |time_ns| record(time_ns, Kind::Queue);
         let frames = [
             Frame::Records(0, vec![at(5), at(50_000_000)]),

@@ -1,4 +1,4 @@
-//! One event in 32 bytes, as it lies in a lane and travels.
+//! A record of 32 bytes, as stored in a lane and sent.
 //!
 //! ```text
 //! word 0  time, ns
@@ -11,7 +11,7 @@
 use block::Op;
 use queue::Point;
 
-/// What happened. The letters are blktrace's.
+/// Kind of an event. The letters are blktrace's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -31,9 +31,9 @@ pub enum Kind {
     Complete = 6,
     /// `R`
     Requeue = 7,
-    /// The request is over. blktrace has no letter for it.
+    /// The request is complete, including all of its children. blktrace has no letter for it.
     Done = 8,
-    /// `G`, `I` and `D` in one step, those of them whose bits 0, 1 and 2 are set in the value.
+    /// `G`, `I` and `D` in one record: those whose bits 0, 1 and 2 are set in the value.
     Start = 9,
     /// `M`
     BackMerge = 10,
@@ -41,13 +41,59 @@ pub enum Kind {
     FrontMerge = 11,
     /// `P`
     Plug = 12,
-    /// `U`; the value is how many requests were held back.
+    /// `U`; the value is the number of requests that were held back.
     Unplug = 13,
+    /// A node was handed the request or is done with it; the value is an encoded [`Step`]. blktrace has no
+    /// letter for it.
+    Layer = 14,
+    /// `m`: an event of a SCSI command, with a layout of its own ([`command`](crate::command)).
+    Command = 15,
+}
+
+/// What happened to a request at a node of the stack: the value of a [`Kind::Layer`] record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The node was handed the request.
+    Enter {
+        /// Number of the node.
+        node: u8,
+        /// Tag of the request that this one is a child of.
+        parent: Option<u16>,
+    },
+    /// The node is done with the request.
+    Leave {
+        /// Number of the node.
+        node: u8,
+        /// Result; 0: success.
+        errno: u16,
+    },
+}
+
+impl Step {
+    /// Encodes to 48 bits: node (8) | leave (1) | has a parent (1) | 0 (6) | errno or tag of the parent (16).
+    pub(crate) fn to_value(self) -> u64 {
+        match self {
+            Step::Enter { node, parent } => {
+                let tag = parent.map_or(0, |tag| 1 << 9 | u64::from(tag) << 16);
+                u64::from(node) | tag
+            }
+            Step::Leave { node, errno } => u64::from(node) | 1 << 8 | u64::from(errno) << 16,
+        }
+    }
+
+    /// Decodes [`to_value`](Step::to_value); every value is valid.
+    pub fn from_value(value: u64) -> Step {
+        let (node, number) = (value as u8, (value >> 16) as u16);
+        if value >> 8 & 1 == 1 {
+            return Step::Leave { node, errno: number };
+        }
+        Step::Enter { node, parent: (value >> 9 & 1 == 1).then_some(number) }
+    }
 }
 
 impl Kind {
-    /// All that a user can ask for, with their letters and blktrace's names where it has them.
-    pub const NAMED: [(Kind, &'static str, &'static str); 13] = [
+    /// All kinds that a user can select, with their letters and blktrace's names where it has them.
+    pub const NAMED: [(Kind, &'static str, &'static str); 15] = [
         (Kind::Queue, "Q", "queue"),
         (Kind::Split, "X", "split"),
         (Kind::Remap, "A", "remap"),
@@ -61,45 +107,60 @@ impl Kind {
         (Kind::FrontMerge, "F", "front-merge"),
         (Kind::Plug, "P", "plug"),
         (Kind::Unplug, "U", "unplug"),
+        (Kind::Layer, "layer", "layer"),
+        (Kind::Command, "m", "notify"),
     ];
 
-    fn from_number(number: u64) -> Option<Kind> {
-        if number == Kind::Start as u64 {
-            return Some(Kind::Start);
-        }
-        Kind::NAMED.iter().map(|row| row.0).find(|kind| *kind as u64 == number)
-    }
+    /// All kinds, by number.
+    const ALL: [Kind; 16] = [
+        Kind::Queue,
+        Kind::Split,
+        Kind::Remap,
+        Kind::Get,
+        Kind::Insert,
+        Kind::Issue,
+        Kind::Complete,
+        Kind::Requeue,
+        Kind::Done,
+        Kind::Start,
+        Kind::BackMerge,
+        Kind::FrontMerge,
+        Kind::Plug,
+        Kind::Unplug,
+        Kind::Layer,
+        Kind::Command,
+    ];
 }
 
-/// One event.
+/// An event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
-    /// When, in nanoseconds of the monotonic clock.
+    /// Time in nanoseconds of the monotonic clock.
     pub time_ns: u64,
-    /// Where, in bytes of its device.
+    /// Offset on its device, in bytes.
     pub offset: u64,
-    /// How long, in bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// The slot that the request was in.
+    /// Tag of the request.
     pub tag: u16,
-    /// What happened.
+    /// Kind of event.
     pub kind: Kind,
-    /// To what.
+    /// Operation.
     pub op: Op,
-    /// The request's flags, as [`block::Flags::bits`] has them.
+    /// Flags of the request, as [`block::Flags::bits`] encodes them.
     pub flags: u8,
-    /// See [`Kind`]; 48 bits.
+    /// Depends on [`Kind`]; 48 bits.
     pub value: u64,
-    /// For a remap: the device above.
+    /// For a remap: number of the device above.
     pub from: u8,
-    /// The device: 0, or for what happens below a layer that moves requests the number of the node there.
+    /// Number of the device: 0, or below a layer that remaps requests the number of the node there.
     pub device: u8,
 }
 
 const VALUE_MASK: u64 = (1 << 48) - 1;
 
 impl Record {
-    /// That a request was queued on that device, where the point says: what other kinds are made from.
+    /// Creates a `Queue` record for a probe point, from which other kinds are derived.
     #[inline]
     pub(crate) fn queued(time_ns: u64, point: &Point, device: u8) -> Record {
         Record {
@@ -116,13 +177,13 @@ impl Record {
         }
     }
 
-    /// A length as it is recorded.
+    /// A length as recorded.
     #[inline]
     pub(crate) fn length(len: u64) -> u32 {
         u32::try_from(len).unwrap_or(!511)
     }
 
-    /// As it lies in a lane.
+    /// Encodes for a lane.
     #[inline]
     pub(crate) fn to_words(self) -> [u64; 4] {
         let what = u64::from(self.tag) << 16
@@ -137,39 +198,23 @@ impl Record {
         ]
     }
 
-    /// From a lane, which holds nothing else than what [`to_words`](Record::to_words) made.
-    pub(crate) fn from_words(words: [u64; 4]) -> Record {
-        Record::try_from_words(words).unwrap_or(Record {
-            time_ns: words[0],
-            offset: 0,
-            len: 0,
-            tag: 0,
-            kind: Kind::Done,
-            op: Op::Flush,
-            flags: 0,
-            value: 0,
-            from: 0,
-            device: 0,
-        })
-    }
-
-    /// From elsewhere. `None`: there is no such kind. Operations fill their four bits.
-    pub(crate) fn try_from_words([time_ns, offset, what, where_]: [u64; 4]) -> Option<Record> {
-        Some(Record {
+    /// Decodes a record, which may be untrusted: every value of the four bits of kind and operation is valid.
+    pub(crate) fn from_words([time_ns, offset, what, where_]: [u64; 4]) -> Record {
+        Record {
             time_ns,
             offset,
             len: (what >> 32) as u32,
             tag: (what >> 16) as u16,
-            kind: Kind::from_number(what >> 12 & 15)?,
-            op: *Op::ALL.get((what >> 8 & 15) as usize)?,
+            kind: Kind::ALL[(what >> 12 & 15) as usize],
+            op: Op::ALL[(what >> 8 & 15) as usize],
             flags: what as u8,
             value: where_ >> 16,
             from: (where_ >> 8) as u8,
             device: where_ as u8,
-        })
+        }
     }
 
-    /// Each event that it stands for, one after the other.
+    /// The events that the record stands for.
     pub fn events(self) -> impl Iterator<Item = Record> {
         let wanted = if self.kind == Kind::Start { self.value } else { 0 };
         let steps = [(Kind::Get, 1), (Kind::Insert, 2), (Kind::Issue, 4)];
@@ -187,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_survives_the_way_through_a_lane() {
+    fn an_encoded_record_decodes_to_an_equal_one() {
         for (number, op) in Op::ALL.into_iter().enumerate() {
             for (kind, ..) in Kind::NAMED {
                 let record = Record {
@@ -208,12 +253,28 @@ mod tests {
     }
 
     #[test]
-    fn what_no_queue_wrote_is_no_record() {
-        assert_eq!(Record::try_from_words([0, 0, 15 << 12, 0]), None);
+    fn every_number_of_a_kind_decodes_to_that_kind() {
+        for number in 0..16 {
+            assert_eq!(Record::from_words([0, 0, number << 12, 0]).kind as u64, number);
+        }
     }
 
     #[test]
-    fn a_start_stands_for_what_was_wanted_of_it() {
+    fn an_encoded_step_decodes_to_an_equal_one() {
+        for step in [
+            Step::Enter { node: 0, parent: None },
+            Step::Enter { node: 255, parent: Some(0) },
+            Step::Enter { node: 7, parent: Some(u16::MAX) },
+            Step::Leave { node: 255, errno: 0 },
+            Step::Leave { node: 1, errno: 125 },
+        ] {
+            assert!(step.to_value() <= VALUE_MASK);
+            assert_eq!(Step::from_value(step.to_value()), step);
+        }
+    }
+
+    #[test]
+    fn a_start_expands_to_the_selected_events() {
         let start = Record { kind: Kind::Start, value: 5, ..Record::from_words([7, 0, 0, 0]) };
         assert_eq!(start.events().map(|r| r.kind).collect::<Vec<_>>(), [Kind::Get, Kind::Issue]);
         let queued = Record::from_words([7, 0, 0, 0]);
@@ -221,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_for_a_record_is_held_at_whole_sectors() {
+    fn a_length_that_is_too_long_is_capped_to_whole_sectors() {
         assert_eq!(Record::length(4096), 4096);
         assert_eq!(Record::length(1 << 40), 0xffff_fe00);
     }

@@ -1,24 +1,24 @@
-//! A listener for pictures: one of every so many requests of one queue, told when it comes from the front-end.
+//! A probe for charts: samples one of every N requests of a queue, when it arrives from the front-end.
 //!
-//! Runs on the queue's thread beside a [`Tracer`](crate::Tracer) or without one. How many requests it passes over is
-//! set by whoever empties the lane, so that a picture of a fast device costs no more than that of a slow one.
+//! Runs on the queue's thread, beside a [`Tracer`](crate::Tracer) or without one. N is set by the reader of
+//! the lane, so that a chart of a fast device costs no more than that of a slow one.
 
 use crate::{Lane, Record};
-use queue::{Event, Nanos, Point, Probe};
+use queue::{CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The listener.
+/// The probe.
 pub struct Sampler {
     lane: Arc<Lane>,
-    /// One of so many is told; 0 and 1: each.
+    /// One of this many requests is sampled; 0 and 1: all.
     every: Arc<AtomicU32>,
-    /// So many more are passed over.
+    /// Requests to skip before the next sample.
     left: u32,
 }
 
 impl Sampler {
-    /// One that writes to `lane`, which this thread alone writes to.
+    /// Creates a sampler that writes to `lane`. No other thread may write to it.
     pub fn new(lane: Arc<Lane>, every: Arc<AtomicU32>) -> Sampler {
         Sampler { lane, every, left: 0 }
     }
@@ -30,7 +30,7 @@ impl Probe for Sampler {
             return;
         }
         let rest = self.every.load(Relaxed).saturating_sub(1);
-        // What was set out to pass over while much came is not passed over once little does.
+        // A count set under high load must not skip requests once load is low.
         self.left = self.left.min(rest);
         if self.left > 0 {
             self.left -= 1;
@@ -41,13 +41,22 @@ impl Probe for Sampler {
     }
 }
 
-/// Two who listen to one queue.
+/// Two probes on one queue.
 pub struct Both<A, B>(pub A, pub B);
 
 impl<A: Probe, B: Probe> Probe for Both<A, B> {
     fn point(&mut self, at: Nanos, point: Point) {
         self.0.point(at, point);
         self.1.point(at, point);
+    }
+
+    fn wants_commands(&self) -> bool {
+        self.0.wants_commands() || self.1.wants_commands()
+    }
+
+    fn command(&mut self, at: Nanos, point: &CommandPoint) {
+        self.0.command(at, point);
+        self.1.command(at, point);
     }
 }
 
@@ -58,7 +67,7 @@ mod tests {
     use queue::NodeId;
 
     #[test]
-    fn one_of_so_many_requests_is_told_and_once_each() {
+    fn one_of_n_requests_is_sampled() {
         let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(3)));
         let mut sampler = Sampler::new(lane.clone(), every.clone());
         let mut pass = |sector: u64| {
@@ -75,11 +84,11 @@ mod tests {
         (7..12).for_each(&mut pass);
         seen.clear();
         lane.drain_records(64, |record| seen.push(record.offset >> 9));
-        assert_eq!(seen, [7, 8, 9, 10, 11], "once each is wanted, the next is told");
+        assert_eq!(seen, [7, 8, 9, 10, 11], "once all are selected, the next is sampled");
     }
 
     #[test]
-    fn a_device_that_turned_quiet_is_told_again_at_once() {
+    fn a_device_is_sampled_again_at_once_after_load_drops() {
         let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(1_000_000)));
         let mut sampler = Sampler::new(lane.clone(), every.clone());
         let mut ask = || {

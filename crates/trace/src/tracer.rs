@@ -1,63 +1,64 @@
-//! The listener of one queue: from points of requests' lives to records of a lane.
+//! The probe of one queue: converts probe points of requests to records of a lane.
 //!
-//! Runs on the queue's thread. What is a device of its own to a trace is decided when it is made, for each node of
-//! the stack ([`Place`]): layers that leave addresses alone are one device with what stands below them, as a request
-//! queue and its driver are to the kernel; below a layer that moves requests begins another device, to which they
-//! are remapped, queued there and completed there, as bios are by device-mapper.
+//! Runs on the queue's thread. Which nodes of the stack appear as separate devices is decided when the tracer
+//! is created ([`Place`]): layers that do not remap are one device with the nodes below them, like a request
+//! queue and its driver in the kernel; below a layer that remaps requests another device begins, to which
+//! they are remapped, queued there and completed there, like bios by device-mapper.
 
-use crate::{Filter, Kind, Lane, Record};
+use crate::{Filter, Kind, Lane, Record, Step};
 use block::Status;
-use queue::{Event, Nanos, Point, Probe};
+use queue::{CommandEvent, CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 
-/// What a node of the stack is to a trace.
+/// Role of a node of the stack in a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// The device that it works on: 0, or the number of the node at whose top it begins.
+    /// Number of its device: 0, or the number of the node at its top.
     pub device: u8,
-    /// The device above, where this node is the top of its own; else `None`.
+    /// Number of the device above, if this node is the top of its own device.
     pub below: Option<u8>,
     /// It is the lowest node of its device, and no backend.
     pub ends: bool,
-    /// A scheduler of its device stands above it: requests were got and inserted there.
+    /// A scheduler of its device is above it: requests were got and inserted there.
     pub scheduled: bool,
-    /// It is a scheduler whose device has no backend: what goes down is issued by that.
+    /// It is a scheduler whose device has no backend: it issues the requests.
     pub issues: bool,
-    /// Where it begins on its device, in bytes: a target of a table counts from there.
+    /// Offset of the node on its device, in bytes: requests to a target are relative to its start in the
+    /// table.
     pub shift: u64,
 }
 
 impl Place {
-    /// On the device that is traced, with a backend at its end.
+    /// A node of the traced device itself, which ends with a backend.
     pub const TOP: Place =
         Place { device: 0, below: None, ends: false, scheduled: false, issues: false, shift: 0 };
 }
 
-/// How a tracer listens.
+/// Configuration of a tracer.
 pub struct TracerConfig {
-    /// What it wants to know.
+    /// Filter of events.
     pub filter: Arc<Filter>,
-    /// Where it writes.
+    /// Lane to write to.
     pub lane: Arc<Lane>,
-    /// By node number.
+    /// Role of each node, by node number.
     pub places: Vec<Place>,
-    /// Tags of front-end requests; those from here on are of children.
+    /// Number of front-end tags; tags from here on belong to children.
     pub depth: u16,
-    /// Tell of each child that it was queued, so that tools that know nothing of splits see whole requests.
+    /// Write a `Queue` record for each child, for tools that do not support splits.
     pub queue_children: bool,
-    /// Look at this clock for each event; `None`: what happens in one turn of the queue's thread has one time.
+    /// Clock to read for each event; `None`: all events of a turn have the time of the turn.
     pub clock: Option<fn() -> Nanos>,
 }
 
-/// The listener.
+/// The probe.
 pub struct Tracer {
     config: TracerConfig,
-    /// Where a request last was, by tag.
+    /// Last offset of each request, by tag.
     offsets: Vec<u64>,
 }
 
 impl Tracer {
-    /// One for one queue.
+    /// Creates the tracer of a queue.
     pub fn new(config: TracerConfig) -> Tracer {
         Tracer { offsets: vec![0; usize::from(config.depth)], config }
     }
@@ -68,7 +69,7 @@ impl Tracer {
         }
     }
 
-    /// Where the request in that slot was last, and is now.
+    /// Sets the current offset of the request with that tag; returns the previous one.
     fn moved(&mut self, tag: u16, offset: u64) -> u64 {
         let tag = usize::from(tag);
         if tag >= self.offsets.len() {
@@ -77,7 +78,21 @@ impl Tracer {
         std::mem::replace(&mut self.offsets[tag], offset)
     }
 
-    /// A request comes to a node: what else happens by that, if it comes to another device.
+    /// Writes that a node was handed a request or is done with it.
+    #[cold]
+    fn step(&self, wanted: u64, point: &Point, record: Record) {
+        let node = point.node.0;
+        let step = match point.event {
+            Event::Entered | Event::Issued => Step::Enter { node, parent: point.parent.map(|tag| tag.0) },
+            Event::Completed { status } | Event::Left { status } => {
+                Step::Leave { node, errno: completed(record, status).value as u16 }
+            }
+            _ => return,
+        };
+        self.put(wanted, Record { kind: Kind::Layer, value: step.to_value(), ..record });
+    }
+
+    /// A request arrives at a node: writes the additional events if the node belongs to another device.
     #[cold]
     fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
         let was = self.moved(record.tag, record.offset);
@@ -100,12 +115,13 @@ impl Tracer {
 impl Probe for Tracer {
     fn point(&mut self, at: Nanos, mut point: Point) {
         let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
-        // A flush is nowhere.
+        // A flush has no offset.
         let shift = if point.len.0 > 0 { place.shift } else { 0 };
         point.offset.0 += shift;
         let wanted = self.config.filter.kinds(point.op, point.offset.0, point.len.0);
         if wanted == 0 {
-            // What is not wanted here may be where it is moved to, and is told then with where it was.
+            // A request outside the filter here may be remapped to a range within it, and is then traced with
+            // its previous offset.
             if self.config.places.len() > 1 && matches!(point.event, Event::Entered | Event::Issued) {
                 self.moved(point.tag.0, point.offset.0);
             }
@@ -113,6 +129,9 @@ impl Probe for Tracer {
         }
         let time = self.config.clock.map_or(at, |clock| clock());
         let record = Record::queued(time.0, &point, place.device);
+        if wanted >> Kind::Layer as u64 & 1 != 0 {
+            self.step(wanted, &point, record);
+        }
         match point.event {
             Event::Queued => self.put(wanted, record),
             Event::Split { rest } => {
@@ -153,6 +172,27 @@ impl Probe for Tracer {
             }
         }
     }
+
+    fn wants_commands(&self) -> bool {
+        true
+    }
+
+    fn command(&mut self, at: Nanos, point: &CommandPoint) {
+        let filter = &self.config.filter;
+        let (passes, begins) = match point.event {
+            CommandEvent::Begun => (filter.passes_commands(), false),
+            // Where requests are selected, a command is shown with each of those.
+            CommandEvent::Request { op, offset, len, is_foreign, .. } => {
+                let wanted = filter.kinds(op, offset.0, len.0) >> Kind::Command as u64 & 1 != 0;
+                (wanted, is_foreign || !filter.passes_commands())
+            }
+            CommandEvent::Ended { .. } => (filter.passes_command_ends(), false),
+        };
+        if passes {
+            let time = self.config.clock.map_or(at, |clock| clock());
+            crate::command::encode(time.0, point, begins, |record| self.config.lane.push(record.to_words()));
+        }
+    }
 }
 
 fn completed(record: Record, status: Status) -> Record {
@@ -178,13 +218,13 @@ mod tests {
         (Tracer::new(config), lane)
     }
 
-    fn told(lane: &Lane) -> Vec<(Kind, u8, u64, u64)> {
-        let mut told = Vec::new();
+    fn recorded(lane: &Lane) -> Vec<(Kind, u8, u64, u64)> {
+        let mut recorded = Vec::new();
         lane.drain_records(64, |record| {
             let start = record.events();
-            told.extend(start.map(|r| (r.kind, r.device, r.offset >> 9, r.value)));
+            recorded.extend(start.map(|r| (r.kind, r.device, r.offset >> 9, r.value)));
         });
-        told
+        recorded
     }
 
     fn point(tracer: &mut Tracer, tag: u16, node: u8, depth: u8, sector: u64, event: Event) {
@@ -195,20 +235,20 @@ mod tests {
     const WHOLE: Place = Place::TOP;
 
     #[test]
-    fn a_backend_alone_leaves_the_kernels_five_events() {
+    fn a_single_backend_produces_the_kernels_five_events() {
         let (mut tracer, lane) = tracer(vec![WHOLE], false);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 1, 8, Event::Issued);
         point(&mut tracer, 0, 0, 1, 8, Event::Completed { status: Status::IoError });
         point(&mut tracer, 0, 0, 0, 8, Event::Done { status: Status::IoError });
         let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue, Kind::Complete];
-        let told = told(&lane);
-        assert_eq!(told.iter().map(|r| r.0).collect::<Vec<_>>(), kinds);
-        assert_eq!(told[4].3, 5);
+        let recorded = recorded(&lane);
+        assert_eq!(recorded.iter().map(|r| r.0).collect::<Vec<_>>(), kinds);
+        assert_eq!(recorded[4].3, 5);
     }
 
     #[test]
-    fn what_a_layer_moves_is_remapped_queued_and_completed_below() {
+    fn requests_of_a_remapping_layer_are_remapped_queued_and_completed_below() {
         let window = Place { ends: true, ..Place::TOP };
         let file = Place { device: 1, below: Some(0), ..Place::TOP };
         let (mut tracer, lane) = tracer(vec![window, file], false);
@@ -227,28 +267,28 @@ mod tests {
             (Kind::Complete, 1, 2056, 0),
             (Kind::Complete, 0, 8, 0),
         ];
-        assert_eq!(told(&lane), expected);
+        assert_eq!(recorded(&lane), expected);
     }
 
     #[test]
-    fn a_target_is_at_its_place_of_the_table_and_remaps_once() {
+    fn a_target_has_its_offset_in_the_table_and_remaps_once() {
         let target = Place { shift: 64 << 9, ..Place::TOP };
         let file = Place { device: 2, below: Some(0), ..Place::TOP };
         let wanted = FilterText { sectors: "72-79".into(), ..FilterText::default() };
         let (mut tracer, lane) = tracer_of(vec![WHOLE, target, file], false, &wanted);
-        // As itself, and as a piece of a request that was cut between two targets.
+        // As the request itself, and as a child of a request split between two targets.
         for (tag, depth) in [(0, 1), (9, 0)] {
             point(&mut tracer, tag, 1, depth + 1, 8, Event::Entered);
             point(&mut tracer, tag, 2, depth + 2, 72, Event::Issued);
             point(&mut tracer, tag, 1, depth + 1, 8, Event::Left { status: Status::Ok });
-            // Its end is that of the table.
+            // The offset at completion is relative to the table.
             let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue].map(|kind| (kind, 2, 72, 0));
-            assert_eq!(told(&lane), [&[(Kind::Remap, 2, 72, 72)], &kinds[..]].concat());
+            assert_eq!(recorded(&lane), [&[(Kind::Remap, 2, 72, 72)], &kinds[..]].concat());
         }
     }
 
     #[test]
-    fn a_remap_into_a_range_that_is_wanted_tells_where_the_request_was() {
+    fn a_remap_into_the_filtered_range_has_the_previous_offset() {
         let places =
             vec![Place { ends: true, ..Place::TOP }, Place { device: 1, below: Some(0), ..Place::TOP }];
         let text =
@@ -258,22 +298,43 @@ mod tests {
             point(&mut tracer, 0, 0, 1, sector, Event::Entered);
             point(&mut tracer, 0, 1, 2, 2048 + sector, Event::Issued);
         }
-        assert_eq!(told(&lane), [(Kind::Remap, 1, 2056, 8), (Kind::Remap, 1, 2064, 16)]);
+        assert_eq!(recorded(&lane), [(Kind::Remap, 1, 2056, 8), (Kind::Remap, 1, 2064, 16)]);
     }
 
     #[test]
-    fn pieces_are_queued_only_when_that_was_asked_for() {
+    fn children_are_queued_only_on_request() {
         for queued in [false, true] {
             let (mut tracer, lane) = tracer(vec![WHOLE, WHOLE], queued);
             point(&mut tracer, 9, 1, 1, 8, Event::Issued);
-            let told = told(&lane);
-            assert_eq!(told[0].0, if queued { Kind::Queue } else { Kind::Get });
-            assert_eq!(told.len(), if queued { 4 } else { 3 });
+            let recorded = recorded(&lane);
+            assert_eq!(recorded[0].0, if queued { Kind::Queue } else { Kind::Get });
+            assert_eq!(recorded.len(), if queued { 4 } else { 3 });
         }
     }
 
     #[test]
-    fn under_a_scheduler_a_backend_issues_what_was_got_and_inserted_above() {
+    fn every_node_is_entered_and_left_and_children_name_their_parent() {
+        let text = FilterText { actions: "layer".into(), ..FilterText::default() };
+        let (mut tracer, lane) = tracer_of(vec![WHOLE, WHOLE], false, &text);
+        point(&mut tracer, 0, 0, 1, 8, Event::Entered);
+        let req = Request::new(Op::Write, Bytes(8 << 9), Bytes(4096));
+        let child = Point::new(Tag(9), NodeId(1), 1, &req, Event::Issued);
+        tracer.point(Nanos(5), Point { parent: Some(Tag(0)), ..child });
+        point(&mut tracer, 9, 1, 1, 8, Event::Completed { status: Status::IoError });
+        point(&mut tracer, 0, 0, 1, 8, Event::Left { status: Status::Ok });
+        let expected = [
+            Step::Enter { node: 0, parent: None },
+            Step::Enter { node: 1, parent: Some(0) },
+            Step::Leave { node: 1, errno: 5 },
+            Step::Leave { node: 0, errno: 0 },
+        ];
+        let recorded = recorded(&lane);
+        assert!(recorded.iter().all(|(kind, ..)| *kind == Kind::Layer), "{recorded:?}");
+        assert_eq!(recorded.iter().map(|record| Step::from_value(record.3)).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn below_a_scheduler_a_backend_only_issues() {
         let scheduled = Place { scheduled: true, ..Place::TOP };
         let (mut tracer, lane) = tracer(vec![WHOLE, scheduled], true);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
@@ -284,7 +345,7 @@ mod tests {
         point(&mut tracer, 0, 0, 0, 8, Event::Unplugged { count: 2 });
         point(&mut tracer, 0, 0, 0, 8, Event::Inserted);
         point(&mut tracer, 0, 0, 0, 8, Event::Dispatched);
-        // What was merged goes down under a tag of its own, and was queued before.
+        // A merged request is issued under another tag, and was queued before.
         point(&mut tracer, 9, 1, 1, 8, Event::Issued);
         point(&mut tracer, 9, 1, 1, 8, Event::Completed { status: Status::Ok });
         let expected = [
@@ -298,6 +359,6 @@ mod tests {
             (Kind::Issue, 0, 8, 0),
             (Kind::Complete, 0, 8, 0),
         ];
-        assert_eq!(told(&lane), expected);
+        assert_eq!(recorded(&lane), expected);
     }
 }

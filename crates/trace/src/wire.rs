@@ -1,4 +1,4 @@
-//! A trace on its way from the process that serves a device to whoever asked for it: a sequence of frames.
+//! Wire format of a trace, from the process that serves a device to its client: a sequence of frames.
 //!
 //! ```text
 //! frame  kind (u32) · queue (u32) · length of what follows (u32) · 0 (u32), all little-endian
@@ -6,64 +6,88 @@
 //! 1  lane     JSON [`LaneInfo`]: a queue, before its first records; queues are numbered from 0
 //! 2  records  32 bytes each, in the order of their times
 //! 3  dropped  u64: so many records of the queue were dropped since the last such frame
-//! 4  tick     u64: what happened before this time has been told, save by a thread that was just kept from running
+//! 4  tick     u64: all records before this time have been sent, except from a thread that was preempted just then
 //! 5  closed   nothing more comes: the trace ended as it should
+//! 6  session  JSON [`SessionName`]: a session, before the first records of its commands
 //! ```
 
 use crate::Record;
 use serde::{Deserialize, Serialize};
 
-/// What a trace is of.
+/// First frame: the traced device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Opened {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// Its number in its process.
+    /// Number of the device in its process.
     pub number: u32,
-    /// The monotonic clock at the beginning, in nanoseconds.
+    /// Monotonic clock at the start, in nanoseconds.
     pub clock_ns: u64,
-    /// The time of day then: seconds since 1970 and nanoseconds.
+    /// Wall-clock time at the start: seconds since 1970, and nanoseconds.
     pub wall: (u64, u32),
+    /// Nodes of its stack, by number.
+    #[serde(default)]
+    pub nodes: Vec<Node>,
 }
 
-/// A hardware queue of it.
+/// A node of the stack of the traced device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Node {
+    /// The node's name, and what distinguishes it from others of that name: `file /srv/disk.img`.
+    pub name: String,
+    /// Nothing is below it.
+    pub backend: bool,
+}
+
+/// A hardware queue of the device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneInfo {
-    /// The thread that serves it.
+    /// Id of the thread that serves it.
     pub pid: u32,
-    /// Its name.
+    /// Name of the thread.
     pub comm: String,
 }
 
-/// One frame.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Frame {
-    /// The first.
-    Opened(Opened),
-    /// A queue that records will come of.
-    Lane(u32, LaneInfo),
-    /// What happened on a queue.
-    Records(u32, Vec<Record>),
-    /// What was lost of it.
-    Dropped(u32, u64),
-    /// All before this time has been told.
-    Tick(u64),
-    /// The last.
-    Closed,
+/// A session of a client's protocol whose commands are traced.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SessionName {
+    /// Its number in the records of commands.
+    pub number: u16,
+    /// Name of the initiator.
+    pub initiator: String,
 }
 
-/// Why what came is no trace.
+/// A frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Frame {
+    /// First frame.
+    Opened(Opened),
+    /// Announces a queue.
+    Lane(u32, LaneInfo),
+    /// Records of a queue.
+    Records(u32, Vec<Record>),
+    /// Number of records of a queue that were dropped.
+    Dropped(u32, u64),
+    /// All records before this time have been sent.
+    Tick(u64),
+    /// Last frame.
+    Closed,
+    /// Names a session.
+    Session(SessionName),
+}
+
+/// The input is not a trace.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("what came is no trace: {0}")]
+#[error("not a trace: {0}")]
 pub struct NoTrace(&'static str);
 
 const HEADER: usize = 16;
-/// A frame that claims to be longer is nonsense: no sender makes one.
+/// Longest valid payload: no sender exceeds it.
 const PAYLOAD_MAX: usize = 1 << 20;
 const RECORD: usize = 32;
-/// Readers have something for each queue up to the highest: no device has that many.
+/// Most queues: readers allocate state for each up to the highest number.
 const QUEUES_MAX: u32 = 1 << 16;
-/// The most records that a sender puts into one frame.
+/// Most records that a sender puts into one frame.
 pub const RECORDS_MAX: usize = 8192;
 
 fn frame(kind: u32, queue: u32, payload: &[u8], into: &mut Vec<u8>) {
@@ -74,9 +98,9 @@ fn frame(kind: u32, queue: u32, payload: &[u8], into: &mut Vec<u8>) {
 }
 
 impl Frame {
-    /// Append it to what is sent.
+    /// Appends the encoded frame.
     pub fn encode(&self, into: &mut Vec<u8>) {
-        // These are plain structures with text for keys, which always have a JSON form.
+        // Plain structures with string keys, which always have a JSON form.
         match self {
             Frame::Opened(opened) => frame(0, 0, &serde_json::to_vec(opened).unwrap_or_default(), into),
             Frame::Lane(queue, lane) => {
@@ -90,16 +114,19 @@ impl Frame {
             Frame::Dropped(queue, count) => frame(3, *queue, &count.to_le_bytes(), into),
             Frame::Tick(time) => frame(4, 0, &time.to_le_bytes(), into),
             Frame::Closed => frame(5, 0, &[], into),
+            Frame::Session(session) => {
+                frame(6, 0, &serde_json::to_vec(session).unwrap_or_default(), into);
+            }
         }
     }
 
     fn decode(kind: u32, queue: u32, payload: &[u8]) -> Result<Frame, NoTrace> {
         if queue >= QUEUES_MAX {
-            return Err(NoTrace("there is no such queue"));
+            return Err(NoTrace("the queue number is too high"));
         }
         let number =
-            || payload.try_into().map(u64::from_le_bytes).map_err(|_| NoTrace("a number is not whole"));
-        let json = |_| NoTrace("what should be JSON is none");
+            || payload.try_into().map(u64::from_le_bytes).map_err(|_| NoTrace("a number is incomplete"));
+        let json = |_| NoTrace("invalid JSON");
         Ok(match kind {
             0 => Frame::Opened(serde_json::from_slice(payload).map_err(json)?),
             1 => Frame::Lane(queue, serde_json::from_slice(payload).map_err(json)?),
@@ -108,22 +135,22 @@ impl Frame {
                 let word = |bytes: &[u8; RECORD], at: usize| {
                     u64::from_le_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]))
                 };
-                let record = |bytes| Record::try_from_words(std::array::from_fn(|at| word(bytes, at)));
-                let records: Option<Vec<Record>> = whole.iter().map(record).collect();
-                match records {
-                    Some(records) if rest.is_empty() => Frame::Records(queue, records),
-                    _ => return Err(NoTrace("there is no such event")),
+                let record = |bytes| Record::from_words(std::array::from_fn(|at| word(bytes, at)));
+                if !rest.is_empty() {
+                    return Err(NoTrace("an event is incomplete"));
                 }
+                Frame::Records(queue, whole.iter().map(record).collect())
             }
             3 => Frame::Dropped(queue, number()?),
             4 => Frame::Tick(number()?),
             5 => Frame::Closed,
-            _ => return Err(NoTrace("there is no such frame")),
+            6 => Frame::Session(serde_json::from_slice(payload).map_err(json)?),
+            _ => return Err(NoTrace("unknown kind of frame")),
         })
     }
 }
 
-/// Puts frames together from pieces as they arrive.
+/// Reassembles frames from received data.
 #[derive(Default, Debug)]
 pub struct Decoder {
     bytes: Vec<u8>,
@@ -131,17 +158,17 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// More has arrived.
+    /// Adds received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, if it is there whole.
+    /// The next frame, if it is complete.
     ///
     /// # Errors
-    /// [`NoTrace`]: nothing sensible will follow.
+    /// [`NoTrace`]: the rest of the input has no meaning.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, NoTrace> {
         let rest = &self.bytes[self.at..];
         let Some((header, rest)) = rest.split_at_checked(HEADER) else { return Ok(None) };
@@ -162,19 +189,26 @@ mod tests {
     use super::*;
 
     fn frames() -> Vec<Frame> {
-        let record = Record::try_from_words([1, 2, 3 << 12, 4]).unwrap();
+        let record = Record::from_words([1, 2, 3 << 12, 4]);
         vec![
-            Frame::Opened(Opened { device: "disk".into(), number: 3, clock_ns: 5, wall: (6, 7) }),
+            Frame::Opened(Opened {
+                device: "disk".into(),
+                number: 3,
+                clock_ns: 5,
+                wall: (6, 7),
+                nodes: vec![Node { name: "ram 1M".into(), backend: true }],
+            }),
             Frame::Lane(1, LaneInfo { pid: 4, comm: "reactor-1".into() }),
             Frame::Records(1, vec![record; 3]),
             Frame::Dropped(1, 9),
+            Frame::Session(SessionName { number: 8, initiator: "iqn.2026-11.example:host".into() }),
             Frame::Tick(77),
             Frame::Closed,
         ]
     }
 
     #[test]
-    fn frames_survive_the_way_in_pieces_of_any_size() {
+    fn frames_are_decoded_from_pieces_of_any_size() {
         let mut bytes = Vec::new();
         frames().iter().for_each(|frame| frame.encode(&mut bytes));
         for size in [1, 7, 16, 1000] {
@@ -190,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_input_is_refused() {
         let mut bytes = Vec::new();
         frames().iter().for_each(|frame| frame.encode(&mut bytes));
         for at in 0..bytes.len() {
@@ -198,7 +232,7 @@ mod tests {
             broken[at] ^= 0xff;
             let mut decoder = Decoder::default();
             decoder.feed(&broken);
-            // Whatever comes of it, it ends.
+            // Whatever the result, decoding ends.
             while let Ok(Some(_)) = decoder.next_frame() {}
         }
         let mut far = Vec::new();

@@ -1,7 +1,7 @@
-//! The seam to the driver's control side: one command with its buffer goes in, and comes back.
+//! Interface to the driver's control side: executes a command with its buffer.
 //!
-//! [`KernelControl`](crate::KernelControl) carries commands to `/dev/ublk-control`. What they mean is
-//! [`Driver`](crate::Driver)'s business.
+//! [`KernelControl`](crate::KernelControl) sends commands to `/dev/ublk-control`. Their meaning is defined in
+//! [`Driver`](crate::Driver).
 
 use crate::abi::{ControlCommand, ControlOp};
 use std::fmt;
@@ -9,25 +9,25 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// A control command. Address and length of its buffer are filled in by whoever carries it out.
+/// A control command. Address and length of its buffer are set on execution.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// Which.
+    /// The command.
     pub op: ControlOp,
-    /// The device; `u32::MAX` in ADD_DEV: any that is free.
+    /// The device; `u32::MAX` in ADD_DEV: any free number.
     pub device: u32,
-    /// What it wants inline.
+    /// Inline argument.
     pub data: u64,
-    /// What it wants by address, and where the answer lies. Empty when the command has none.
+    /// Input and output buffer. Empty if the command has none.
     pub buffer: Vec<u8>,
-    /// The path of the character device, for devices that may be unprivileged.
+    /// Path of the character device, for devices that may be unprivileged.
     pub path: Option<String>,
-    /// How long it may take.
+    /// Time limit.
     pub limit: Duration,
 }
 
 impl Command {
-    /// The payload of its SQE, without an address, and the whole of its buffer: the path comes first.
+    /// The payload of its SQE without address, and its buffer, which starts with the path.
     pub(crate) fn encoded(&self) -> (ControlCommand, Vec<u8>) {
         let mut buffer = Vec::new();
         if let Some(path) = &self.path {
@@ -39,7 +39,7 @@ impl Command {
         let command = ControlCommand {
             dev_id: self.device,
             queue_id: u16::MAX,
-            // No command's buffer is longer than a path and a structure.
+            // The longest buffer is a path and a structure, so this fits.
             len: buffer.len() as u16,
             addr: 0,
             data: [self.data],
@@ -51,12 +51,12 @@ impl Command {
     }
 }
 
-/// Why a command was not carried out.
+/// Why a command failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// The driver's answer: a positive errno.
+    /// The driver returned a positive errno.
     Errno(i32),
-    /// There is none: the command may still be under way.
+    /// The driver did not answer in time: the command may still be in flight.
     NoAnswer(Duration),
 }
 
@@ -69,33 +69,33 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What carries commands to a driver.
+/// Executes commands of a driver.
 pub trait Control: Send + Sync {
-    /// Carry a command out: its result, and its buffer as the driver left it. It blocks the calling thread, for
-    /// no longer than the command's limit.
+    /// Executes a command; returns its result and its output buffer. Blocks the calling thread at most for
+    /// the command's limit.
     ///
     /// # Errors
-    /// See [`Refusal`].
+    /// [`Refusal`].
     fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal>;
 
-    /// Open a device's character device, once its node is there.
+    /// Opens a device's character device, once its node exists.
     ///
     /// # Errors
-    /// The operating system's, or that it did not come in time.
+    /// Errors of the operating system, or the time limit.
     fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd>;
 
-    /// Wait until the character device may be opened: whoever makes its node gives it to its owner after that.
+    /// Waits until the character device may be opened: udev changes the owner of a node after creating it.
     ///
     /// # Errors
-    /// It did not come to that in time.
+    /// The time limit.
     fn await_owned(&self, device: u32, limit: Duration) -> io::Result<()>;
 
-    /// Wait until the block device's node is there.
+    /// Waits until the block device's node exists.
     ///
     /// # Errors
-    /// It did not come in time.
+    /// The time limit.
     fn await_node(&self, device: u32, limit: Duration) -> io::Result<()>;
 
-    /// The numbers of all devices, made by whomever.
+    /// Numbers of all devices, including those of other processes.
     fn devices(&self) -> Vec<u32>;
 }

@@ -1,4 +1,4 @@
-//! The control commands with their meanings: what each is given, how long it may take, and what a refusal means.
+//! The control commands: their arguments, time limits and errors.
 
 use crate::abi::{ControlOp, DeviceInfo, Features, Params, ShmemBufferReg};
 use crate::control::{Command, Control, Refusal};
@@ -10,41 +10,42 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What only asks takes no time, but for the machine's having some for it.
+/// Limit of commands that only query: they take no time on an idle machine.
 const ASK: Duration = Duration::from_secs(10);
-/// Making a device takes some 10 ms. On some kernels it never ends.
+/// Limit of creating a device, which takes some 10 ms. On some kernels it hangs.
 const ADD: Duration = Duration::from_secs(10);
-/// Starting one waits for every tag to be fetched, and on older kernels for its partitions to be read.
+/// Limit of starting a device, which waits for every tag to be fetched, and on older kernels for the
+/// partition scan.
 const START: Duration = Duration::from_secs(30);
-/// Stopping one waits for requests under way.
+/// Limit of stopping a device, which waits for requests in flight.
 const STOP: Duration = Duration::from_secs(60);
-/// Deleting one waits for whoever has its character device open, and behind others that are deleted meanwhile.
+/// Limit of deleting a device, which waits until its character device is closed, and for other deletions.
 const DELETE: Duration = Duration::from_secs(30);
-/// A node comes as soon as devtmpfs or udev has made it.
+/// Limit of waiting for a node, which devtmpfs or udev creates.
 const NODE: Duration = Duration::from_secs(15);
-/// Any number that is free.
+/// Any free number.
 const ANY: u32 = u32::MAX;
-/// The CPUs that an affinity mask may name.
+/// Most CPUs in an affinity mask.
 const CPUS_MAX: usize = 8192;
 
-/// A device that shall be made.
+/// Parameters of a new device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewDevice {
-    /// Its number; `None`: any that is free.
+    /// Number of the device; `None`: any free one.
     pub number: Option<u32>,
-    /// Hardware queues; the driver makes no more than there are CPUs.
+    /// Number of hardware queues; the driver creates at most one per CPU.
     pub queues: u16,
-    /// Tags of each.
+    /// Tags per queue.
     pub depth: u16,
-    /// The most bytes that one request may move.
+    /// Largest request in bytes.
     pub io_bytes_max: u32,
-    /// What it shall use. The driver leaves out what it does not know.
+    /// Requested features. The driver ignores unknown ones.
     pub features: Features,
-    /// A word that the driver keeps for whoever serves the device.
+    /// Value that the driver stores for the server.
     pub server_flags: u64,
 }
 
-/// Why the driver did not do what it was asked for.
+/// A control command failed.
 #[derive(Debug)]
 pub struct DriverError {
     op: ControlOp,
@@ -53,7 +54,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// The driver's answer, if it gave one: a positive errno.
+    /// The driver's error as a positive errno, if it answered.
     pub fn errno(&self) -> Option<i32> {
         match self.why {
             Refusal::Errno(errno) => Some(errno),
@@ -61,17 +62,17 @@ impl DriverError {
         }
     }
 
-    /// Whether someone is in the way.
+    /// Whether the device is in use.
     pub fn is_busy(&self) -> bool {
         self.errno() == Some(libc::EBUSY)
     }
 
-    /// Whether the command may still be under way, and would keep its process from ending.
+    /// Whether the command may still be in flight, which would keep its process from exiting.
     pub fn is_stuck(&self) -> bool {
         matches!(self.why, Refusal::NoAnswer(_))
     }
 
-    /// What its user can do about it.
+    /// Advice to the user.
     fn advice(&self) -> &'static str {
         let Refusal::Errno(errno) = self.why else {
             return match self.op {
@@ -80,7 +81,7 @@ impl DriverError {
                 }
                 ControlOp::DelDev => "someone has its character device open: end that process",
                 ControlOp::StartDev | ControlOp::EndUserRecovery => "its queues were not served: see the log",
-                _ => "requests under way do not end, or the driver hangs: see dmesg",
+                _ => "requests in flight do not end, or the driver hangs: see dmesg",
             };
         };
         match (self.op, errno) {
@@ -98,12 +99,12 @@ impl DriverError {
             (ControlOp::SetParams, libc::EACCES) => "it is started already",
             (ControlOp::StartDev, libc::EEXIST) => "it is started already",
             (ControlOp::TryStopDev, libc::EBUSY) => "it is in use: unmount it, or del --force",
-            (ControlOp::QuiesceDev, libc::EBUSY) => "requests under way do not end: try again",
+            (ControlOp::QuiesceDev, libc::EBUSY) => "requests in flight do not end: try again",
             (ControlOp::StartUserRecovery, libc::EBUSY) => {
                 "its server is still there: end that process first"
             }
             (ControlOp::StartUserRecovery, libc::EINVAL) => {
-                "it was made without recovery: del it and add it again"
+                "it was created without recovery: del it and add it again"
             }
             (ControlOp::RegBuf, libc::EINVAL | libc::EFAULT) => {
                 "the driver does not take that memory: see dmesg"
@@ -128,21 +129,21 @@ impl fmt::Display for DriverError {
 
 impl std::error::Error for DriverError {}
 
-/// A driver to give commands to. All of them block for as long as they take, which is bounded.
+/// Issues control commands. All methods block, with a time limit.
 #[derive(Clone)]
 pub struct Driver {
     control: Arc<dyn Control>,
-    /// A device that need not be named by its path, as its maker knows.
+    /// A device known to be privileged, so that its path is not needed.
     plain: Option<u32>,
 }
 
 impl Driver {
-    /// Through that.
+    /// Uses `control`.
     pub fn new(control: Arc<dyn Control>) -> Driver {
         Driver { control, plain: None }
     }
 
-    /// The same for whoever has a device in hand: what it is need not be asked before each command.
+    /// A driver for commands to the device of `info`, which need no query for its features.
     pub fn knowing(&self, info: &DeviceInfo) -> Driver {
         let plain = (!info.features().has(Features::UNPRIVILEGED_DEV)).then_some(info.dev_id);
         Driver { plain, ..self.clone() }
@@ -166,9 +167,9 @@ impl Driver {
         self.control.execute(command).map_err(|why| DriverError { op, device, why })
     }
 
-    /// Whether a command has to name the character device: for unprivileged ones, and for the question whether
-    /// it is one. Who may not even ask that has to name it, too: a device that others have made for themselves says
-    /// no either way.
+    /// Whether a command needs the path of the character device: for unprivileged devices, and to find out
+    /// whether a device is one. If even that query is denied, the path is passed as well: the device of
+    /// another user is refused either way.
     fn wants_path(&self, op: ControlOp, device: u32) -> bool {
         match op {
             ControlOp::GetDevInfo2 => true,
@@ -178,11 +179,11 @@ impl Driver {
         }
     }
 
-    /// What it offers. `None`: it is older than Linux 6.5 and cannot say; what it grants to a device that is made
-    /// is the answer then.
+    /// Features of the driver. `None`: it is older than Linux 6.5 and cannot report them; the features
+    /// granted to a new device are the answer then.
     ///
     /// # Errors
-    /// See [`DriverError`], here and below.
+    /// [`DriverError`], here and below.
     pub fn features(&self) -> Result<Option<Features>, DriverError> {
         match self.exchange(ControlOp::GetFeatures, 0, 0, vec![0; 8], ASK) {
             Ok((_, bits)) => Ok(Some(Features(u64::read_from_bytes(&bits).unwrap_or_default()))),
@@ -193,11 +194,11 @@ impl Driver {
         }
     }
 
-    /// Make a device: what came of it. Whatever the driver did not grant is missing in its features, and its
-    /// queues may be fewer.
+    /// Creates a device; returns its information. Features that the driver did not grant are missing, and
+    /// there may be fewer queues than requested.
     ///
     /// # Errors
-    /// `EEXIST` when the number is taken.
+    /// `EEXIST` if the number is in use.
     pub fn add(&self, new: &NewDevice) -> Result<DeviceInfo, DriverError> {
         let number = new.number.unwrap_or(ANY);
         let info = DeviceInfo {
@@ -214,16 +215,16 @@ impl Driver {
         info_of(&answer, ControlOp::AddDev, number)
     }
 
-    /// A device as the driver knows it.
+    /// Information about a device.
     ///
     /// # Errors
-    /// `ENODEV` when there is none.
+    /// `ENODEV` if it does not exist.
     pub fn info(&self, device: u32) -> Result<DeviceInfo, DriverError> {
         let room = vec![0; size_of::<DeviceInfo>()];
         match self.exchange(ControlOp::GetDevInfo2, device, 0, room.clone(), ASK) {
             Ok((_, answer)) => info_of(&answer, ControlOp::GetDevInfo2, device),
-            // Drivers before Linux 6.3 have no unprivileged devices; a character device that has no node yet has
-            // no permissions to check.
+            // Drivers before Linux 6.3 have no unprivileged devices; a character device that has no node yet
+            // has no permissions to check.
             Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOENT)) => {
                 let (_, answer) = self.exchange(ControlOp::GetDevInfo, device, 0, room, ASK)?;
                 info_of(&answer, ControlOp::GetDevInfo, device)
@@ -232,18 +233,19 @@ impl Driver {
         }
     }
 
-    /// Say what a device is like, before it is started.
+    /// Sets the parameters of a device, before it is started.
     ///
     /// # Errors
-    /// `EINVAL` when the driver does not take it.
+    /// `EINVAL` if the driver does not accept them.
     pub fn set_params(&self, device: u32, params: &Params) -> Result<(), DriverError> {
         self.exchange(ControlOp::SetParams, device, 0, params.as_bytes().to_vec(), ASK).map(drop)
     }
 
-    /// What a device is like, with its device numbers. What an older driver does not know is not in its types.
+    /// Gets the parameters of a device, with its device numbers. Parts unknown to an older driver are not in
+    /// its types.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn params(&self, device: u32) -> Result<Params, DriverError> {
         let room = Params::new().as_bytes().to_vec();
         let (_, answer) = self.exchange(ControlOp::GetParams, device, 0, room, ASK)?;
@@ -253,7 +255,7 @@ impl Driver {
     /// The CPUs whose requests a queue gets, in ascending order.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn affinity(&self, device: u32, queue: u16) -> Result<Vec<usize>, DriverError> {
         let room = vec![0; CPUS_MAX / 8];
         let (_, mask) = self.exchange(ControlOp::GetQueueAffinity, device, queue.into(), room, ASK)?;
@@ -261,120 +263,123 @@ impl Driver {
         Ok((0..CPUS_MAX).filter(is_set).collect())
     }
 
-    /// Wait until an unprivileged device's node was given to its owner, who needs it for every command from here on.
+    /// Waits until an unprivileged device's node belongs to its owner, which is required for all later
+    /// commands.
     ///
     /// # Errors
-    /// The operating system's: `EACCES` when nobody gives it to us.
+    /// Errors of the operating system: `EACCES` if the owner is not changed in time.
     pub fn await_owned(&self, device: u32) -> io::Result<()> {
         self.control.await_owned(device, NODE)
     }
 
-    /// Open the character device, once it has a node.
+    /// Opens the character device, once it has a node.
     ///
     /// # Errors
-    /// The operating system's: `EBUSY` while another server has it.
+    /// Errors of the operating system: `EBUSY` while another server has it open.
     pub fn open(&self, device: u32) -> io::Result<OwnedFd> {
         self.control.open(device, NODE)
     }
 
-    /// Make the block device. Every tag must have been fetched, or be about to; `server`: the process that has
-    /// the character device open. Its node is there when this returns.
+    /// Creates the block device. Every tag must have been fetched, or be about to be. `server`: the process
+    /// that has the character device open. The block device's node exists when this returns.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn start(&self, device: u32, server: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StartDev, device, server.into(), START)?;
-        // Who has no node of it can still use its number.
+        // Without a node the device can still be used by its number.
         let _ = self.control.await_node(device, NODE);
         Ok(())
     }
 
-    /// Take the block device away, whoever uses it.
+    /// Removes the block device, even if it is in use.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn stop(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StopDev, device, 0, STOP).map(drop)
     }
 
-    /// Take the block device away unless someone has it open.
+    /// Removes the block device unless it is open.
     ///
     /// # Errors
-    /// `EBUSY`: someone has. `EOPNOTSUPP`: the driver cannot.
+    /// `EBUSY`: it is open. `EOPNOTSUPP`: the driver lacks the command.
     pub fn try_stop(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::TryStopDev, device, 0, STOP).map(drop)
     }
 
-    /// Remove a device that was stopped, and wait until its number is free.
+    /// Removes a stopped device, and waits until its number is free.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn delete(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::DelDev, device, 0, DELETE).map(drop)
     }
 
-    /// The same without waiting.
+    /// Removes a stopped device without waiting.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn delete_later(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::DelDevAsync, device, 0, ASK).map(drop)
     }
 
-    /// A new server is about to open the character device.
+    /// Announces that a new server is about to open the character device.
     ///
     /// # Errors
-    /// `EBUSY` while the last one is there, or is being cleared away; `EINVAL` when it cannot be recovered.
+    /// `EBUSY` while the last server exists, or is being cleaned up; `EINVAL` if the device was created
+    /// without recovery.
     pub fn start_recovery(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StartUserRecovery, device, 0, ASK).map(drop)
     }
 
-    /// It has fetched every tag, or is about to: requests go on.
+    /// Ends recovery after the new server has fetched every tag, or is about to: requests continue.
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn end_recovery(&self, device: u32, server: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::EndUserRecovery, device, server.into(), START).map(drop)
     }
 
-    /// Hand out no more requests, and give the server its idle tags back, so that it can end without one under
-    /// way. Needs [`Features::QUIESCE`].
+    /// Stops delivering requests, and returns idle tags to the server, so that it can exit without a request
+    /// in flight. Needs [`Features::QUIESCE`].
     ///
     /// # Errors
-    /// `EBUSY`: in `limit` no queue had an idle tag.
+    /// `EBUSY`: a queue had no idle tag for the time of `limit`.
     pub fn quiesce(&self, device: u32, limit: Duration) -> Result<(), DriverError> {
         let millis = limit.as_millis().clamp(1, u32::MAX.into()) as u64;
         self.execute(ControlOp::QuiesceDev, device, millis, limit + ASK).map(drop)
     }
 
-    /// Change the size of a block device, in sectors. Needs [`Features::UPDATE_SIZE`].
+    /// Changes the size of a block device, in sectors. Needs [`Features::UPDATE_SIZE`].
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn update_size(&self, device: u32, sectors: u64) -> Result<(), DriverError> {
         self.execute(ControlOp::UpdateSize, device, sectors, STOP).map(drop)
     }
 
-    /// Have requests of clients whose memory is this told of by their place in it. `addr`: where this process has it,
-    /// `len` bytes of it. What such places are in. Needs [`Features::SHMEM_ZC`].
+    /// Registers memory shared with clients: `len` bytes at `addr` of this process. Requests whose data is in
+    /// that memory then refer to it instead of being copied. Returns the index of the memory. Needs
+    /// [`Features::SHMEM_ZC`].
     ///
     /// # Errors
-    /// See [`DriverError`].
+    /// [`DriverError`].
     pub fn share(&self, device: u32, addr: u64, len: u64) -> Result<u16, DriverError> {
         let memory = ShmemBufferReg { addr, len, ..ShmemBufferReg::default() };
         let (index, _) = self.exchange(ControlOp::RegBuf, device, 0, memory.as_bytes().to_vec(), ADD)?;
         Ok(index as u16)
     }
 
-    /// Take that back.
+    /// Unregisters shared memory.
     ///
     /// # Errors
-    /// `ENOENT` when there is none of that number.
+    /// `ENOENT` if there is none of that index.
     pub fn unshare(&self, device: u32, index: u16) -> Result<(), DriverError> {
         self.execute(ControlOp::UnregBuf, device, index.into(), ASK).map(drop)
     }
 
-    /// The numbers of all devices, made by whomever.
+    /// Numbers of all devices, including those of other processes.
     pub fn devices(&self) -> Vec<u32> {
         self.control.devices()
     }

@@ -1,8 +1,8 @@
-//! The kernel's ublk driver, as its server sees it: the ABI, the control commands, and a model of it.
+//! The kernel's ublk driver as its server uses it: the ABI, the control commands, and a model of the driver.
 //!
-//! [`abi`] is `linux/ublk_cmd.h` by hand. [`Driver`] has the control commands with their meanings, over a
-//! [`Control`] that is the kernel's driver or a model of it. Requests do not come through here: they go between
-//! the driver and a reactor's ring, in the words of [`abi`].
+//! [`abi`] is `linux/ublk_cmd.h` in Rust. [`Driver`] issues the control commands, through a [`Control`] that
+//! is the kernel's driver or the model. Requests do not pass through this crate: they go between the driver
+//! and a reactor's ring, with the structures of [`abi`].
 //!
 //! *Invariant:* `unsafe` is in `kernel/` only.
 

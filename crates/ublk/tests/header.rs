@@ -1,7 +1,7 @@
-//! The ABI by hand, held against the kernel's header: a C compiler says every size, offset and value.
+//! Checks the Rust ABI against the kernel's header: a C compiler reports every size, offset and value.
 //!
-//! The header is the system's, or the one that `BLOCKYARD_UBLK_HEADER` names. What an older header does not
-//! have yet is left out by name.
+//! The header is the system's, or the one named by `BLOCKYARD_UBLK_HEADER`. Items that an older header lacks
+//! are skipped and listed.
 
 #![forbid(unsafe_code)]
 
@@ -14,14 +14,14 @@ use std::process::{Command, Stdio};
 
 const SYSTEM_HEADER: &str = "/usr/include/linux/ublk_cmd.h";
 
-/// A structure here, under its kernel name: its length, and each field's offset and length.
+/// A Rust structure under its kernel name: its length, and offset and length of each field.
 struct Layout {
     name: &'static str,
     len: usize,
     fields: Vec<(&'static str, usize, usize)>,
 }
 
-/// What older headers call a field.
+/// Names of fields in older headers.
 const RENAMED: [(&str, &str); 1] = [("io_desc_size", "pad0")];
 
 fn len_of<T, F>(_: fn(&T) -> &F) -> usize {
@@ -165,7 +165,7 @@ fn values() -> Vec<(String, u64)> {
     all
 }
 
-/// Whether the word stands in the text as a whole.
+/// Whether the text contains the word as a whole.
 fn has_word(text: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word)
@@ -178,12 +178,12 @@ fn body<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once("\n};").map(|(body, _)| body)
 }
 
-/// What of an expression the header has to define: its macro names.
+/// The macro names in an expression, which the header must define.
 fn macros(expression: &str) -> Vec<&str> {
     expression.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| w.starts_with("UBLK")).collect()
 }
 
-/// Runs the C compiler over a probe that prints `NAME VALUE` lines. `None`: there is no compiler.
+/// Compiles and runs a probe that prints `NAME VALUE` lines. `None`: there is no compiler.
 fn compile_and_run(source: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("probe");
@@ -203,10 +203,10 @@ fn compile_and_run(source: &str) -> Option<String> {
 }
 
 #[test]
-fn the_abi_is_the_headers() {
+fn the_abi_matches_the_header() {
     let path = std::env::var_os("BLOCKYARD_UBLK_HEADER").map_or_else(|| SYSTEM_HEADER.into(), PathBuf::from);
     let Ok(header) = std::fs::read_to_string(&path) else {
-        println!("skipped the_abi_is_the_headers: there is no {}", path.display());
+        println!("skipped the_abi_matches_the_header: there is no {}", path.display());
         return;
     };
     let mut source = format!(
@@ -237,7 +237,7 @@ fn the_abi_is_the_headers() {
             let name = format!("{}.{field}", layout.name);
             expected.insert(format!("{name}@"), *offset as u64);
             source += &format!("printf(\"{name}@ %zu\\n\", offsetof(struct {}, {field}));\n", layout.name);
-            // What an older header has for fields that came later is part of those before them.
+            // In an older header, later fields are part of an earlier one.
             if new.is_empty() {
                 expected.insert(format!("{name}#"), *len as u64);
                 source +=
@@ -257,24 +257,24 @@ fn the_abi_is_the_headers() {
     }
     source += "return 0; }\n";
     let Some(output) = compile_and_run(&source) else {
-        println!("skipped the_abi_is_the_headers: there is no C compiler (cc)");
+        println!("skipped the_abi_matches_the_header: there is no C compiler (cc)");
         return;
     };
     let mut seen = 0;
     for line in output.lines() {
         let (name, value) = line.split_once(' ').unwrap();
         let value: u64 = value.parse().unwrap();
-        // A negative number is one in 64 bits there and in the number's own bits here.
+        // A negative number has 64 bits there and the type's own bits here.
         assert_eq!(expected[name], value, "{name}, by {}", path.display());
         seen += 1;
     }
-    assert_eq!(seen, expected.len(), "the probe did not tell everything");
+    assert_eq!(seen, expected.len(), "the probe did not report everything");
     assert!(seen > 60, "{seen} facts only");
     println!("{} facts by {}; it does not have: {}", seen, path.display(), absent.join(", "));
 }
 
 #[test]
-fn a_word_is_found_only_whole() {
+fn only_whole_words_match() {
     assert!(has_word("__u32\tflags;", "flags"));
     assert!(!has_word("__u64 ublksrv_flags;", "flags"));
 }

@@ -1,16 +1,16 @@
-// What changes something: each asks first, says which command does the same, and says what came of it.
+// Actions that change a device: each asks first, shows the equivalent command, and reports its result.
 
 import { byId, el, put } from './dom.js';
 import { ask } from './token.js';
 
-/** A word on what was done, or why not, for a while. */
+/** Shows a result or an error for some seconds. */
 export function toast(text, bad = false) {
   const node = el('div', { class: bad ? 'toast bad' : 'toast' }, text);
   byId('toasts').append(node);
   setTimeout(() => node.remove(), bad ? 9000 : 4000);
 }
 
-/** Ask; resolves to the text of the field, `''` where there is none, or `null`: no. */
+/** Asks for confirmation; resolves to the text of the field, `''` without a field, or `null`: cancelled. */
 function confirmed({ title, text, command, yes, field, calm }) {
   const dialog = byId('confirm');
   const input = byId('confirm-input');
@@ -22,18 +22,23 @@ function confirmed({ title, text, command, yes, field, calm }) {
   input.required = Boolean(field);
   input.value = field?.value ?? '';
   put(byId('confirm-label'), field?.label ?? '');
-  const told = () => put(byId('confirm-command'), command(input.value.trim()));
-  input.oninput = told;
-  told();
-  dialog.returnValue = 'no';
-  // It sends no form: a field may be empty, and Enter within one means the button that does.
-  byId('confirm-no').onclick = () => dialog.close('no');
-  dialog.showModal();
-  // Whoever presses Enter without reading does nothing.
-  (field ? input : byId('confirm-no')).focus();
-  return new Promise((resolve) => {
-    dialog.addEventListener('close', () => resolve(dialog.returnValue === 'yes' ? input.value.trim() : null), { once: true });
+  const showCommand = () => put(byId('confirm-command'), command(input.value.trim()));
+  input.oninput = showCommand;
+  showCommand();
+  // The close event would come later, when the dialog may be open again with another question.
+  const answered = new Promise((resolve) => {
+    // A button of its own: Cancel must not check the field, and Enter in the field must not press it.
+    byId('confirm-no').onclick = () => {
+      resolve(null);
+      dialog.close();
+    };
+    dialog.oncancel = () => resolve(null);
+    dialog.querySelector('form').onsubmit = () => resolve(input.value.trim());
   });
+  dialog.showModal();
+  // Enter without reading cancels.
+  (field ? input : byId('confirm-no')).focus();
+  return answered;
 }
 
 async function post(device, action) {
@@ -60,37 +65,37 @@ async function carryOut(device, question, action, done) {
 
 export const failPath = (device, path) => carryOut(device, {
   title: `Fail ${path.name}?`,
-  text: 'Requests go to other paths from now on. Where none is left, they wait or fail, as the table says.',
+  text: 'Requests go to other paths from now on. If no path is left, they wait or fail, as the table specifies.',
   command: () => `blockyard message ${device} ${path.sector} fail_path ${path.name}`,
   yes: 'Fail path',
-}, () => ({ action: 'fail-path', sector: path.sector, path: path.name }), `${path.name} is out of use`);
+}, () => ({ action: 'fail-path', sector: path.sector, path: path.name }), `${path.name} was failed`);
 
 export const reinstatePath = (device, path) => carryOut(device, {
   title: `Reinstate ${path.name}?`,
-  text: 'Requests may go to it again at once.',
+  text: 'Requests may go to this path again at once.',
   command: () => `blockyard message ${device} ${path.sector} reinstate_path ${path.name}`,
   yes: 'Reinstate path',
   calm: true,
-}, () => ({ action: 'reinstate-path', sector: path.sector, path: path.name }), `${path.name} is in use again`);
+}, () => ({ action: 'reinstate-path', sector: path.sector, path: path.name }), `${path.name} was reinstated`);
 
 export const suspend = (device) => carryOut(device, {
   title: `Suspend ${device}?`,
-  text: 'What is under way ends and is flushed; what comes then waits until the device is resumed.',
+  text: 'Requests in flight are completed and flushed; later ones wait until the device is resumed.',
   command: () => `blockyard suspend ${device}`,
   yes: 'Suspend',
 }, () => ({ action: 'suspend' }), `${device} is suspended`);
 
 export const resume = (device) => carryOut(device, {
   title: `Resume ${device}?`,
-  text: 'What was held back is carried out, in its order.',
+  text: 'Requests that wait are processed in their order.',
   command: () => `blockyard resume ${device}`,
   yes: 'Resume',
   calm: true,
-}, () => ({ action: 'resume' }), `${device} goes on`);
+}, () => ({ action: 'resume' }), `${device} is resumed`);
 
 export const resize = (device, now) => carryOut(device, {
   title: `Resize ${device}?`,
-  text: `It holds ${now} bytes. Its users are told of the new size. It can only grow here.`,
+  text: `The device has ${now} bytes. Its clients are notified of the new size. It can only grow here.`,
   command: (size) => `blockyard resize ${device} ${size || 'SIZE'}`,
   yes: 'Resize',
   field: { label: 'New size (20G, 512M, or bytes)', value: '' },
@@ -98,7 +103,7 @@ export const resize = (device, now) => carryOut(device, {
 
 export const direct = (device, on) => carryOut(device, {
   title: `Switch direct I/O ${on ? 'on' : 'off'}?`,
-  text: on ? 'The file is read and written past the page cache.' : 'The file is read and written through the page cache.',
+  text: on ? 'The file is read and written without the page cache.' : 'The file is read and written through the page cache.',
   command: () => `blockyard set ${device} direct=${on ? 'on' : 'off'}`,
   yes: on ? 'Switch on' : 'Switch off',
 }, () => ({ action: 'direct', on }), `Direct I/O of ${device} is ${on ? 'on' : 'off'}`);

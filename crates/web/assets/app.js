@@ -1,45 +1,80 @@
-// The page: which view is shown, what the stream tells it, and the keys that work everywhere.
+// The page: chooses the view, passes events of the stream to it, and handles the keys that work everywhere.
 
 import { refreshColours } from './canvas.js';
-import { Device } from './device.js';
+import { Device, TABS } from './device.js';
 import { byId, el, put } from './dom.js';
 import { Live } from './live.js';
 import { Overview } from './overview.js';
+import { range } from './range.js';
 import { takeToken, token } from './token.js';
 
 const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server', stranger: 'Token needed', crowded: 'Too many' };
-/** What is said of a stream that is not there. */
+/** What the banner shows while there is no stream. */
 const TROUBLES = {
-  lost: () => ['The connection was lost. What is shown is as of then.'],
-  gone: () => ['The server is gone: its process ended, or does not answer. This page looks for it and goes on when it is back.'],
-  stranger: () => ['The server is there, but wants its token, which may be a new one since it was started anew: ', el('a', { href: '/entry' }, 'open the page with it'), '.'],
-  crowded: () => ['Too many pages look at this server. Close one of them: this one goes on by itself.'],
+  lost: () => ['The connection was lost. The values shown are the last known ones.'],
+  gone: () => ['The server ended or does not answer. This page connects again when it is back.'],
+  stranger: () => ['The server requires its token, which may be new since it was restarted: ', el('a', { href: '/entry' }, 'open the page with it'), '.'],
+  crowded: () => ['Too many pages show this server. Close one of them: this one connects again by itself.'],
 };
 const THEMES = ['', 'light', 'dark'];
 const title = document.title;
 
 let view = null;
 let hello = null;
+/** Names of all devices, sorted. */
+let devices = [];
 
-/** The device that the address names; `''`: none, or what no link of this page says. */
+/** The device and the tab that the address names, `#/DEVICE/TAB`; the device is `''` in the list of all. */
 function named() {
+  let words;
   try {
-    return decodeURIComponent(location.hash.replace(/^#\/?/, ''));
+    words = decodeURIComponent(location.hash.replace(/^#\/?/, '')).split('/');
   } catch {
-    return '';
+    words = [''];
   }
+  const [name, tab] = words;
+  return { name, tab: TABS.some(([id]) => id === tab) ? tab : TABS[0][0] };
+}
+
+/** Shows what the address names: another tab of the same device, or another view. */
+function follow() {
+  const { name, tab } = named();
+  if (view instanceof Device && view.name === name) view.select(tab);
+  else show();
 }
 
 function show() {
-  const name = named();
+  const { name, tab } = named();
   view?.destroy();
   view = name
-    ? new Device(name, hello?.actions ?? false, (addresses) => live.open(name, addresses))
+    ? new Device(name, tab, hello?.actions ?? false, (addresses) => live.open(name, addresses),
+      (id) => history.pushState(null, '', `#/${name}/${id}`))
     : new Overview();
   byId('main').replaceChildren(view.node);
-  byId('crumbs').replaceChildren(...(name ? [el('a', { href: '#/' }, 'Devices'), el('span', { class: 'faint' }, '/'), el('span', { 'aria-current': 'page' }, name)] : []));
+  byId('crumbs').hidden = !name;
+  choices();
   document.title = name ? `${name} · ${title}` : title;
-  live.open(name || null);
+  live.open(name || null, tab === 'addresses');
+}
+
+/** The devices among which one can be chosen, the one that is shown first of all. */
+function choices() {
+  const { name } = named();
+  const names = devices.includes(name) || !name ? devices : [name, ...devices];
+  const select = byId('switch');
+  if (select.dataset.names !== names.join(' ')) {
+    select.dataset.names = names.join(' ');
+    select.replaceChildren(...names.map((one) => el('option', { value: one }, one)));
+  }
+  select.value = name;
+}
+
+/** Shows another device in the same tab: the one of that name, or so many further on in the list. */
+function switchTo(device) {
+  const { name, tab } = named();
+  const count = devices.length;
+  const next = typeof device === 'string' ? device : devices[(devices.indexOf(name) + device + count) % count];
+  if (next && next !== name) location.hash = `#/${next}/${tab}`;
 }
 
 function linkIs(state) {
@@ -54,16 +89,22 @@ function linkIs(state) {
 }
 
 const live = new Live((name, data) => {
-  // Who was never let in is asked for the token.
+  // A browser that was never let in is asked for the token.
   if (data === 'stranger' && !hello && !token()) location.replace('/entry');
   else if (name === 'state') linkIs(data);
   else if (name === 'hello') greet(data);
-  else if (name === 'tick') view?.tick(data);
+  else if (name === 'tick') ticked(data);
   else if (name === 'device') view?.device?.(data);
   else if (name === 'addresses') view?.scatter?.(data);
 });
 
-/** Who is there: a process that was started anew may allow other things. */
+function ticked(data) {
+  devices = data.devices.map((device) => device.name).sort((a, b) => a.localeCompare(b, 'en', { numeric: true }));
+  choices();
+  view?.tick(data);
+}
+
+/** Greets a server: a process that was started anew may allow other things. */
 function greet(data) {
   const changed = hello === null || hello.actions !== data.actions || hello.pid !== data.pid;
   const first = hello === null;
@@ -81,7 +122,7 @@ function themed(theme) {
   try {
     localStorage.setItem('theme', theme);
   } catch {
-    // It is as it is until the page is closed.
+    // Private windows may keep nothing: it holds until the page is closed.
   }
   recoloured();
 }
@@ -105,11 +146,15 @@ function remembered() {
 }
 
 document.addEventListener('keydown', (event) => {
-  const typing = event.target.closest('input, dialog');
+  const typing = event.target.closest('input, select, dialog');
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === '?') byId('help').showModal();
   else if (event.key === 't') nextTheme();
+  else if (event.key === '/' && view instanceof Overview) view.filter.focus();
+  else if (event.key === 'Escape' && range.isFixed && view instanceof Device) range.follow();
   else if (event.key === 'Escape' && view instanceof Device) location.hash = '#/';
+  else if (event.key === 'p' && view instanceof Device) view.pauseOrFollow();
+  else if ((event.key === '[' || event.key === ']') && view instanceof Device) switchTo(event.key === ']' ? 1 : -1);
   else if (/^[1-4]$/.test(event.key) && view instanceof Device) view.show(Number(event.key) - 1);
   else if ((event.key === 'ArrowDown' || event.key === 'ArrowUp') && view instanceof Overview && event.target === document.body) {
     view.step(event.key === 'ArrowDown' ? 1 : -1, event);
@@ -128,7 +173,8 @@ byId('skip').addEventListener('click', (event) => {
   byId('main').focus();
 });
 window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', recoloured);
-window.addEventListener('hashchange', show);
+window.addEventListener('hashchange', follow);
+byId('switch').addEventListener('change', (event) => switchTo(event.target.value));
 
 takeToken();
 document.documentElement.dataset.theme = remembered();

@@ -1,16 +1,23 @@
-// What all pictures share: a canvas as sharp as the screen, the colours of the style sheet, one cursor in time.
+// What all charts share: a canvas as sharp as the screen, the colours of the style sheet, one cursor in time,
+// one window of time (range.js), and marks of events of the device.
 
-/** Five minutes, a sample a second. */
-export const SPAN = 300_000;
-/** By the length of a picture's time: how far apart its names are, in a wide picture and in a narrow one. */
-const STEPS = [[60_000, 10_000, 20_000], [120_000, 20_000, 40_000], [Infinity, 60_000, 120_000]];
+import { times, timeName } from './axis.js';
+import { el } from './dom.js';
+import { range } from './range.js';
+
 /** Room for the names of the vertical axis, and for those of the horizontal one. */
-export const LEFT = 62;
+export const LEFT = 66;
 export const BOTTOM = 18;
 const TOP = 8;
-const RIGHT = 8;
+const RIGHT = 10;
+/** A drag of fewer pixels is a click. */
+const DRAG_MIN = 6;
+/** Pixels around a mark within which the pointer reads it. */
+const MARK_NEAR = 5;
+/** Colours of marks by their kind. */
+const MARKS = { suspension: 'warn', path: 'bad', change: 'mark' };
 
-/** Where the pointer, or the keyboard, is in time: the same in all charts. `null`: nowhere. */
+/** The time at which the pointer, or the keyboard, is: one for all charts. `null`: nowhere. */
 export const cursor = {
   t: null,
   listeners: new Set(),
@@ -21,42 +28,42 @@ export const cursor = {
   },
 };
 
+/** Marks of the device that is shown: `{ t, kind, text }`, oldest first. */
+export const marks = { all: [] };
+
 /** The style sheet's colours, by name, as they are now. */
 export const colours = {};
-const NAMES = ['line', 'faint', 'ink', 'read', 'write', 'other', 'p-1', 'p-2', 'p-3', 'p-4',
+const NAMES = ['line', 'faint', 'ink', 'accent', 'warn', 'bad', 'mark', 'read', 'write', 'other', 'p-1', 'p-2', 'p-3', 'p-4',
   'heat-1', 'heat-2', 'heat-3', 'heat-4', 'heat-5'];
 
-/** Look them up: at the start, and when light becomes dark. */
+/** Looks the colours up: at the start, and when light becomes dark. */
 export function refreshColours() {
   const probe = document.createElement('i');
   document.body.append(probe);
   for (const name of NAMES) {
-    // The style sheet gives one for light and one for dark: what it comes to is asked of an element.
+    // The style sheet has one for light and one for dark: an element knows which of them applies.
     probe.style.color = `var(--${name})`;
     colours[name] = getComputedStyle(probe).color;
   }
   probe.remove();
 }
 
-/** A picture on a canvas: `paint(context, area)` draws it whole. */
+/** A picture on a canvas: `paint(context, area)` draws it whole. It fills `node`, which grows with the
+ * screen. */
 export class Picture {
   constructor(label, height) {
-    this.canvas = document.createElement('canvas');
-    this.canvas.className = 'picture';
-    this.canvas.tabIndex = 0;
-    this.canvas.setAttribute('role', 'img');
-    this.canvas.setAttribute('aria-label', label);
-    this.canvas.style.height = `${height}px`;
+    this.canvas = el('canvas', { class: 'picture', role: 'img', 'aria-label': label, tabIndex: 0 });
+    this.node = el('div', { class: 'plot' }, this.canvas);
+    this.node.style.minHeight = `${height}px`;
     this.context = this.canvas.getContext('2d');
     this.sizes = new ResizeObserver(() => this.draw());
     this.sizes.observe(this.canvas);
-    this.canvas.addEventListener('pointermove', (event) => this.point(event));
-    this.canvas.addEventListener('pointerleave', () => this.leave());
-    this.canvas.addEventListener('blur', () => this.leave());
-    this.canvas.addEventListener('keydown', (event) => this.key(event));
+    for (const [event, act] of [['pointermove', 'point'], ['pointerleave', 'leave'], ['blur', 'leave'], ['keydown', 'key']]) {
+      this.canvas.addEventListener(event, (happened) => this[act](happened));
+    }
   }
 
-  /** The part of the canvas in which things are drawn. */
+  /** The part of the canvas in which values are drawn. */
   area() {
     const { clientWidth, clientHeight } = this.canvas;
     return {
@@ -88,12 +95,11 @@ export class Picture {
   }
 }
 
-/** A picture whose horizontal axis is time. The end of time is the newest sample. */
+/** A picture whose horizontal axis is time: `from` and `to` are its window. */
 export class TimePicture extends Picture {
-  constructor(label, height, span = SPAN) {
+  constructor(label, height) {
     super(label, height);
-    this.span = span;
-    this.end = 0;
+    Object.assign(this, { from: 0, to: 1 });
     this.redraw = () => this.draw();
     cursor.listeners.add(this.redraw);
   }
@@ -103,22 +109,19 @@ export class TimePicture extends Picture {
     cursor.listeners.delete(this.redraw);
   }
 
-  /** As much time as there is something of: a page that was just opened is no empty one. */
-  stretch(samples) {
-    this.end = samples.at(-1)?.t ?? Date.now();
-    const length = this.end - (samples[0]?.t ?? this.end);
-    this.span = [60_000, 120_000].find((span) => length <= span) ?? SPAN;
+  /** The x of a time, and the time of an x. */
+  at(t, area) {
+    return area.x + (area.width * (t - this.from)) / (this.to - this.from);
   }
 
-  /** Where a time is. */
-  at(t, area) {
-    return area.x + area.width * (1 - (this.end - t) / this.span);
+  timeAt(x, area) {
+    return this.from + ((this.to - this.from) * (x - area.x)) / area.width;
   }
 
   point(event) {
     const area = this.area();
     const x = event.offsetX - area.x;
-    cursor.set(x < 0 || x > area.width ? null : this.end - this.span * (1 - x / area.width));
+    cursor.set(x < 0 || x > area.width ? null : this.timeAt(event.offsetX, area));
   }
 
   leave() {
@@ -130,51 +133,142 @@ export class TimePicture extends Picture {
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const t = (cursor.t ?? this.end) + step;
-    cursor.set(Math.min(Math.max(t, this.end - this.span), this.end));
+    const t = (cursor.t ?? this.to) + step;
+    cursor.set(Math.min(Math.max(t, this.from), this.to));
   }
 
   /** Lines and names of the horizontal axis. */
-  times(context, area, colours) {
-    const [wide, narrow] = STEPS.find(([longest]) => this.span <= longest).slice(1);
-    const step = area.width > 400 ? wide : narrow;
+  times(context, area) {
+    const { ticks, step } = times(this.from, this.to, area.width);
     context.textBaseline = 'bottom';
-    context.fillStyle = colours.faint;
-    for (let back = 0; back <= this.span; back += step) {
-      const x = this.at(this.end - back, area);
-      const text = back === 0 ? 'now' : back % 60_000 ? `−${back / 1000} s` : `−${back / 60_000} min`;
-      context.textAlign = back === 0 ? 'right' : x - area.x < 24 ? 'left' : 'center';
-      context.fillText(text, x, area.y + area.height + BOTTOM);
+    context.textAlign = 'center';
+    for (const t of ticks) {
+      const x = Math.round(this.at(t, area)) + 0.5;
+      line(context, colours.line, x, area.y, x, area.y + area.height);
+      // A name that the edge would cut is left out.
+      if (x < area.x + 12 || x > area.x + area.width - 18) continue;
+      context.fillStyle = colours.faint;
+      context.fillText(timeName(t, step), x, area.y + area.height + BOTTOM);
     }
   }
 
-  /** The line where the cursor is. */
-  mark(context, area, colours) {
-    if (cursor.t === null || cursor.t < this.end - this.span || cursor.t > this.end) return;
+  /** The line at the cursor. */
+  mark(context, area) {
+    if (cursor.t === null || cursor.t < this.from || cursor.t > this.to) return;
     const x = Math.round(this.at(cursor.t, area)) + 0.5;
-    context.strokeStyle = colours.faint;
-    context.lineWidth = 1;
-    context.beginPath();
-    context.moveTo(x, area.y);
-    context.lineTo(x, area.y + area.height);
-    context.stroke();
+    line(context, colours.faint, x, area.y, x, area.y + area.height);
   }
 }
 
-/** A name of the vertical axis, and its line. */
-export function gridline(context, area, y, text, colours) {
-  const line = Math.round(y) + 0.5;
-  context.strokeStyle = colours.line;
+/** A picture of the device's window of time: what is dragged across it is zoomed into, and it shows the
+ * device's marks. */
+export class RangePicture extends TimePicture {
+  constructor(label, height) {
+    super(label, height);
+    this.canvas.addEventListener('pointerdown', (event) => this.press(event));
+    this.canvas.addEventListener('pointerup', (event) => this.release(event));
+    this.canvas.addEventListener('pointercancel', () => this.release(null));
+    this.canvas.addEventListener('dblclick', () => range.follow());
+  }
+
+  /** Shows the window over these samples. */
+  stretch(samples) {
+    [this.from, this.to] = range.over(samples);
+    this.newest = samples.at(-1)?.t ?? this.to;
+  }
+
+  press(event) {
+    if (event.button !== 0 || event.pointerType === 'touch') return;
+    const area = this.area();
+    if (event.offsetX < area.x) return;
+    this.canvas.setPointerCapture(event.pointerId);
+    this.pressed = { x: event.offsetX, t: this.timeAt(event.offsetX, area) };
+  }
+
+  point(event) {
+    super.point(event);
+    if (!this.pressed || Math.abs(event.offsetX - this.pressed.x) < DRAG_MIN) return;
+    range.select([this.pressed.t, this.within(event)]);
+  }
+
+  /** The time at the pointer, or at the edge that it left. */
+  within(event) {
+    return Math.min(Math.max(this.timeAt(event.offsetX, this.area()), this.from), this.to);
+  }
+
+  release(event) {
+    const { pressed } = this;
+    this.pressed = null;
+    if (!pressed) return;
+    if (event && Math.abs(event.offsetX - pressed.x) >= DRAG_MIN) range.zoom(pressed.t, this.within(event), this.newest);
+    else if (range.selection) range.select(null);
+  }
+
+  key(event) {
+    const factor = { '+': 0.5, '=': 0.5, '-': 2, _: 2 }[event.key];
+    if (!factor) return super.key(event);
+    event.preventDefault();
+    event.stopPropagation();
+    const middle = cursor.t ?? (this.from + this.to) / 2;
+    range.zoom(middle - (middle - this.from) * factor, middle + (this.to - middle) * factor, this.newest);
+    return undefined;
+  }
+
+  /** Lines of the device's marks, what the pointer selects, and the line at the cursor. */
+  mark(context, area) {
+    for (const { t, kind } of marks.all) {
+      if (t < this.from || t > this.to) continue;
+      const x = Math.round(this.at(t, area)) + 0.5;
+      const colour = colours[MARKS[kind]] ?? colours.faint;
+      context.setLineDash([3, 3]);
+      line(context, colour, x, area.y, x, area.y + area.height);
+      context.setLineDash([]);
+      context.fillStyle = colour;
+      context.beginPath();
+      context.moveTo(x - 4.5, area.y - 6);
+      context.lineTo(x + 4.5, area.y - 6);
+      context.lineTo(x, area.y + 1);
+      context.fill();
+    }
+    if (range.selection) {
+      const [one, other] = range.selection.map((t) => this.at(t, area));
+      context.fillStyle = colours.accent;
+      context.globalAlpha = 0.14;
+      context.fillRect(Math.min(one, other), area.y, Math.abs(other - one), area.height);
+      context.globalAlpha = 1;
+    }
+    super.mark(context, area);
+  }
+
+  /** Texts of the marks at the cursor. */
+  marksAt() {
+    if (cursor.t === null) return [];
+    const near = (MARK_NEAR * (this.to - this.from)) / this.area().width;
+    return marks.all.filter(({ t }) => Math.abs(t - cursor.t) <= near).map(({ text }) => text);
+  }
+}
+
+function line(context, colour, fromX, fromY, toX, toY) {
+  context.strokeStyle = colour;
   context.lineWidth = 1;
   context.beginPath();
-  context.moveTo(area.x, line);
-  context.lineTo(area.x + area.width, line);
+  context.moveTo(fromX, fromY);
+  context.lineTo(toX, toY);
   context.stroke();
+}
+
+/** A name of the vertical axis, and its line. */
+export function gridline(context, area, y, text) {
+  const at = Math.round(y) + 0.5;
+  line(context, colours.line, area.x, at, area.x + area.width, at);
   context.fillStyle = colours.faint;
   context.textAlign = 'right';
   context.textBaseline = 'middle';
-  context.fillText(text, area.x - 8, line);
+  context.fillText(text, area.x - 8, at);
 }
+
+/** Milliseconds that a sample is of. */
+export const lengthOf = (sample) => sample.step ?? 1000;
 
 /** The sample of a moment: the nearest, unless that is far away. */
 export function sampleAt(samples, t) {
@@ -187,10 +281,10 @@ export function sampleAt(samples, t) {
   }
   const near = [samples[low - 1], samples[low]].filter(Boolean);
   near.sort((a, b) => Math.abs(a.t - t) - Math.abs(b.t - t));
-  return near[0] && Math.abs(near[0].t - t) < 3000 ? near[0] : null;
+  return near[0] && Math.abs(near[0].t - t) < 2000 + lengthOf(near[0]) ? near[0] : null;
 }
 
-/** A picture over time with its title and a read-out that follows the cursor: `read` is the part of whoever it is. */
+/** A picture of the device's window with its title and a read-out that follows the cursor; `read` fills that. */
 export class Read {
   constructor() {
     this.samples = [];
@@ -203,6 +297,12 @@ export class Read {
     this.picture.stretch(samples);
     this.picture.draw();
     this.read();
+  }
+
+  /** The newest sample of the window. */
+  newest() {
+    const { from, to } = this.picture;
+    return this.samples.findLast((sample) => sample.t <= to && sample.t >= from);
   }
 
   destroy() {

@@ -1,71 +1,69 @@
-// Lines over time: requests, bytes, latencies, depth. The legend beside the title is also the read-out: it shows the
-// newest values, or those where the cursor is.
+// Lines over time: requests, bytes, latencies, depth. The legend beside the title is also the read-out: it
+// shows the newest values, or those at the cursor.
 
-import { Read, TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
+import { binary, counts, decades } from './axis.js';
+import { RangePicture, Read, colours, cursor, gridline, lengthOf, sampleAt } from './canvas.js';
 import { el, put } from './dom.js';
 import { clock, short } from './format.js';
 
-/** A gap of more than so many milliseconds is one: nothing is drawn across it. */
-const GAP = 3500;
+/** Samples that are further apart than this many of their lengths have a gap between them: no line crosses
+ * it. */
+const GAP = 3.5;
 
-/** The next number of 1, 2, 5, 10, … that is not smaller. */
-function nice(value) {
-  if (!(value > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.9999);
-}
-
-/** The same for bytes: the next power of two, or one and a half of it. */
-function niceBytes(value) {
-  if (!(value > 0)) return 1024;
-  const power = 2 ** Math.floor(Math.log2(value));
-  return [1, 1.5, 2].map((step) => step * power).find((step) => step >= value * 0.9999);
-}
-
-class Lines extends TimePicture {
+class Lines extends RangePicture {
   constructor(chart, height) {
     super(chart.title, height);
     this.chart = chart;
   }
 
-  /** From a value to its height, and which values have lines. */
-  scale(area) {
+  /** The samples within the window, and one on either side, to which lines lead. */
+  shown() {
+    const { samples } = this.chart;
+    let first = samples.findIndex((sample) => sample.t >= this.from);
+    if (first < 0) first = samples.length;
+    let last = samples.findLastIndex((sample) => sample.t <= this.to);
+    first = Math.max(first - 1, 0);
+    last = Math.min(last + 1, samples.length - 1);
+    return samples.slice(first, last + 1);
+  }
+
+  /** From a value to its height, and the values that have lines. */
+  scale(area, shown) {
     const { chart } = this;
-    const values = chart.samples.filter((s) => s.t >= this.end - this.span).flatMap((s) => chart.series.map((x) => x.of(s)));
+    const values = shown.flatMap((sample) => chart.series.map((series) => series.of(sample)));
     if (chart.log) {
       const some = values.filter((value) => value > 0);
-      const low = Math.floor(Math.log10(some.reduce((a, b) => Math.min(a, b), Infinity)));
-      const high = Math.ceil(Math.log10(some.reduce((a, b) => Math.max(a, b), 0) * 1.0001));
-      const [from, to] = some.length ? [low, Math.max(high, low + 1)] : [3, 6];
-      const lines = [];
-      for (let power = from; power <= to; power += 1) lines.push(10 ** power);
-      const y = (value) => area.y + area.height * (1 - (Math.log10(value) - from) / (to - from));
-      return { y: (value) => (value > 0 ? y(value) : area.y + area.height), lines };
+      const low = 10 ** Math.floor(Math.log10(some.reduce((a, b) => Math.min(a, b), Infinity)));
+      const high = 10 ** Math.ceil(Math.log10(some.reduce((a, b) => Math.max(a, b), 0) * 1.0001));
+      const [from, to] = some.length > 0 ? [low, Math.max(high, low * 10)] : [1e3, 1e6];
+      const y = (value) => area.y + area.height * (1 - Math.log(value / from) / Math.log(to / from));
+      return { y: (value) => (value > 0 ? y(value) : area.y + area.height), ticks: decades(from, to, area.height) };
     }
-    const most = values.reduce((a, b) => Math.max(a, b), 0);
-    const top = Math.max(chart.binary ? niceBytes(most) : nice(most), chart.least ?? 0);
-    const lines = [0, 0.5, 1].map((part) => part * top);
-    return { y: (value) => area.y + area.height * (1 - value / top), lines };
+    const most = Math.max(values.reduce((a, b) => Math.max(a, b), 0), chart.least);
+    const ticks = (chart.binary ? binary : counts)(most, area.height);
+    return { y: (value) => area.y + area.height * (1 - value / ticks.at(-1)), ticks };
   }
 
   paint(context, area) {
     const { chart } = this;
-    const { y, lines } = this.scale(area);
-    for (const value of lines) gridline(context, area, y(value), short(chart.show(value)), colours);
-    this.times(context, area, colours);
+    const shown = this.shown();
+    const { y, ticks } = this.scale(area, shown);
+    this.ticks = ticks;
+    this.times(context, area);
+    for (const value of ticks) gridline(context, area, y(value), short(chart.show(value)));
     context.save();
     context.beginPath();
     context.rect(area.x, area.y - 2, area.width + 2, area.height + 4);
     context.clip();
     context.lineJoin = 'round';
-    for (const series of chart.series) this.line(context, area, series, y);
+    for (const series of chart.series) this.line(context, area, series, shown, y);
     context.restore();
-    this.mark(context, area, colours);
+    this.mark(context, area);
     this.dots(context, area, y);
   }
 
-  line(context, area, series, y) {
-    const { samples, log } = this.chart;
+  line(context, area, series, shown, y) {
+    const { log } = this.chart;
     context.strokeStyle = colours[series.colour];
     context.lineWidth = 1.5;
     let run = [];
@@ -73,16 +71,16 @@ class Lines extends TimePicture {
       if (run.length > 0) this.stroke(context, area, run);
       run = [];
     };
-    for (const sample of samples) {
-      if (sample.t < this.end - this.span - 2000) continue;
+    for (const sample of shown) {
       const value = series.of(sample);
       // Without requests there is no latency.
       if (log && !(value > 0)) {
         end();
         continue;
       }
-      if (run.length > 0 && sample.t - run[run.length - 1].t > GAP) end();
-      run.push({ t: sample.t, x: this.at(sample.t, area), y: y(value) });
+      const before = run.at(-1);
+      if (before && sample.t - before.t > GAP * Math.max(lengthOf(sample), before.length)) end();
+      run.push({ t: sample.t, length: lengthOf(sample), x: this.at(sample.t, area), y: y(value) });
     }
     end();
   }
@@ -105,7 +103,7 @@ class Lines extends TimePicture {
 
   dots(context, area, y) {
     const sample = cursor.t === null ? null : sampleAt(this.chart.samples, cursor.t);
-    if (!sample) return;
+    if (!sample || sample.t < this.from || sample.t > this.to) return;
     for (const series of this.chart.series) {
       const value = series.of(sample);
       if (this.chart.log && !(value > 0)) continue;
@@ -117,11 +115,12 @@ class Lines extends TimePicture {
   }
 }
 
-/** A chart with its title and legend. `series`: `{ name, colour, of(sample) }`, coloured by the style sheet's names. */
+/** A chart with its title and legend. `series`: `{ name, colour, of(sample) }`, coloured by the style sheet's
+ * names. */
 export class Chart extends Read {
-  constructor({ title, note, series, show, log = false, binary = false, least = 0, height = 112 }) {
+  constructor({ title, note, series, show, log = false, binary: isBinary = false, least = 0, height = 96 }) {
     super();
-    Object.assign(this, { title, series, show, log, binary, least });
+    Object.assign(this, { title, series, show, log, binary: isBinary, least });
     this.values = series.map(() => el('b', { class: 'num' }, '–'));
     this.when = el('span', { class: 'when num' });
     const legend = series.map((one, index) =>
@@ -129,23 +128,23 @@ export class Chart extends Read {
     this.picture = new Lines(this, height);
     this.node = el('section', { class: 'card chart', 'aria-label': title },
       el('header', {}, el('h3', {}, title, note && el('span', { class: 'note' }, note)), this.when, el('div', { class: 'legend' }, legend)),
-      this.picture.canvas);
+      this.picture.node);
   }
 
   read() {
-    const sample = cursor.t === null ? this.samples.at(-1) : sampleAt(this.samples, cursor.t);
-    const told = this.series.map((series, index) => {
+    const sample = cursor.t === null ? this.newest() : sampleAt(this.samples, cursor.t);
+    const values = this.series.map((series, index) => {
       const text = sample ? this.show(series.of(sample)) : '–';
       put(this.values[index], text);
       return `${series.name} ${text}`;
     });
-    put(this.when, cursor.t !== null && sample ? clock(sample.t) : '');
-    this.picture.canvas.setAttribute('aria-label', `${this.title}: ${told.join(', ')}`);
+    put(this.when, cursor.t !== null && sample ? [clock(sample.t), ...this.picture.marksAt()].join(' · ') : '');
+    this.picture.canvas.setAttribute('aria-label', `${this.title}: ${values.join(', ')}`);
   }
 }
 
 /** A line without axes, for a list. */
-export function sparkline(canvas, values, colours) {
+export function sparkline(canvas, values, tones) {
   const scale = window.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   if (!width) return;
@@ -163,7 +162,7 @@ export function sparkline(canvas, values, colours) {
       if (index) context.lineTo(x, y);
       else context.moveTo(x, y);
     });
-    context.strokeStyle = colours[number];
+    context.strokeStyle = tones[number];
     context.lineWidth = 1.25;
     context.stroke();
   });

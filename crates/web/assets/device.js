@@ -1,20 +1,29 @@
-// One device: what it does, where its requests go, how it is built, and what is known about it.
+// One device in four views: activity, addresses of requests, stack, details.
 
 import { direct, resize, resume, suspend } from './actions.js';
+import { marks } from './canvas.js';
 import { Chart } from './charts.js';
-import { attribute, el, put } from './dom.js';
+import { attribute, el, put, segments } from './dom.js';
 import { Facts } from './facts.js';
 import { bytes, count, percent, rate, size, time } from './format.js';
 import { Heat } from './heat.js';
 import { fetched } from './live.js';
+import { SPANS, range } from './range.js';
 import { Addresses } from './scatter.js';
 import { Stack } from './stack.js';
 
-/** Five minutes. */
-const KEPT = 300;
-const TABS = [['activity', 'Activity'], ['addresses', 'Addresses'], ['stack', 'Stack'], ['details', 'Details']];
+/** Samples are kept for an hour. */
+const KEPT = SPANS.at(-1)[0];
+/** Seconds between two samples of the hour that the server keeps. */
+const STEP = 10;
+export const TABS = [['activity', 'Activity'], ['addresses', 'Addresses'], ['stack', 'Stack'], ['details', 'Details']];
+const PERCENTILES = ['p50', 'p90', 'p99', 'p99.9'];
 
-const percentile = (index) => (sample) => sample.p[index];
+/** The latency of one kind of request. */
+const latency = (title, kind) => new Chart({
+  title, show: time, log: true,
+  series: PERCENTILES.map((name, index) => ({ name, colour: `p-${index + 1}`, of: (sample) => sample[kind].p[index] })),
+});
 
 function charts() {
   return [
@@ -34,15 +43,16 @@ function charts() {
       ],
     }),
     new Chart({
-      title: 'Latency', note: 'percentiles', show: time, log: true,
-      series: ['50', '90', '99', '99.9'].map((name, index) => ({ name, colour: `p-${index + 1}`, of: percentile(index) })),
-    }),
-    new Chart({
-      title: 'Requests in flight', note: 'average of each second', show: (value) => count(Math.round(value * 10) / 10), least: 1,
+      title: 'Requests in flight', note: 'average', show: (value) => count(Math.round(value * 10) / 10), least: 1,
       series: [{ name: 'in flight', colour: 'read', of: (s) => s.depth }],
     }),
+    latency('Read latency', 'read'),
+    latency('Write latency', 'write'),
   ];
 }
+
+/** A sample of the hour: its heat map, as those of seconds, in requests a second. */
+const stepped = (sample) => ({ ...sample, step: STEP * 1000, heat: sample.heat.map(([row, number]) => [row, number / STEP]) });
 
 const tile = (name) => {
   const value = el('b', { class: 'num' }, '–');
@@ -51,10 +61,12 @@ const tile = (name) => {
 };
 
 export class Device {
-  /** `watch(addresses)`: have the stream tell of this device, and of where its requests go or not. */
-  constructor(name, mayAct, watch) {
-    Object.assign(this, { name, mayAct, watch, samples: [], tab: 'activity' });
-    this.tiles = ['Requests', 'Throughput', 'Latency', 'In flight', 'Busy', 'Failed'].map(tile);
+  /** `watch(addresses)`: have the stream tell of this device, and of where its requests go or not. `address(tab)`: put the
+   * tab into the address. */
+  constructor(name, tab, mayAct, watch, address) {
+    Object.assign(this, { name, tab, mayAct, watch, address, samples: [] });
+    marks.all = [];
+    this.tiles = ['Requests', 'Throughput', 'Latency, p99', 'In flight', 'Busy', 'Failed'].map(tile);
     this.subtitle = el('p', { class: 'subtitle' });
     this.chips = el('span', { class: 'chips' });
     this.acts = el('div', { class: 'acts', role: 'group', 'aria-label': 'Actions' });
@@ -64,14 +76,15 @@ export class Device {
     this.stack = new Stack(name, mayAct);
     this.facts = new Facts();
     this.panels = {
-      activity: el('div', { class: 'grid' }, this.charts.map((chart) => chart.node), this.heat.node),
-      addresses: el('div', {}, this.addresses.node),
-      stack: el('div', {}, this.stack.node),
-      details: el('div', {}, this.facts.node),
+      activity: el('div', { class: 'panel grid' }, this.charts.map((chart) => chart.node), this.heat.node),
+      addresses: el('div', { class: 'panel' }, this.addresses.node),
+      stack: el('div', { class: 'panel' }, this.stack.node),
+      details: el('div', { class: 'panel' }, this.facts.node),
     };
     this.gone = el('div', { class: 'empty', hidden: true }, el('h2', {}, `There is no device ${name}`),
       el('p', {}, 'It may have been removed. ', el('a', { href: '#/' }, 'All devices')));
-    this.body = el('div', {}, el('div', { class: 'tiles' }, this.tiles.map((one) => one.node)), this.tabs(),
+    this.body = el('div', { class: 'device-body' }, el('div', { class: 'tiles' }, this.tiles.map((one) => one.node)),
+      el('div', { class: 'tabs' }, this.tabs(), this.window()),
       TABS.map(([id, title]) => {
         Object.assign(this.panels[id], { id: `panel-${id}`, hidden: id !== this.tab });
         attribute(this.panels[id], 'role', 'tabpanel');
@@ -80,6 +93,12 @@ export class Device {
       }));
     this.node = el('div', { class: 'device-view' },
       el('div', { class: 'title' }, el('div', {}, el('h1', {}, name, this.chips), this.subtitle), this.acts), this.body, this.gone);
+    this.ranged = () => {
+      this.showWindow();
+      this.draw();
+    };
+    range.listeners.add(this.ranged);
+    this.showWindow();
     this.remember();
   }
 
@@ -87,7 +106,7 @@ export class Device {
     this.buttons = TABS.map(([id, title]) => el('button', {
       type: 'button', role: 'tab', class: 'tab', id: `tab-${id}`, 'aria-controls': `panel-${id}`, onclick: () => this.show(id),
     }, title));
-    const list = el('div', { class: 'tabs', role: 'tablist', 'aria-label': 'Views of the device' }, this.buttons);
+    const list = el('div', { class: 'tab-list', role: 'tablist', 'aria-label': 'Views of the device' }, this.buttons);
     list.addEventListener('keydown', (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!step) return;
@@ -99,6 +118,30 @@ export class Device {
     return list;
   }
 
+  /** The choice of the window of time. */
+  window() {
+    this.spans = segments('Time shown', SPANS, (span) => range.follow(span));
+    this.pause = el('button', { type: 'button', class: 'toggle', id: 'pause', title: 'Pause or go on (p)', onclick: () => this.pauseOrFollow() });
+    this.fixed = el('span', { class: 'when num', id: 'window' });
+    this.windowed = el('div', { class: 'window' }, this.fixed, this.pause, this.spans.node);
+    return this.windowed;
+  }
+
+  showWindow() {
+    this.windowed.hidden = this.tab === 'stack' || this.tab === 'details';
+    this.spans.node.hidden = this.tab !== 'activity';
+    this.spans.choose(range.isFixed ? null : range.span);
+    put(this.pause, range.isFixed ? 'Go on' : 'Pause');
+    attribute(this.pause, 'aria-pressed', range.isFixed);
+    const at = (t) => new Date(t).toLocaleTimeString([], { hour12: false });
+    put(this.fixed, range.isFixed ? `${at(range.from)} – ${at(range.to)}` : '');
+  }
+
+  pauseOrFollow() {
+    if (range.isFixed) range.follow();
+    else range.zoom(...range.over(this.samples));
+  }
+
   mark() {
     this.buttons.forEach((button, index) => {
       const selected = TABS[index][0] === this.tab;
@@ -107,57 +150,75 @@ export class Device {
     });
   }
 
-  /** Another view; 1 to 4 name them, too. */
+  /** Shows another view and puts it into the address; 1 to 4 name them, too. */
   show(tab, focus = false) {
     const id = typeof tab === 'number' ? TABS[tab]?.[0] : tab;
-    if (!id) return;
+    if (!id || id === this.tab) return;
+    this.select(id);
+    this.address(id);
+    if (focus) this.buttons[TABS.findIndex(([name]) => name === id)].focus();
+  }
+
+  /** Shows the view that the address names. */
+  select(id) {
     const was = this.tab;
     this.tab = id;
     for (const [name] of TABS) this.panels[name].hidden = name !== id;
     this.mark();
-    if (focus) this.buttons[TABS.findIndex(([name]) => name === id)].focus();
+    this.showWindow();
     if ((was === 'addresses') !== (id === 'addresses')) this.watch(id === 'addresses');
     this.draw();
   }
 
-  /** What the server has kept: at the start, and after a while in which nothing came. */
+  /** Fetches what the server has kept: at the start, and after a while in which nothing came. */
   async remember() {
     try {
-      const past = await fetched(`/history?device=${this.name}`);
-      const last = past.at(-1)?.t ?? 0;
-      this.samples = [...past, ...this.samples.filter((sample) => sample.t > last)].slice(-KEPT);
+      const [seconds, steps] = await Promise.all(['', '&span=hour'].map((span) => fetched(`/history?device=${this.name}${span}`)));
+      const [first, last] = [seconds[0]?.t ?? Infinity, seconds.at(-1)?.t ?? 0];
+      // What was seen by the second while the page was open stays; steps fill the time before.
+      const seen = this.samples.filter((sample) => !sample.step && sample.t < first);
+      const before = steps.filter(({ t }) => t < Math.min(first, seen[0]?.t ?? first)).map(stepped);
+      this.samples = [...before, ...seen, ...seconds, ...this.samples.filter((sample) => sample.t > last && sample.t > first)];
       this.draw();
     } catch {
       // What comes from now on is shown nevertheless.
     }
   }
 
-  /** All devices, in short: is this one still there? */
+  /** Updates from the list of all devices: this one may have been removed. */
   tick({ devices }) {
-    const there = devices.some((device) => device.name === this.name);
-    this.gone.hidden = there;
-    this.body.hidden = !there;
-    this.acts.hidden = !there;
+    const exists = devices.some((device) => device.name === this.name);
+    this.gone.hidden = exists;
+    this.body.hidden = !exists;
+    this.acts.hidden = !exists;
   }
 
   device(details) {
     if (details.name !== this.name) return;
     const { sample, info, errors } = details;
-    if (sample && sample.t !== this.samples.at(-1)?.t) this.samples = [...this.samples.slice(1 - KEPT), sample];
+    if (sample && sample.t > (this.samples.at(-1)?.t ?? 0)) this.samples.push(sample);
+    const oldest = this.samples.findIndex(({ t }) => t > sample.t - KEPT);
+    if (oldest > 0) this.samples.splice(0, oldest);
     this.details = details;
     this.addresses.size = info.size;
-    this.head(info);
+    marks.all = details.marks;
+    this.head(details);
     this.fill(sample, errors);
-    this.draw();
+    // A window that is paused or zoomed does not change.
+    if (!range.isFixed || this.tab !== 'activity') this.draw();
   }
 
-  head(info) {
+  head({ info, paths }) {
     put(this.subtitle, [...info.layers.slice().reverse(), info.stack].join('  ›  '));
     this.subtitle.title = this.subtitle.textContent;
     const suspended = 'suspended' in info.backend;
     const chips = [['chip', size(info.size)]];
     if (info.read_only) chips.push(['chip', 'read only']);
     if (suspended) chips.push(['chip warn', 'suspended']);
+    if (paths.length > 0) {
+      const works = paths.filter((path) => path.works).length;
+      chips.push([works < paths.length ? 'chip bad' : 'chip good', `${works} of ${paths.length} paths`]);
+    }
     const isDirect = info.backend.direct === 'on' || info.backend.direct?.startsWith('on');
     const state = JSON.stringify([chips, isDirect, 'direct' in info.backend]);
     if (state === this.state) return;
@@ -176,23 +237,23 @@ export class Device {
   fill(sample, errors) {
     if (!sample) return;
     const { read, write, other, p } = sample;
-    const told = [
+    const values = [
       [count(read.ios + write.ios + other.ios), `${count(read.ios)} r · ${count(write.ios)} w`],
       [rate(read.bytes + write.bytes), `${bytes(read.bytes)} r · ${bytes(write.bytes)} w`],
-      [time(p[2]), `p99 · half below ${time(p[0])}`],
+      [time(p[2]), `${time(read.p[2])} r · ${time(write.p[2])} w`],
       [count(sample.now), `${count(Math.round(sample.depth * 10) / 10)} on average`],
       [percent(sample.busy), 'of the last second'],
       [count(errors), sample.errors > 0 ? `${count(sample.errors)} a second` : 'since it was added'],
     ];
-    told.forEach(([value, note], index) => {
+    values.forEach(([value, note], index) => {
       put(this.tiles[index].value, value);
       put(this.tiles[index].note, note);
     });
     this.tiles[5].node.classList.toggle('bad', errors > 0);
   }
 
-  scatter(told) {
-    if (told.name === this.name) this.addresses.update(told);
+  scatter(update) {
+    if (update.name === this.name) this.addresses.update(update);
   }
 
   draw() {
@@ -207,6 +268,8 @@ export class Device {
   }
 
   destroy() {
+    range.listeners.delete(this.ranged);
+    range.selection = null;
     for (const one of [...this.charts, this.heat, this.addresses]) one.destroy();
   }
 }

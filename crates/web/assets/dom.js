@@ -1,6 +1,7 @@
-// Small words for making elements. Text is always text: nothing that a server or a user named is ever read as markup.
+// Helpers that create elements. Text is always text: no name of a device or a file is ever parsed as markup.
 
-/** An element with properties, attributes (those with a dash, or `role`), listeners (`on…`) and children. */
+/** Creates an element with properties, attributes (those with a dash, or `role`), listeners (`on…`) and
+ * children. */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -15,12 +16,20 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
-/** Text that changes each second: set only when it is another, so that what is selected stays selected. */
+/** Buttons of which one is chosen: `choices` are `[value, name]`. The result's `choose(value)` shows which. */
+export function segments(label, choices, chosen) {
+  const buttons = choices.map(([value, name]) => el('button', { type: 'button', class: 'segment', onclick: () => chosen(value) }, name));
+  const node = el('div', { class: 'segments', role: 'group', 'aria-label': label }, buttons);
+  const choose = (value) => choices.forEach(([one], index) => attribute(buttons[index], 'aria-pressed', one === value));
+  return { node, choose };
+}
+
+/** Sets the text of an element, only if it differs, so that a selection in it stays. */
 export function put(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** The same for an attribute. */
+/** Sets an attribute, only if it differs; `null` removes it. */
 export function attribute(node, name, value) {
   if (value === null) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);

@@ -1,4 +1,4 @@
-// Numbers as people read them. All have three significant digits at most, so that columns stay narrow and calm.
+// Formats numbers for people, with at most three significant digits, so that columns stay narrow.
 
 const trimmed = (value, digits) => value.toFixed(digits);
 
@@ -12,7 +12,7 @@ function scaled(value, units, step) {
   return [trimmed(value, digits), units[unit]];
 }
 
-/** How many: 950, 1.25 k, 3.10 M. */
+/** A count: 950, 1.25 k, 3.10 M. */
 export function count(value) {
   if (!(value > 0)) return '0';
   if (value < 10) return Number.isInteger(value) ? String(value) : value.toFixed(1);
@@ -21,17 +21,26 @@ export function count(value) {
   return `${text} ${unit}`.trim();
 }
 
-/** A length or a size, in binary units. */
+/** Bytes, in binary units. */
 export function bytes(value) {
   if (!(value > 0)) return '0 B';
   const [text, unit] = scaled(value, ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'], 1024);
   return `${text} ${unit}`;
 }
 
-/** For an axis: 2 MiB/s rather than 2.00 MiB/s. */
+/** A place on an axis whose ticks are `step` bytes apart, in the unit of that: 1028 MiB, not 1.00 GiB again
+ * and again. */
+export function inUnitOf(value, step) {
+  if (value === 0) return '0';
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+  const unit = Math.min(Math.max(Math.floor(Math.log2(step) / 10), 0), units.length - 1);
+  return `${value / 1024 ** unit} ${units[unit]}`;
+}
+
+/** Removes zeros after the point, for an axis: 2 MiB/s, not 2.00 MiB/s. */
 export const short = (text) => text.replace(/\.0+(?= |$)/, '').replace(/(\.\d)0(?= |$)/, '$1');
 
-/** A size as it was asked for: 250 GiB rather than 250.0 GiB. */
+/** A size of a device: 250 GiB, not 250.0 GiB. */
 export const size = (value) => bytes(value).replace(/\.0+ /, ' ');
 
 export const rate = (value) => `${bytes(value)}/s`;
@@ -43,7 +52,7 @@ export function time(ns) {
   return `${text} ${unit}`;
 }
 
-/** A part of 1. */
+/** A share, from 0 to 1, as a percentage. */
 export function percent(part) {
   const value = part * 100;
   if (value <= 0) return '0 %';
@@ -51,7 +60,7 @@ export function percent(part) {
   return `${Math.round(value)} %`;
 }
 
-/** How long something has been there. */
+/** A duration in milliseconds, in its two largest units. */
 export function age(ms) {
   const s = Math.floor(ms / 1000);
   if (s < 60) return `${s} s`;

@@ -1,23 +1,32 @@
-// Latency over time as a heat map: a column a second, a row each quarter of a doubling, darker where more requests
-// ended. It shows what percentiles hide: two ways through a cache, a slow path, a queue that fills up.
+// Latency over time as a heat map: a column a sample, a row each quarter of a doubling, darker where more
+// requests ended. It shows what percentiles hide: two ways through a cache, a slow path, a queue that fills
+// up.
 
-import { Read, TimePicture, colours, cursor, gridline, sampleAt } from './canvas.js';
+import { RangePicture, Read, colours, cursor, gridline, lengthOf, sampleAt } from './canvas.js';
 import { el, put } from './dom.js';
 import { clock, count, short, time } from './format.js';
 
 /** Rows begin at 2^10 ns; four make a doubling. */
 const floor = (row) => 2 ** (10 + row / 4);
-/** So many rows are shown at least. */
+/** Rows that are shown at least. */
 const ROWS_MIN = 20;
+/** Shades. */
+const SHADES = 5;
+/** The part of the shades at which a number of requests a second is, where `most` is the largest: by their
+ * logarithms. */
+const partOf = (number, most) => Math.log(number + 1) / Math.log(most + 1);
+/** The largest number of a shade, from 1 on. */
+const ceiling = (shade, most) => (most + 1) ** (shade / SHADES) - 1;
 
-class Cells extends TimePicture {
+class Cells extends RangePicture {
   constructor(heat, height) {
     super('Latency heat map', height);
     this.heat = heat;
     this.row = null;
+    this.most = 1;
   }
 
-  /** Which rows there are, and the most in one of them. */
+  /** The rows that are shown, and the most requests a second in a cell. */
   range(samples) {
     let [low, high, most] = [Infinity, -Infinity, 1];
     for (const { heat } of samples) {
@@ -33,31 +42,35 @@ class Cells extends TimePicture {
     return { low, high: Math.max(high + Math.ceil(spare / 2), low + ROWS_MIN), most };
   }
 
-  shade(part) {
-    const steps = 5;
-    return colours[`heat-${Math.min(steps, 1 + Math.floor(part * steps))}`];
+  shade(number) {
+    return colours[`heat-${Math.min(SHADES, 1 + Math.floor((partOf(number, this.most) - 1e-9) * SHADES))}`];
   }
 
   paint(context, area) {
-    const samples = this.heat.samples.filter((sample) => sample.t >= this.end - this.span);
+    const samples = this.heat.samples.filter((sample) => sample.t >= this.from && sample.t - lengthOf(sample) <= this.to);
     const { low, high, most } = this.range(samples);
     this.rows = { low, high };
+    this.most = most;
     const height = area.height / (high - low + 1);
     const y = (row) => area.y + area.height - (row - low + 1) * height;
-    const width = (area.width * 1000) / this.span;
+    context.save();
+    context.beginPath();
+    context.rect(area.x, area.y, area.width, area.height);
+    context.clip();
     for (const sample of samples) {
-      const x = this.at(sample.t, area) - width;
+      const [x, end] = [this.at(sample.t - lengthOf(sample), area), this.at(sample.t, area)];
       for (const [row, number] of sample.heat) {
-        context.fillStyle = this.shade(Math.log(number + 1) / Math.log(most + 1) - 1e-9);
-        context.fillRect(x, y(row), width + 0.6, height + 0.3);
+        context.fillStyle = this.shade(number);
+        context.fillRect(x, y(row), end - x + 0.6, height + 0.3);
       }
     }
+    context.restore();
     for (let power = 3; power <= 10; power += 1) {
       const row = (Math.log2(10 ** power) - 10) * 4;
-      if (row >= low && row <= high) gridline(context, area, y(row) + height, short(time(10 ** power)), colours);
+      if (row >= low && row <= high) gridline(context, area, y(row) + height, short(time(10 ** power)));
     }
-    this.times(context, area, colours);
-    this.mark(context, area, colours);
+    this.times(context, area);
+    this.mark(context, area);
     if (this.row !== null && cursor.t !== null) {
       context.strokeStyle = colours.faint;
       context.strokeRect(area.x + 0.5, Math.round(y(this.row)) + 0.5, area.width - 1, Math.max(height, 2));
@@ -87,7 +100,7 @@ class Cells extends TimePicture {
       event.stopPropagation();
       const { low, high } = this.rows;
       this.row = Math.min(Math.max((this.row ?? Math.round((low + high) / 2)) + step, low), high);
-      if (cursor.t === null) cursor.set(this.end);
+      if (cursor.t === null) cursor.set(this.to);
       this.heat.read();
       this.draw();
       return;
@@ -96,34 +109,45 @@ class Cells extends TimePicture {
   }
 }
 
-/** The heat map with its title and read-out. */
+/** The heat map with its title, its scale and its read-out. */
 export class Heat extends Read {
-  constructor(height = 150) {
+  constructor(height = 96) {
     super();
-    this.told = el('span', { class: 'when num' });
+    this.when = el('span', { class: 'when num' });
     this.picture = new Cells(this, height);
-    const scale = [1, 2, 3, 4, 5].map((step) => el('i', { class: `step heat-step-${step}` }));
-    this.node = el('section', { class: 'card chart wide', 'aria-label': 'Latency heat map' },
+    this.ceilings = [];
+    const scale = [];
+    for (let shade = 1; shade <= SHADES; shade += 1) {
+      const number = el('b', { class: 'num' });
+      this.ceilings.push(number);
+      scale.push(el('span', { class: 'step' }, el('i', { class: `heat-step-${shade}` }), number));
+    }
+    this.node = el('section', { class: 'card chart', 'aria-label': 'Latency heat map' },
       el('header', {},
-        el('h3', {}, 'Latency heat map', el('span', { class: 'note' }, 'requests by latency, each second')),
-        this.told,
-        el('div', { class: 'legend', 'aria-hidden': 'true' }, el('span', { class: 'key' }, 'few ', el('span', { class: 'steps' }, scale), ' many'))),
-      this.picture.canvas);
+        el('h3', {}, 'Latency heat map', el('span', { class: 'note' }, 'requests per second')),
+        this.when,
+        el('div', { class: 'legend', title: 'Requests per second, up to' }, el('span', { class: 'faint' }, '≤'), el('span', { class: 'steps' }, scale))),
+      this.picture.node);
+  }
+
+  update(samples) {
+    super.update(samples);
+    this.ceilings.forEach((node, index) => put(node, count(Math.max(Math.round(ceiling(index + 1, this.picture.most)), index + 1))));
   }
 
   read() {
     const { row } = this.picture;
     const sample = cursor.t === null ? null : sampleAt(this.samples, cursor.t);
     if (!sample) {
-      put(this.told, '');
+      put(this.when, '');
       return;
     }
     const cell = row === null ? null : sample.heat.find(([number]) => number === row);
     const all = sample.heat.reduce((sum, [, number]) => sum + number, 0);
     const text = row === null
-      ? `${clock(sample.t)}  ${count(all)} requests`
-      : `${clock(sample.t)}  ${time(floor(row))} – ${time(floor(row + 1))}: ${count(cell?.[1] ?? 0)} of ${count(all)}`;
-    put(this.told, text);
+      ? [clock(sample.t), `${count(all)} requests a second`, ...this.picture.marksAt()].join(' · ')
+      : `${clock(sample.t)} · ${time(floor(row))} – ${time(floor(row + 1))}: ${count(cell?.[1] ?? 0)} of ${count(all)} a second`;
+    put(this.when, text);
     this.picture.canvas.setAttribute('aria-label', `Latency heat map: ${text}`);
   }
 }

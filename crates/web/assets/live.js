@@ -1,17 +1,19 @@
-// The stream of events, and whether there is one. A stream that breaks is opened again, soon and then less often.
+// The stream of events and its state. A stream that breaks is opened again, soon at first and then less
+// often.
 
 import { ask } from './token.js';
 
-/** Waits in milliseconds before each new attempt; the last one again and again. */
+/** Waits in milliseconds before each new attempt; the last one repeats. */
 const PAUSES = [500, 1000, 2000, 4000];
-/** Without a word for so long the server is as good as gone: it says something each second. */
+/** The server is taken for lost after so many milliseconds without an event: it sends one each second. */
 const SILENCE = 10_000;
-/** What an answer other than a stream means. */
+/** States by the status of an answer that is no stream. */
 const REFUSALS = { 401: 'stranger', 503: 'crowded' };
 
-/** Server-sent events. EventSource would do, but sends no token: it sends cookies only. */
+/** Reads server-sent events with fetch: EventSource cannot send the token as a header. */
 class Stream {
-  /** `tell(name, text)` is called for each event, and `ended(status)` in the end, with the status of a refusal. */
+  /** `tell(name, text)` is called for each event, and `ended(status)` in the end, with the status of a
+   * refusal. */
   constructor(path, tell, ended) {
     this.control = new AbortController();
     this.read(path, tell).then(ended, () => ended());
@@ -40,7 +42,8 @@ class Stream {
 }
 
 export class Live {
-  /** `tell(name, data)` is called for each event, and with `state`: `live`, `lost`, `gone`, `stranger`, `crowded`. */
+  /** `tell(name, data)` is called for each event, and with `state`: `live`, `lost`, `gone`, `stranger`,
+   * `crowded`. */
   constructor(tell) {
     this.tell = tell;
     this.failures = 0;
@@ -48,7 +51,8 @@ export class Live {
     this.watchdog = setInterval(() => this.watch(), 1000);
   }
 
-  /** Watch something: a device, and also where its requests go; or only the list of all. */
+  /** Opens the stream of the list of devices, with the details of a device and the addresses of its requests
+   * if asked for. */
   open(device, addresses = false) {
     this.query = device ? `?device=${device}${addresses ? '&addresses' : ''}` : '';
     this.connect();
@@ -70,7 +74,8 @@ export class Live {
     this.source = source;
   }
 
-  /** Nobody looks: browsers have few connections to a server, and other pages may want them. */
+  /** Closes the stream while the page is hidden: browsers have few connections to a server, and other pages
+   * may need them. */
   pause() {
     clearTimeout(this.timer);
     this.source?.close();
@@ -91,7 +96,7 @@ export class Live {
   }
 }
 
-/** JSON of this server. */
+/** Fetches JSON from this server. */
 export async function fetched(path) {
   const response = await ask(path);
   if (!response.ok) throw new Error(`${path}: ${response.status}`);

@@ -1,4 +1,5 @@
-// All devices: one row each, with what it does now and did in the last minute and a half.
+// All devices: one row each, with what it does now and did in the last minute and a half; sorted by a column,
+// filtered by a text.
 
 import { sparkline } from './charts.js';
 import { colours } from './canvas.js';
@@ -8,8 +9,21 @@ import { fetched } from './live.js';
 
 /** Seconds in a row's line. */
 const KEPT = 90;
-/** Of so many devices the past is asked for when the page is opened. */
+/** Devices whose past is fetched when the page is opened, at most. */
 const PASTS = 24;
+/** Columns: their heads, and by what a click on one sorts; all but names begin with the largest. */
+const COLUMNS = [
+  ['Device', (one) => one.name],
+  ['IOPS, 90 s', (one) => one.read.ios + one.write.ios],
+  ['Reads/s', (one) => one.read.ios],
+  ['Writes/s', (one) => one.write.ios],
+  ['Throughput', (one) => one.read.bytes + one.write.bytes],
+  ['p99', (one) => one.p99],
+  ['In flight', (one) => one.now],
+  ['Busy', (one) => one.busy],
+];
+/** The order and the filter, which stay when one comes back from a device. */
+const chosen = { column: 0, reversed: false, text: '' };
 
 const cell = (name, label) => el('span', { class: `cell num ${name}`, role: 'cell', data: { label } });
 
@@ -29,7 +43,7 @@ class Row {
       el('span', { class: 'cell device', role: 'cell' }, this.link, this.chips, this.what),
       el('span', { class: 'cell spark-cell', role: 'cell' }, this.line),
       Object.values(this.cells));
-    // The whole row is as good as its link.
+    // A click anywhere in the row follows its link.
     this.node.addEventListener('click', (event) => {
       if (!event.target.closest('a') && !String(getSelection())) this.link.click();
     });
@@ -60,6 +74,8 @@ class Row {
       this.chips.dataset.text = text;
       this.chips.replaceChildren(...chips.map(([name, word]) => el('span', { class: name }, word)));
     }
+    /** What the filter searches. */
+    this.text = `${device.name} ${this.what.textContent} ${chips.map(([, word]) => word).join(' ')}`.toLowerCase();
     this.draw();
   }
 
@@ -68,27 +84,52 @@ class Row {
   }
 }
 
-/** "2 of 3 paths work": one is missing. */
+/** "2 of 3 paths work": one does not. */
 function lacks(paths) {
   const numbers = paths.match(/(\d+) of (\d+)/);
   return numbers !== null && numbers[1] !== numbers[2];
 }
 
+/** Compares two devices in the order that was chosen; equal ones are by their names. */
+function compare(a, b) {
+  const [, by] = COLUMNS[chosen.column];
+  const names = a.name.localeCompare(b.name, 'en', { numeric: true });
+  const order = chosen.column === 0 ? names : by(b) - by(a);
+  return (chosen.reversed ? -order : order) || names;
+}
+
 export class Overview {
   constructor() {
     this.rows = new Map();
+    this.devices = [];
     this.list = el('div', { class: 'rows', role: 'rowgroup' });
     this.sum = el('p', { class: 'sum num' });
-    const heads = ['Device', 'IOPS, 90 s', 'Reads/s', 'Writes/s', 'Throughput', 'p99', 'In flight', 'Busy'];
+    this.filter = el('input', {
+      type: 'search', class: 'filter', id: 'filter', placeholder: 'Filter (/)', 'aria-label': 'Filter devices by name, stack or state',
+      autocomplete: 'off', spellcheck: false, value: chosen.text, oninput: () => this.filtered(),
+    });
+    this.filter.addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape' && event.key !== 'Enter') return;
+      if (event.key === 'Escape') this.filter.value = '';
+      this.filtered();
+      this.filter.blur();
+      event.preventDefault();
+      event.stopPropagation();
+    });
+    this.heads = COLUMNS.map(([name], column) => el('span', { class: 'cell', role: 'columnheader' },
+      el('button', { type: 'button', class: 'sort', onclick: () => this.sortBy(column) }, name)));
     this.table = el('div', { class: 'devices card', role: 'table', 'aria-label': 'Devices' },
-      el('div', { class: 'row heads', role: 'row' }, heads.map((head) => el('span', { class: 'cell', role: 'columnheader' }, head))),
-      this.list);
-    this.empty = el('div', { class: 'empty', hidden: true }, el('h2', {}, 'No devices'), el('p', {}, 'This process serves none at the moment. A device that it is given shows here by itself.'));
-    this.node = el('div', { class: 'overview' }, el('div', { class: 'title' }, el('h1', {}, 'Devices'), this.sum), this.table, this.empty);
+      el('div', { class: 'row heads', role: 'row' }, this.heads), this.list);
+    this.empty = el('div', { class: 'empty', hidden: true }, el('h2', {}, 'No devices'), el('p', {}, 'This process serves none at the moment. A device that is added appears here.'));
+    this.none = el('p', { class: 'empty', hidden: true }, 'No device matches the filter.');
+    this.node = el('div', { class: 'overview' },
+      el('div', { class: 'title' }, el('h1', {}, 'Devices'), this.filter, this.sum), this.table, this.none, this.empty);
     this.node.addEventListener('keydown', (event) => this.key(event));
+    this.showOrder();
   }
 
   tick({ devices }) {
+    this.devices = devices;
     for (const device of devices) {
       let row = this.rows.get(device.name);
       if (!row) {
@@ -104,29 +145,68 @@ export class Overview {
       row.node.remove();
       this.rows.delete(name);
     }
-    this.table.hidden = devices.length === 0;
-    this.empty.hidden = devices.length > 0;
+    this.arrange();
     const total = devices.reduce((sum, one) => sum + one.read.ios + one.write.ios, 0);
     const moved = devices.reduce((sum, one) => sum + one.read.bytes + one.write.bytes, 0);
     put(this.sum, `${devices.length} ${devices.length === 1 ? 'device' : 'devices'} · ${count(total)} IOPS · ${bytes(moved)}/s`);
-    attribute(this.table, 'aria-rowcount', devices.length + 1);
+  }
+
+  /** Puts the rows into their order and hides those that do not match the filter. */
+  arrange() {
+    const words = chosen.text.toLowerCase().split(/\s+/).filter(Boolean);
+    const focused = document.activeElement;
+    let shown = 0;
+    const ordered = this.devices.toSorted(compare).map((device) => this.rows.get(device.name));
+    ordered.forEach((row, index) => {
+      row.node.hidden = !words.every((word) => row.text.includes(word));
+      shown += row.node.hidden ? 0 : 1;
+      // Only what is elsewhere is moved: a node that is moved loses the focus.
+      if (this.list.children[index] !== row.node) this.list.insertBefore(row.node, this.list.children[index]);
+    });
+    if (focused !== document.activeElement && this.list.contains(focused)) focused.focus({ preventScroll: true });
+    this.table.hidden = this.devices.length === 0;
+    this.none.hidden = shown > 0 || this.devices.length === 0;
+    this.empty.hidden = this.devices.length > 0;
+    attribute(this.table, 'aria-rowcount', shown + 1);
+  }
+
+  filtered() {
+    chosen.text = this.filter.value;
+    this.arrange();
+    this.draw();
+  }
+
+  /** Sorts by a column, or the other way round if it is sorted by it already. */
+  sortBy(column) {
+    chosen.reversed = chosen.column === column && !chosen.reversed;
+    chosen.column = column;
+    this.showOrder();
+    this.arrange();
+  }
+
+  showOrder() {
+    this.heads.forEach((head, column) => {
+      const isUp = (column === 0) !== chosen.reversed;
+      attribute(head, 'aria-sort', column !== chosen.column ? null : isUp ? 'ascending' : 'descending');
+    });
   }
 
   key(event) {
+    if (event.target === this.filter) return;
     const step = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1 }[event.key];
     if (step) this.step(step, event);
   }
 
-  /** Put the focus on another device. */
+  /** Puts the focus on another device. */
   step(step, event) {
-    const links = [...this.list.querySelectorAll('a.name')];
+    const links = [...this.list.querySelectorAll('.row:not([hidden]) a.name')];
     const at = links.indexOf(document.activeElement);
     const next = at < 0 ? (step > 0 ? 0 : links.length - 1) : Math.min(Math.max(at + step, 0), links.length - 1);
     links[next]?.focus();
     event.preventDefault();
   }
 
-  /** After a while in which nothing came. */
+  /** Fetches the past again, after a while in which nothing came. */
   remember() {
     for (const row of [...this.rows.values()].slice(0, PASTS)) row.remember();
   }

@@ -1,17 +1,24 @@
-// Where requests go: a dot for each of a sample, by the time it came and its place on the device. Sequential work is a
-// slope, random work a cloud, a hot spot a line. Only while this is looked at does the server listen for it.
+// Where requests go: a dot for each of a sample, by the time it came and its place on the device. Sequential
+// work is a slope, random work a cloud, a hot spot a line. Only while this is looked at does the server
+// sample it.
 
+import { places } from './axis.js';
 import { TimePicture, colours, gridline } from './canvas.js';
 import { el, put } from './dom.js';
-import { bytes, clock, count, short, size } from './format.js';
+import { bytes, clock, count, inUnitOf } from './format.js';
+import { range } from './range.js';
 
 /** A minute: long enough to see a pattern, short enough that dots stay apart. */
 const SPAN = 60_000;
-const KINDS = [['Reads', 'read'], ['Writes', 'write'], ['Others', 'other']];
+/** By the number that a dot has for its kind. Others are block-status requests, flushes and discards: where a client asks
+ * for the status of what it reads they would cover every read, so they are hidden at first. */
+const KINDS = [['Reads', 'read', true], ['Writes', 'write', true], ['Others', 'other', false]];
+/** Kinds in the order in which they are drawn: reads and writes over others. */
+const ORDER = [2, 0, 1];
 
 class Dots extends TimePicture {
   constructor(addresses, height) {
-    super('Where requests go', height, SPAN);
+    super('Where requests go', height);
     this.addresses = addresses;
   }
 
@@ -19,20 +26,18 @@ class Dots extends TimePicture {
     const { dots, extent, shown } = this.addresses;
     const [low, high] = extent;
     const y = (offset) => area.y + area.height * (1 - (offset - low) / (high - low));
-    for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-      const offset = low + part * (high - low);
-      gridline(context, area, y(offset), offset === 0 ? '0' : short(size(offset)), colours);
-    }
-    this.times(context, area, colours);
+    this.times(context, area);
+    const { ticks, step } = places(low, high, area.height);
+    for (const offset of ticks) gridline(context, area, y(offset), inUnitOf(offset, step));
     context.globalAlpha = 0.75;
-    KINDS.forEach(([, name], kind) => {
-      if (!shown[kind]) return;
-      context.fillStyle = colours[name];
+    for (const kind of ORDER) {
+      if (!shown[kind]) continue;
+      context.fillStyle = colours[KINDS[kind][1]];
       for (const [t, offset, , of] of dots) {
-        if (of !== kind || t < this.end - SPAN) continue;
+        if (of !== kind || t < this.from || t > this.to) continue;
         context.fillRect(this.at(t, area) - 1, y(offset) - 1, 2, 2);
       }
-    });
+    }
     context.globalAlpha = 1;
     const { near } = this.addresses;
     if (near) {
@@ -70,7 +75,8 @@ class Dots extends TimePicture {
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const { dots, near } = this.addresses;
+    const dots = this.addresses.dots.filter((dot) => this.addresses.shown[dot[3]]);
+    const { near } = this.addresses;
     const at = near ? dots.indexOf(near) : dots.length - (step > 0 ? 1 : 0);
     this.addresses.look(dots[Math.min(Math.max(at + step, 0), dots.length - 1)] ?? null);
   }
@@ -78,44 +84,50 @@ class Dots extends TimePicture {
 
 /** The picture with its title, its filter and its read-out. */
 export class Addresses {
-  constructor(height = 420) {
-    Object.assign(this, { dots: [], extent: [0, 1], shown: [true, true, true], near: null, every: 1 });
-    this.told = el('span', { class: 'when num' });
-    this.note = el('span', { class: 'note' }, 'listening …');
-    const toggle = ([name, tone], kind) => el('button', {
-      type: 'button', class: 'toggle', 'aria-pressed': 'true',
+  constructor(height = 360) {
+    Object.assign(this, { dots: [], late: [], extent: [0, 1], shown: KINDS.map(([, , shown]) => shown), near: null, every: 1 });
+    this.when = el('span', { class: 'when num' });
+    this.note = el('span', { class: 'note' }, 'waiting for requests …');
+    const toggle = ([name, tone, shown], kind) => el('button', {
+      type: 'button', class: 'toggle', 'aria-pressed': String(shown),
+      title: kind === 2 ? 'Block-status requests, flushes and discards' : null,
       onclick: (event) => {
         this.shown[kind] = !this.shown[kind];
         event.currentTarget.setAttribute('aria-pressed', this.shown[kind]);
+        this.fit();
         this.picture.draw();
       },
     }, el('i', { class: `swatch swatch-${tone}` }), name);
     this.picture = new Dots(this, height);
-    this.node = el('section', { class: 'card chart wide', 'aria-label': 'Where requests go' },
-      el('header', {}, el('h3', {}, 'Address over time', this.note), this.told,
+    this.node = el('section', { class: 'card chart', 'aria-label': 'Where requests go' },
+      el('header', {}, el('h3', {}, 'Address over time', this.note), this.when,
         el('div', { class: 'legend', role: 'group', 'aria-label': 'Show' }, KINDS.map(toggle))),
-      this.picture.canvas);
+      this.picture.node);
   }
 
-  /** What came in the last second. */
+  /** Adds the dots of the last second. While the window of time stands still they wait. */
   update({ t, dots, every }) {
-    this.dots = this.dots.filter((dot) => dot[0] > t - SPAN).concat(dots);
+    this.late = this.late.filter((dot) => dot[0] > t - SPAN).concat(dots);
+    if (range.isFixed) return;
+    this.dots = this.dots.filter((dot) => dot[0] > t - SPAN).concat(this.late);
+    this.late = [];
     this.every = every;
-    this.picture.end = t;
+    Object.assign(this.picture, { from: t - SPAN, to: t });
     this.fit();
-    const note = this.dots.length === 0 ? 'nothing came in the last minute' : every > 1 ? `one of ${count(every)} requests` : 'every request';
-    put(this.note, note);
+    const some = every > 1 ? `one of ${count(every)} requests` : 'every request';
+    put(this.note, this.dots.length === 0 ? 'no requests in the last minute' : some);
     this.picture.draw();
   }
 
-  /** The part of the device that is used, with some room, and all of it when that is most of it. */
+  /** Shows the part of the device that is used, with some room, or the whole where that is most of it. */
   fit() {
-    if (this.dots.length === 0) {
-      this.extent = [0, this.size ?? 1];
+    const shown = this.dots.filter((dot) => this.shown[dot[3]]);
+    if (shown.length === 0) {
+      this.extent = [0, this.size || 1];
       return;
     }
     let [low, high] = [Infinity, 0];
-    for (const [, offset, length] of this.dots) {
+    for (const [, offset, length] of shown) {
       low = Math.min(low, offset);
       high = Math.max(high, offset + length);
     }
@@ -133,7 +145,7 @@ export class Addresses {
     const text = dot
       ? `${clock(dot[0])}  ${KINDS[dot[3]][0].slice(0, -1).toLowerCase()} of ${bytes(dot[2])} at sector ${(dot[1] / 512).toLocaleString('en')}`
       : '';
-    put(this.told, text);
+    put(this.when, text);
     this.picture.canvas.setAttribute('aria-label', text || 'Where requests go');
     this.picture.draw();
   }

@@ -1,13 +1,14 @@
-// The stack as it stands: hosts on top, backends at the bottom, each node with its own share of the latency. A path of a
-// multipath table also shows whether it works, and what can be done about it.
+// The stack: hosts on top, backends at the bottom, each node with its own share of the latency. A path of a
+// multipath table also has its state and a button to fail or reinstate it. The two files of an overlay are
+// named origin and overlay.
 
 import { failPath, reinstatePath } from './actions.js';
 import { attribute, el, put } from './dom.js';
 import { count, percent, time } from './format.js';
 
-/** What is drawn anew when it is another: everything else changes in place. */
+/** The shape of the stack: it is built anew when that changes, and only updated otherwise. */
 const shapeOf = ({ stack, paths, info }) =>
-  JSON.stringify([stack.map((part) => [part.name, part.depth, part.label]), paths.map((path) => [path.name, path.group, path.node]), info.exports.map((one) => one.address)]);
+  JSON.stringify([stack.map((part) => [part.name, part.depth, part.label, part.role]), paths.map((path) => [path.name, path.group, path.node]), info.exports.map((one) => one.address)]);
 
 export class Stack {
   constructor(device, mayAct) {
@@ -38,6 +39,7 @@ export class Stack {
       this.paths.set(key(path), shown);
       if (at >= 0) {
         this.cards[at].node.append(shown.node);
+        shown.card = this.cards[at].node;
         put(this.cards[at].label, path.name);
         this.cards[at].label.title = path.name;
       }
@@ -65,7 +67,7 @@ export class Stack {
       depth: el('span', { class: 'num' }),
     };
     shown.node = el('div', { class: part.backend ? 'node backend' : 'node' },
-      el('div', { class: 'node-head' }, el('b', {}, part.name), shown.share),
+      el('div', { class: 'node-head' }, el('span', {}, part.role && el('span', { class: 'chip role' }, part.role), el('b', {}, part.name)), shown.share),
       shown.label,
       el('div', { class: 'bar-back', 'aria-hidden': 'true' }, shown.bar),
       el('dl', { class: 'node-facts' },
@@ -105,6 +107,7 @@ export class Stack {
     const shown = this.paths.get(key(path));
     if (!shown) return;
     shown.path = path;
+    shown.card?.classList.toggle('failed', !path.works);
     const idle = path.group_state === 'D' ? 'disabled' : path.group_state === 'E' ? 'standby' : 'in use';
     put(shown.state, path.works ? idle : 'failed');
     shown.state.className = path.works ? (path.group_state === 'A' ? 'chip good' : 'chip') : 'chip bad';

@@ -1,27 +1,27 @@
-// The token: taken from the address, kept for this tab, and sent with each request. It is no cookie, which the browser would
-// send to every port of the host; what sessionStorage keeps belongs to this port alone.
+// The token: taken from the address, kept for this tab, and sent with each request. It is not a cookie, which
+// the browser would send to every port of the host; sessionStorage belongs to this port alone.
 
 const NAME = 'token';
-/** Where nothing can be kept, until the page is loaded again. */
+/** The token where sessionStorage is not available, until the page is loaded again. */
 let kept = null;
 
-/** Take the token out of the address, where others could read it. */
+/** Takes the token out of the address, where others could read it. */
 export function takeToken() {
   const query = new URLSearchParams(location.search);
   const given = query.get(NAME);
   if (given === null) return;
   history.replaceState(null, '', `/${location.hash}`);
-  // No other text is a token, and headers do not take all.
+  // Other texts are not tokens, and headers do not accept all characters.
   if (!/^[\w-]+$/.test(given)) return;
   kept = given;
   try {
     sessionStorage.setItem(NAME, given);
   } catch {
-    // Private windows may keep nothing.
+    // Private windows may have no storage.
   }
 }
 
-/** The token; `null`: there is none. */
+/** Returns the token, or `null`. */
 export function token() {
   try {
     return sessionStorage.getItem(NAME);
@@ -30,7 +30,7 @@ export function token() {
   }
 }
 
-/** Ask this server, with the token. */
+/** Sends a request to this server, with the token. */
 export function ask(path, options = {}) {
   const known = token();
   const headers = known ? { ...options.headers, authorization: `Bearer ${known}` } : options.headers;

@@ -1,14 +1,15 @@
-//! What the page may have done to a device, where that was allowed: each is what a command does, too.
+//! Actions on devices that the page may carry out where that is allowed. Each has a command that does it,
+//! too.
 
 use engine::change::Change;
-use engine::control::{ControlError, Yard};
+use engine::control::{ControlError, HostView};
 use engine::spec::{Bytes, Direct};
 use engine::tables::TableCall;
 use serde::Deserialize;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// What is asked for.
+/// An action, as the body of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Action {
@@ -39,27 +40,29 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// Carry it out. Once begun it is finished, also if whoever asked is gone: on the control plane's runtime, as what
-    /// the control socket is asked for.
+    /// Carries the action out on the runtime of the control plane, which finishes it even if the client
+    /// disconnects.
     ///
     /// # Errors
-    /// What the device, or the size, was refused for.
+    /// [`ControlError`] of the device, and a size that cannot be parsed.
     pub(crate) async fn carry_out(
         self,
         name: String,
-        yard: Arc<dyn Yard>,
+        view: Arc<dyn HostView>,
         control: &Handle,
     ) -> Result<(), ControlError> {
-        tracing::info!(device = name, action = ?self, "asked for by the page");
+        tracing::info!(device = name, action = ?self, "requested by the page");
         let done = control.spawn(async move {
-            let message =
-                |sector, word: &str, path| TableCall::Message { sector, words: vec![word.to_owned(), path] };
+            let message = |sector, word: &str, path| TableCall::Message {
+                sector,
+                arguments: vec![word.to_owned(), path],
+            };
             let change = match self {
                 Action::FailPath { sector, path } => {
-                    return yard.table(&name, message(sector, "fail_path", path)).await.map(drop);
+                    return view.table(&name, message(sector, "fail_path", path)).await.map(drop);
                 }
                 Action::ReinstatePath { sector, path } => {
-                    return yard.table(&name, message(sector, "reinstate_path", path)).await.map(drop);
+                    return view.table(&name, message(sector, "reinstate_path", path)).await.map(drop);
                 }
                 Action::Suspend => Change::Suspend { flush: true },
                 Action::Resume => Change::Resume,
@@ -69,7 +72,7 @@ impl Action {
                 }
                 Action::Direct { on } => Change::Direct(if on { Direct::On } else { Direct::Off }),
             };
-            yard.change(&name, change).await
+            view.change(&name, change).await
         });
         done.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())))
     }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actions_are_read_and_nothing_else_is() {
+    fn valid_actions_are_parsed_and_others_are_refused() {
         let read = |text: &str| serde_json::from_str::<Action>(text);
         let fail = read(r#"{"action":"fail-path","path":"ram:1M"}"#).unwrap();
         assert_eq!(fail, Action::FailPath { sector: 0, path: "ram:1M".into() });

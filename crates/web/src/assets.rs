@@ -1,15 +1,15 @@
-//! The page's own files, which are part of the program.
+//! Files of the page, compiled into the program.
 
-/// A file: its name below `/assets/`, its type and its text.
+/// A file: its name below `/assets/`, its media type and its text.
 pub(crate) struct Asset {
     pub(crate) name: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) text: &'static str,
 }
 
-/// The page itself.
+/// The page.
 pub(crate) const INDEX: &str = include_str!("../assets/index.html");
-/// What is shown to who has no token.
+/// The form that asks for the token.
 pub(crate) const ENTRY: &str = include_str!("../assets/entry.html");
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
@@ -28,6 +28,8 @@ const ASSETS: &[Asset] = &[
     asset!("token.js", SCRIPT),
     asset!("format.js", SCRIPT),
     asset!("dom.js", SCRIPT),
+    asset!("range.js", SCRIPT),
+    asset!("axis.js", SCRIPT),
     asset!("canvas.js", SCRIPT),
     asset!("charts.js", SCRIPT),
     asset!("heat.js", SCRIPT),
@@ -39,7 +41,7 @@ const ASSETS: &[Asset] = &[
     asset!("actions.js", SCRIPT),
 ];
 
-/// The file of that name.
+/// Returns the file of that name.
 pub(crate) fn asset(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
@@ -49,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_that_is_named_is_there() {
+    fn every_file_that_a_file_names_exists() {
         let texts = ASSETS.iter().map(|asset| asset.text).chain([INDEX, ENTRY]);
         for text in texts {
             for named in text.split(['"', '\'']).filter_map(|word| word.strip_prefix("/assets/")) {
@@ -62,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_loaded_from_elsewhere_and_nothing_stands_in_line() {
+    fn nothing_is_loaded_from_other_servers_and_no_script_or_style_is_inline() {
         for text in ASSETS.iter().map(|asset| asset.text).chain([INDEX, ENTRY]) {
             let elsewhere = text.replace("http://www.w3.org/", "");
             assert!(!elsewhere.contains("http://") && !elsewhere.contains("https://"), "{text}");

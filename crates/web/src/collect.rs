@@ -1,15 +1,16 @@
-//! Once a second: look at all devices, keep what is new, and tell those who watch.
+//! Samples all devices once a second, keeps their history, and sends events to viewers.
 //!
-//! Runs on the page's thread. Of every device a sample is kept, so that a page that is opened later has a past; its
-//! details are made only while somebody looks at it, and where its requests go is only listened to then.
+//! Runs on the page's thread. Every device has a history, so that a page that is opened later has a past.
+//! Details of a device are collected, and its requests are sampled, only while a viewer shows them.
 
-use crate::history::History;
+use crate::history::{History, STEP, Span};
+use crate::marks::Marks;
 use crate::paths;
 use crate::rates::Sample;
 use crate::stack;
 use crate::viewers::{Viewers, event};
-use engine::control::{DeviceInfo, DeviceStats, Yard};
-use engine::glance::Glance;
+use engine::control::sample::Sampling;
+use engine::control::{DeviceInfo, DeviceStats, HostView};
 use engine::tables::TableCall;
 use hyper::body::Bytes;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,37 +19,47 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How often.
+/// Time between two samples.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
-/// Requests of one device that a picture gets a second: more dots than these say no more.
+/// Requests of one device that are sent in a second, at most: a chart with more dots shows no more.
 const DOTS: usize = 600;
 
-/// What answers are made from between two looks.
+/// Answers to requests, until the next sample.
 #[derive(Default)]
 pub(crate) struct Latest {
-    /// All devices, in short: as text.
+    /// JSON of the list of devices.
     pub(crate) devices: Bytes,
     histories: HashMap<String, History>,
-    /// What scrapers were told in this second, once somebody has asked, in each form.
+    /// Metrics of this second in each text format; `None`: not requested yet.
     pub(crate) metrics: [Option<Bytes>; 2],
 }
 
 impl Latest {
-    /// The past of a device.
-    pub(crate) fn history(&mut self, name: &str) -> Option<Bytes> {
-        self.histories.get_mut(name).map(History::answer)
+    /// The past of a device, as JSON.
+    pub(crate) fn history(&mut self, name: &str, span: Span) -> Option<Bytes> {
+        self.histories.get_mut(name).map(|history| history.answer(span))
     }
 }
 
-/// Of one device, what it had counted when it was last looked at.
+/// State of a device at the last sample.
 struct Known {
     stats: DeviceStats,
-    glance: Option<Glance>,
+    /// Counters at the last sample of the hour, and seconds since then.
+    step: (DeviceStats, u64),
+    marks: Marks,
+    sampling: Option<Sampling>,
 }
 
-/// The one who looks.
+impl Known {
+    /// A device that is seen for the first time.
+    fn new(stats: &DeviceStats) -> Known {
+        Known { stats: stats.clone(), step: (stats.clone(), 0), marks: Marks::default(), sampling: None }
+    }
+}
+
+/// The sampling task.
 pub(crate) struct Collector {
-    yard: Arc<dyn Yard>,
+    view: Arc<dyn HostView>,
     viewers: Arc<Viewers>,
     latest: Arc<Mutex<Latest>>,
     known: BTreeMap<String, Known>,
@@ -69,49 +80,60 @@ fn monotonic_ns() -> u64 {
 }
 
 impl Collector {
-    pub(crate) fn new(yard: Arc<dyn Yard>, viewers: Arc<Viewers>, latest: Arc<Mutex<Latest>>) -> Collector {
-        Collector { yard, viewers, latest, known: BTreeMap::new() }
+    pub(crate) fn new(
+        view: Arc<dyn HostView>,
+        viewers: Arc<Viewers>,
+        latest: Arc<Mutex<Latest>>,
+    ) -> Collector {
+        Collector { view, viewers, latest, known: BTreeMap::new() }
     }
 
-    /// Until the future is dropped.
+    /// Runs until the future is dropped.
     pub(crate) async fn run(mut self) {
         let mut clock = tokio::time::interval(PERIOD);
         clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             clock.tick().await;
-            self.look().await;
+            self.sample().await;
         }
     }
 
-    async fn look(&mut self) {
+    async fn sample(&mut self) {
         let (t, wants) = (now_ms(), self.viewers.wants());
-        let infos = self.yard.devices();
+        let infos = self.view.devices();
         self.known.retain(|name, _| infos.iter().any(|info| info.name == *name));
         let mut rows = Vec::new();
         for info in &infos {
             // A device that was removed meanwhile is left out.
-            let Some(counted) = self.yard.counted(&info.name) else { continue };
+            let Some(counted) = self.view.counted(&info.name) else { continue };
             let after = DeviceStats::new(&info.name, &counted);
-            let known = self.known.remove(&info.name);
-            let (before, glance) = match known {
-                Some(known) => (known.stats, known.glance),
-                None => (after.clone(), None),
-            };
+            let Known { stats: before, mut step, mut marks, sampling } =
+                self.known.remove(&info.name).unwrap_or_else(|| Known::new(&after));
             let sample = Sample::between(&before, &after, t);
             rows.push(row(info, &after, &sample));
+            step.1 += 1;
             let text = {
                 let mut latest = lock(&self.latest);
                 let history = latest.histories.entry(info.name.clone()).or_default();
+                if step.1 >= STEP {
+                    history.push_step(&Sample::between(&step.0, &after, t), infos.len());
+                    step = (after.clone(), 0);
+                }
                 history.push(&sample, infos.len()).to_owned()
             };
+            marks.observe(info, &after, t);
+            if marks.wants_paths(info) {
+                let failed = self.failed_paths(&info.name, &after).await;
+                marks.paths(info, failed, t);
+            }
             let watched = |device: &Option<String>| device.as_deref() == Some(&*info.name);
             if wants.iter().any(|wants| watched(&wants.device)) {
-                let details = self.details(info, &before, &after, &text).await;
+                let details = self.details(info, &before, &after, &marks, &text).await;
                 self.viewers.send(&event("device", &details), |wants| watched(&wants.device));
             }
-            let looked_at = wants.iter().any(|wants| wants.addresses && watched(&wants.device));
-            let glance = self.addresses(info, glance, looked_at, t);
-            self.known.insert(info.name.clone(), Known { stats: after, glance });
+            let is_watched = wants.iter().any(|wants| wants.addresses && watched(&wants.device));
+            let sampling = self.addresses(info, sampling, is_watched, t);
+            self.known.insert(info.name.clone(), Known { stats: after, step, marks, sampling });
         }
         let devices = json!({ "t": t, "devices": rows }).to_string();
         self.viewers.send(&event("tick", &devices), |_| true);
@@ -121,44 +143,54 @@ impl Collector {
         latest.metrics = [None, None];
     }
 
-    /// All about one device.
+    /// Returns the details of a device as JSON.
     async fn details(
         &self,
         info: &DeviceInfo,
         before: &DeviceStats,
         after: &DeviceStats,
+        marks: &Marks,
         sample: &str,
     ) -> String {
-        // What is made from no table has no targets.
-        let status = self.yard.table(&info.name, TableCall::Status).await.unwrap_or_default();
+        // A device without a table has no targets.
+        let status = self.view.table(&info.name, TableCall::Status).await.unwrap_or_default();
         let details = json!({
             "name": info.name,
             "info": info,
             "stack": stack::parts(info, before, after),
             "paths": paths::paths(&status.targets, &after.layers),
             "targets": status.targets,
+            "marks": marks.all(),
             "errors": after.errors,
         });
-        // The sample is text already.
+        // The sample is JSON already.
         let details = details.to_string();
         format!("{{\"sample\":{sample},{}", &details[1..])
     }
 
-    /// Tell where requests of a device go, if somebody looks.
+    /// Names of a device's paths that failed.
+    async fn failed_paths(&self, name: &str, stats: &DeviceStats) -> Vec<String> {
+        let status = self.view.table(name, TableCall::Status).await.unwrap_or_default();
+        let paths = paths::paths(&status.targets, &stats.layers);
+        paths.into_iter().filter(|path| !path.status.works).map(|path| path.status.name).collect()
+    }
+
+    /// Sends the addresses of a device's requests, if a viewer shows them. Returns the sampling, which
+    /// continues.
     fn addresses(
         &self,
         info: &DeviceInfo,
-        glance: Option<Glance>,
-        looked_at: bool,
+        sampling: Option<Sampling>,
+        is_watched: bool,
         t: u64,
-    ) -> Option<Glance> {
-        if !looked_at {
+    ) -> Option<Sampling> {
+        if !is_watched {
             return None;
         }
-        let glance = glance.or_else(|| self.yard.clone().glance(&info.name))?;
-        let (seen, every) = glance.take(DOTS);
+        let sampling = sampling.or_else(|| self.view.clone().sample(&info.name))?;
+        let (seen, every) = sampling.take(DOTS);
         let now = monotonic_ns();
-        let dot = |seen: &engine::glance::Seen| -> Value {
+        let dot = |seen: &engine::control::sample::SampledRequest| -> Value {
             let age_ms = now.saturating_sub(seen.time_ns) / 1_000_000;
             let kind = match seen.op {
                 "read" | "prefetch" => 0,
@@ -168,15 +200,15 @@ impl Collector {
             json!([t.saturating_sub(age_ms), seen.offset, seen.len, kind])
         };
         let dots: Vec<Value> = seen.iter().map(dot).collect();
-        let told = json!({ "t": t, "name": info.name, "every": every, "dots": dots }).to_string();
+        let event_data = json!({ "t": t, "name": info.name, "every": every, "dots": dots }).to_string();
         let whom =
             |wants: &crate::viewers::Wants| wants.addresses && wants.device.as_deref() == Some(&*info.name);
-        self.viewers.send(&event("addresses", &told), whom);
-        Some(glance)
+        self.viewers.send(&event("addresses", &event_data), whom);
+        Some(sampling)
     }
 }
 
-/// A device in the list of all.
+/// Returns the row of a device in the list.
 fn row(info: &DeviceInfo, stats: &DeviceStats, sample: &Sample) -> Value {
     json!({
         "name": info.name,

@@ -1,8 +1,8 @@
-//! Who may ask for what. Decided on the head of a request, before anything else is looked at.
+//! Access control, decided on the head of a request before anything else is read.
 //!
-//! Three ways lead here: the person who was given the token; a script with it; and a browser that another page sent.
-//! Against the last, the host that was asked for must be an address or `localhost`, which no name of a foreign domain
-//! can be made to look like (DNS rebinding), and what changes something must come from a page of this very origin.
+//! Requests come from a person or a script with the token, or from a browser that another page made send
+//! them. Against the last, `Host` must be an address or `localhost`, which rules out a foreign domain that
+//! resolves to this machine (DNS rebinding), and requests that change something must have this origin.
 
 use crate::token::Token;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
@@ -10,16 +10,16 @@ use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use std::net::IpAddr;
 
-/// Why not.
+/// Why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// No token, or another.
+    /// The token is missing or wrong.
     Stranger,
-    /// It was asked for under a name.
+    /// `Host` is a name.
     Host,
-    /// Another page sent the browser.
+    /// The request is of another origin.
     Origin,
-    /// It is no JSON, which other pages could send unasked.
+    /// The body is not JSON: pages of other origins can send other types without asking this server.
     ContentType,
 }
 
@@ -37,9 +37,9 @@ impl Refusal {
             Refusal::Stranger => {
                 "the token is missing or wrong (open the address that was printed at the start)"
             }
-            Refusal::Host => "it is to be asked for by its address, or as localhost",
-            Refusal::Origin => "another page asked for this",
-            Refusal::ContentType => "this takes application/json",
+            Refusal::Host => "the host must be an address or localhost",
+            Refusal::Origin => "the request comes from another page",
+            Refusal::ContentType => "the content type must be application/json",
         }
     }
 }
@@ -48,13 +48,13 @@ fn text(parts: &Parts, name: HeaderName) -> Option<&str> {
     parts.headers.get(name)?.to_str().ok()
 }
 
-/// One word of a query, as it stands.
+/// Returns a parameter of the query, not decoded.
 pub(crate) fn query<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
     let pairs = parts.uri.query().unwrap_or_default().split('&');
     pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// Whether a `Host` is none that a foreign name server could have had a hand in.
+/// Whether a `Host` is an address or `localhost`, which no foreign name server can resolve to this machine.
 fn is_own_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(inside, _)| inside),
@@ -63,8 +63,11 @@ fn is_own_host(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Whether a request may go on. A cookie is no way to show the token: browsers send cookies to all ports of an address, and
-/// another user may listen on one of them.
+/// Checks a request. Cookies are ignored: browsers send them to all ports of an address, and another user may
+/// listen on one of those.
+///
+/// # Errors
+/// [`Refusal`].
 pub(crate) fn admit(parts: &Parts, token: Option<&Token>) -> Result<(), Refusal> {
     let host = text(parts, HOST).filter(|host| is_own_host(host)).ok_or(Refusal::Host)?;
     if let Some(token) = token {
@@ -77,7 +80,8 @@ pub(crate) fn admit(parts: &Parts, token: Option<&Token>) -> Result<(), Refusal>
     same_origin(parts, host)
 }
 
-/// What changes something comes from this page, or from a script, which says nothing of where it is from.
+/// Checks that a request that changes something comes from this page, or from a script, which sends no
+/// origin.
 fn same_origin(parts: &Parts, host: &str) -> Result<(), Refusal> {
     if parts.method == Method::GET || parts.method == Method::HEAD {
         return Ok(());
@@ -124,14 +128,14 @@ mod tests {
     const OWN: (&str, &str) = ("origin", "http://127.0.0.1:80");
 
     #[test]
-    fn without_the_token_nothing_is_answered() {
+    fn a_request_without_the_token_is_refused() {
         assert_eq!(ask("GET", "/", &[HERE]), Err(Refusal::Stranger));
         assert_eq!(ask("GET", "/?token=0123456789abcdee", &[HERE]), Err(Refusal::Stranger));
         assert_eq!(ask("POST", "/?token=0123456789abcdef", &[HERE, OWN, JSON]), Err(Refusal::Stranger));
     }
 
     #[test]
-    fn address_and_header_carry_it_and_no_cookie_does() {
+    fn the_token_is_accepted_in_the_address_and_the_header_but_not_in_a_cookie() {
         assert_eq!(ask("GET", "/?token=0123456789abcdef", &[HERE]), Ok(()));
         assert_eq!(ask("GET", "/metrics", &[HERE, BEARER]), Ok(()));
         let cookies = ("cookie", "token=0123456789abcdef; blockyard-80=0123456789abcdef");
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_name_is_refused_even_with_the_token() {
+    fn a_foreign_host_name_is_refused_even_with_the_token() {
         for host in ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "", "["] {
             assert_eq!(ask("GET", "/", &[("host", host), BEARER]), Err(Refusal::Host), "{host}");
         }
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_something_comes_from_this_page_or_from_a_script_with_the_token() {
+    fn changes_are_accepted_from_this_page_and_from_scripts_with_the_token() {
         let change = |headers: &[(&str, &str)]| ask("POST", "/devices/disk/actions", headers);
         assert_eq!(change(&[HERE, BEARER, OWN, JSON]), Ok(()));
         assert_eq!(change(&[HERE, BEARER, JSON]), Ok(()));
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_token_other_pages_still_change_nothing() {
+    fn without_any_token_changes_from_other_pages_are_still_refused() {
         let change = |headers: &[(&str, &str)]| admit(&parts("POST", "/x", headers), None);
         assert_eq!(change(&[HERE, JSON]), Ok(()));
         assert_eq!(change(&[HERE, OWN, JSON]), Ok(()));

@@ -1,14 +1,16 @@
-//! The page: what a process's devices do, live, in a browser.
+//! The page: a live view of a process's devices in a browser.
 //!
-//! [`Listening`] is served from a thread of its own, at the lowest priority that there is: it takes
-//! what processor time I/O leaves. Once a second that thread looks at all devices ([`collect`]), makes one text of it
-//! and sends that to everybody who watches ([`viewers`]); whatever else is asked for is answered from what it made.
-//! Actions are carried out where the control socket's are. Without a page there is neither thread nor socket.
+//! [`Listening`] is served by a thread of its own at the lowest priority, which takes the processor time that
+//! I/O leaves. Once a second that thread samples all devices ([`collect`]) and sends one text to all viewers
+//! ([`viewers`]); other requests are answered from the last sample. Actions run on the control plane's
+//! runtime, as those of the control socket do. Without a page there is neither thread nor socket.
 //!
-//! *Invariant:* nothing is answered to who does not have the token, or whose browser was led here by another page
+//! *Invariant:* a request without the token, and one that another page made a browser send, gets no data
 //! ([`guard`]).
-//! *Invariant:* connections, viewers, history and what waits for each viewer are bounded; a slow viewer is cut off.
-//! *Invariant:* it knows devices through [`engine::control::Yard`] only, and nothing of the I/O path.
+//! *Invariant:* connections, viewers, history and the events that wait for a viewer are bounded; a slow
+//! viewer is disconnected.
+//! *Invariant:* devices are accessed through [`engine::control::HostView`] only; nothing here is on the I/O
+//! path.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +20,7 @@ mod assets;
 mod collect;
 mod guard;
 mod history;
+mod marks;
 mod owner;
 mod paths;
 mod rates;

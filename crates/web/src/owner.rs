@@ -1,25 +1,25 @@
-//! Whose a port is that is listened on: what the kernel says in `/proc/net/tcp` and `/proc/net/tcp6`.
+//! The users that listen on a port, from `/proc/net/tcp` and `/proc/net/tcp6`.
 
 use rustix::process::geteuid;
 
-/// The state of a socket that listens, as the kernel writes it.
+/// State of a listening socket, as the kernel prints it.
 const LISTEN: &str = "0A";
 
-/// Whether all who listen on that port of this machine, of whom there is one at least, are of our own user.
+/// Whether at least one socket of this machine listens on the port, and all that do are of our own user.
 pub fn is_ours(port: u16) -> bool {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
     let read = |table: &str| std::fs::read_to_string(table).unwrap_or_default();
     all_are_of(geteuid().as_raw(), port, &tables.map(read))
 }
 
-/// The same of these tables, and of the user with that number.
+/// [`is_ours`] for given tables and a given user id.
 fn all_are_of(user: u32, port: u16, tables: &[String]) -> bool {
     let mut owners =
         tables.iter().flat_map(|table| table.lines()).filter_map(|line| owner(line, port)).peekable();
     owners.peek().is_some() && owners.all(|owner| owner == user)
 }
 
-/// The user of a line's socket, if that listens on the port.
+/// User id of the socket of a line, if it listens on the port.
 fn owner(line: &str, port: u16) -> Option<u32> {
     // sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid ...
     let words: Vec<&str> = line.split_ascii_whitespace().take(8).collect();
@@ -41,20 +41,20 @@ mod tests {
         0: 00000000000000000000000001000000:1B9E 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 7 1 0 100 0 0 10 0\n";
 
     #[test]
-    fn a_port_is_of_a_user_if_nobody_else_listens_there() {
+    fn a_port_is_of_a_user_if_no_other_user_listens_on_it() {
         let (four, both) = ([FOUR.to_owned()], [FOUR.to_owned(), SIX.to_owned()]);
         assert!(all_are_of(1000, 7070, &four) && !all_are_of(0, 7070, &four));
-        // A connection of another user's to it is no listener.
+        // A connection of another user to the port is not a listener.
         assert!(all_are_of(0, 7071, &four) && !all_are_of(1000, 7071, &four));
         assert!(!all_are_of(1000, 7070, &both) && !all_are_of(0, 7070, &both), "there are two");
         assert!(!all_are_of(0, 7072, &both) && !all_are_of(0, 7070, &[]), "there is none");
     }
 
     #[test]
-    fn the_kernel_says_whose_a_listener_is() {
+    fn a_listener_of_this_process_is_ours() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else {
-                eprintln!("skipped: {address}: this machine has no such address");
+                eprintln!("skipped: this machine does not have the address {address}");
                 continue;
             };
             assert!(is_ours(listener.local_addr().unwrap().port()), "{address}");

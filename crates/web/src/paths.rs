@@ -1,9 +1,9 @@
-//! The paths of a device's multipath targets, with the nodes that they are.
+//! Paths of a device's multipath targets, with their nodes in the stack.
 
 use crate::stack::depths;
 use engine::control::{LayerStats, children};
-use engine::path_status::PathStatus;
 use engine::tables::TargetAnswer;
+use engine::tables::path_status::PathStatus;
 use serde::Serialize;
 
 /// A path.
@@ -11,11 +11,11 @@ use serde::Serialize;
 pub(crate) struct Path {
     #[serde(flatten)]
     pub(crate) status: PathStatus,
-    /// The node that it is.
+    /// Number of its node; `None`: unknown, as the stack does not match the status.
     pub(crate) node: Option<u8>,
 }
 
-/// The paths of all targets of a device.
+/// Returns the paths of all targets of a device, from `dmsetup status` and the nodes of its stack.
 pub(crate) fn paths(targets: &[TargetAnswer], layers: &[LayerStats]) -> Vec<Path> {
     let mut nodes = (0..layers.len()).filter(|at| layers[*at].name == "multipath");
     let depths = depths(layers);
@@ -45,7 +45,16 @@ mod tests {
     }
 
     fn layer(node: u8, depth: u8, name: &str) -> LayerStats {
-        LayerStats { node, depth, name: name.into(), backend: false, ios: 0, ticks_ns: 0, in_flight: 0 }
+        LayerStats {
+            node,
+            depth,
+            name: name.into(),
+            label: String::new(),
+            backend: false,
+            ios: 0,
+            ticks_ns: 0,
+            in_flight: 0,
+        }
     }
 
     #[test]
@@ -53,7 +62,7 @@ mod tests {
         let status = "2 0 0 0 2 1 A 0 2 1 a F 1 0 ram:1M A 0 0 E 0 1 2 zero:1M A 3 0 1 ";
         let layers = [layer(0, 0, "multipath"), layer(1, 1, "file"), layer(2, 1, "ram"), layer(3, 1, "zero")];
         let paths = paths(&[target(status)], &layers);
-        let told: Vec<_> = paths
+        let shown: Vec<_> = paths
             .iter()
             .map(|Path { status: p, node }| (&*p.name, p.works, p.fails, p.group, p.group_state, *node))
             .collect();
@@ -62,11 +71,11 @@ mod tests {
             ("ram:1M", true, 0, 1, 'A', Some(2)),
             ("zero:1M", true, 3, 2, 'E', Some(3)),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(shown, expected);
     }
 
     #[test]
-    fn words_that_make_no_sense_are_no_paths() {
+    fn a_malformed_status_has_no_paths() {
         for status in ["", "2", "2 0 0 0 9 1 A", "x", "2 0 0 0 1 1 A 0 1 1 a"] {
             assert_eq!(paths(&[target(status)], &[]), [], "{status}");
         }

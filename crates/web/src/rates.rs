@@ -1,61 +1,61 @@
-//! From what was counted to what a chart shows: two moments of a device, and what happened between them.
+//! Samples for charts: the difference between two states of a device's counters.
 
 use engine::control::{DeviceStats, OpStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The percentiles that are shown.
+/// Percentiles that are shown.
 const PERCENTILES: [f64; 4] = [0.5, 0.9, 0.99, 0.999];
 /// Rows of the heat map for every doubling of the latency.
 const ROWS_LOG: u32 = 2;
-/// Its lowest row begins at 2^10 ns, a microsecond; what is faster is in it, too.
+/// The lowest row begins at 2^10 ns, a microsecond, and includes faster requests.
 const ROW_FIRST_LOG: u32 = 10;
-/// Its last begins below 2^34 ns, 17 seconds.
+/// Number of rows: the last one begins below 2^34 ns, 17 seconds.
 const ROWS: u32 = (34 - ROW_FIRST_LOG) << ROWS_LOG;
 
-/// What the kernel counts as writes; `read` are reads, and the rest of what is I/O is `other`.
+/// Operations that the kernel counts as writes; those of [`OTHERS`] are `other`.
 const WRITES: [&str; 3] = ["write", "write-zeroes", "zone-append"];
 const OTHERS: [&str; 3] = ["discard", "flush", "prefetch"];
 
-/// One kind of operation over one interval.
+/// Operations of one kind in one interval.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub(crate) struct Rate {
     /// Requests a second.
     pub(crate) ios: f64,
     /// Bytes a second.
     pub(crate) bytes: f64,
-    /// What each took on average, in nanoseconds.
+    /// Average latency, in nanoseconds.
     pub(crate) wait: f64,
-    /// The latencies that half, 90, 99 and 99.9 of 100 were below, in nanoseconds; 0 without requests.
+    /// Percentiles of the latency ([`PERCENTILES`]), in nanoseconds; 0 without requests.
     pub(crate) p: [u64; 4],
 }
 
-/// What a device did over one interval.
+/// Activity of a device in one interval.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// Its end: milliseconds since 1970.
+    /// End of the interval: milliseconds since 1970.
     pub(crate) t: u64,
     pub(crate) read: Rate,
     pub(crate) write: Rate,
     pub(crate) other: Rate,
-    /// As [`Rate::p`], of all together.
+    /// Percentiles of all operations together, as [`Rate::p`].
     pub(crate) p: [u64; 4],
-    /// Requests under way: on average over the interval, by their times.
+    /// Requests in flight, on average over the interval.
     pub(crate) depth: f64,
-    /// The same at its end.
+    /// Requests in flight at the end of the interval.
     pub(crate) now: u64,
-    /// Requests that failed, a second.
+    /// Failed requests per second.
     pub(crate) errors: f64,
-    /// The part of the interval with something under way.
+    /// Part of the interval with requests in flight, from 0 to 1.
     pub(crate) busy: f64,
-    /// Rows of the heat map that something fell into: which, and how many.
+    /// Heat map: rows with requests, and the number of requests in each.
     pub(crate) heat: Vec<(u32, u64)>,
 }
 
-/// What was counted of latencies, by the floor of each bucket.
+/// Histogram of latencies: lower bound of each bucket, and count.
 type Latencies = BTreeMap<u64, u64>;
 
-/// What lies between two states of one histogram.
+/// Adds the difference between two states of a histogram to another one.
 fn between(before: Option<&OpStats>, after: &OpStats, into: &mut Latencies) {
     let empty = Vec::new();
     let before = before.map_or(&empty, |op| &op.latency.buckets);
@@ -67,7 +67,8 @@ fn between(before: Option<&OpStats>, after: &OpStats, into: &mut Latencies) {
     }
 }
 
-/// Buckets are a sixteenth of a doubling wide: the middle of each is told.
+/// Returns [`PERCENTILES`] of a histogram. Buckets are a sixteenth of a doubling wide: the result is the
+/// middle of one.
 fn percentiles(latencies: &Latencies) -> [u64; 4] {
     let total: u64 = latencies.values().sum();
     PERCENTILES.map(|fraction| {
@@ -81,7 +82,7 @@ fn percentiles(latencies: &Latencies) -> [u64; 4] {
     })
 }
 
-/// The row of a latency.
+/// Row of the heat map for a latency in nanoseconds.
 fn row(floor: u64) -> u32 {
     let log = floor.max(1).ilog2();
     if log < ROW_FIRST_LOG {
@@ -117,7 +118,7 @@ fn grouped(
 }
 
 impl Sample {
-    /// What happened from `before` to `after`, at `t`.
+    /// Returns the activity from `before` to `after`, which ended at `t` (milliseconds since 1970).
     pub(crate) fn between(before: &DeviceStats, after: &DeviceStats, t: u64) -> Sample {
         let interval_ns = after.uptime_ns.saturating_sub(before.uptime_ns).max(1);
         let seconds = interval_ns as f64 / 1e9;
@@ -129,7 +130,7 @@ impl Sample {
         for (floor, count) in &all {
             *heat.entry(row(*floor)).or_default() += count;
         }
-        // The top of the stack sees each request from its start to its end.
+        // The top node has each request from its start to its end.
         let inside = |stats: &DeviceStats| stats.layers.first().map_or(0, |layer| layer.ticks_ns);
         Sample {
             t,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_interval_and_percentiles_of_what_ended_in_it() {
+    fn rates_and_percentiles_are_of_the_interval() {
         let before = stats(1_000_000_000, &[("read", op(100, 409_600, 1_000_000, &[(1024, 100)]))]);
         let buckets = [(1024, 100), (4096, 99), (1 << 20, 1)];
         let reads = op(200, 819_200, 3_000_000, &buckets);
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_made_anew_has_no_negative_rates() {
+    fn a_device_that_was_added_again_has_no_negative_rates() {
         let before = stats(9_000_000_000, &[("read", op(100, 1, 1, &[(1024, 100)]))]);
         let after = stats(1_000_000, &[("read", op(1, 1, 1, &[(1024, 1)]))]);
         let sample = Sample::between(&before, &after, 0);
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_quarters_of_a_doubling_and_end() {
+    fn rows_are_quarters_of_a_doubling_and_the_last_one_includes_all_above() {
         assert_eq!([0, 1, 1023, 1024, 1279, 1280, 2048].map(row), [0, 0, 0, 0, 0, 1, 4]);
         assert_eq!(row(u64::MAX), ROWS - 1);
     }

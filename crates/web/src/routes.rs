@@ -1,24 +1,25 @@
-//! What is answered to what.
+//! Requests and their answers.
 //!
 //! ```text
-//! GET  /                        the page, without anything of a device; with ?token= it keeps the token
+//! GET  /                        the page, without data of devices; with ?token= it keeps the token
 //! GET  /entry                   asks for the token
-//! GET  /assets/NAME             their files
-//! GET  /events[?device=NAME[&addresses]]    what happens, as server-sent events
-//! GET  /history?device=NAME     the last minutes, as JSON
-//! GET  /devices                 all devices in short, as JSON
-//! GET  /metrics                 all of it for Prometheus, no older than a second
-//! POST /devices/NAME/actions    an action, as JSON, where that was allowed
+//! GET  /assets/NAME             files of both
+//! GET  /events[?device=NAME[&addresses]]    server-sent events: the list of devices, and details of one
+//! GET  /history?device=NAME[&span=hour]    the last minutes, or the last hour, as JSON
+//! GET  /devices                 the list of devices, as JSON
+//! GET  /metrics                 metrics for Prometheus, no older than a second
+//! POST /devices/NAME/actions    an action, as JSON, where that is allowed
 //! ```
 
 use crate::actions::Action;
 use crate::assets::{self, Asset};
 use crate::collect::{Latest, lock};
 use crate::guard::{self, Refusal};
+use crate::history::Span;
 use crate::token::Token;
 use crate::viewers::{Viewers, Wants, event};
-use engine::control::{ControlError, Exposition, Yard};
-use engine::places::Place;
+use engine::connection_slots::ConnectionSlot;
+use engine::control::{ControlError, Exposition, HostView};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -34,15 +35,16 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::Receiver;
 
-/// The longest action.
+/// Longest body of an action, in bytes.
 const BODY_MAX: usize = 4096;
-/// How long it may take to arrive.
+/// Time for the body to arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// On every answer. Nothing is loaded from elsewhere, nothing stands in line, nobody frames it, nothing is kept.
+/// Headers of every answer: nothing is loaded from other servers, no script or style is inline, no page
+/// frames this one, and no cache keeps anything.
 const HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",
@@ -57,9 +59,9 @@ const HEADERS: [(&str, &str); 7] = [
     ("cache-control", "no-store"),
 ];
 
-/// What all answers are made from.
+/// Shared state of all connections.
 pub(crate) struct Pages {
-    pub(crate) yard: Arc<dyn Yard>,
+    pub(crate) view: Arc<dyn HostView>,
     pub(crate) control: Handle,
     pub(crate) token: Option<Token>,
     pub(crate) actions: bool,
@@ -68,10 +70,10 @@ pub(crate) struct Pages {
     pub(crate) latest: Arc<Mutex<Latest>>,
 }
 
-/// The body of an answer.
+/// Body of an answer.
 pub(crate) enum Answer {
     Whole(Full<Bytes>),
-    /// As long as there is something to tell.
+    /// Events, until the viewer disconnects.
     Stream(Receiver<Bytes>),
 }
 
@@ -122,7 +124,7 @@ fn file(asset: &'static Asset) -> Response<Answer> {
     whole(StatusCode::OK, asset.kind, asset.text)
 }
 
-/// What is the same for everybody: how the page looks is no secret.
+/// Returns the files of the page, which need no token: they hold no data.
 fn public(path: &str) -> Option<Response<Answer>> {
     match path {
         "/" => Some(whole(StatusCode::OK, HTML, assets::INDEX)),
@@ -132,19 +134,20 @@ fn public(path: &str) -> Option<Response<Answer>> {
 }
 
 impl Pages {
-    /// The answer to a request. `cut`: told when its connection is to be closed. `place`: the connection's.
+    /// Answers a request. `cut` is notified when its connection is to be closed; `slot` is the connection's
+    /// slot, which is kept once a request had the token.
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
         cut: Arc<Notify>,
-        place: &Place,
+        slot: &ConnectionSlot,
     ) -> Response<Answer> {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path();
         let is_read = matches!(parts.method, Method::GET | Method::HEAD);
         match guard::admit(&parts, self.token.as_ref()) {
-            Ok(()) => place.keep(),
-            // A browser asks for these before it can show the token.
+            Ok(()) => slot.keep(),
+            // A browser requests these before it can send the token.
             Err(Refusal::Stranger) if is_read && let Some(response) = public(path) => return response,
             Err(refusal) => return failed(refusal.status(), refusal.why()),
         }
@@ -152,7 +155,7 @@ impl Pages {
         match (&parts.method, device) {
             (&Method::POST, Some(name)) => self.act(name, body).await,
             (&Method::GET | &Method::HEAD, None) => self.show(path, &parts, cut),
-            _ => failed(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here"),
+            _ => failed(StatusCode::METHOD_NOT_ALLOWED, "this method is not allowed here"),
         }
     }
 
@@ -165,17 +168,22 @@ impl Pages {
                 let form = Exposition::of(accept);
                 let mut latest = lock(&self.latest);
                 let text = latest.metrics[form as usize]
-                    .get_or_insert_with(|| engine::control::metrics(self.yard.clone(), form).into());
+                    .get_or_insert_with(|| engine::control::metrics(self.view.clone(), form).into());
                 whole(StatusCode::OK, form.content_type(), text.clone())
             }
             "/history" => {
                 let device = guard::query(parts, "device").unwrap_or_default();
-                match lock(&self.latest).history(device) {
+                let span = match guard::query(parts, "span") {
+                    None | Some("minutes") => Span::Minutes,
+                    Some("hour") => Span::Hour,
+                    Some(_) => return failed(StatusCode::BAD_REQUEST, "a span is minutes or hour"),
+                };
+                match lock(&self.latest).history(device, span) {
                     Some(history) => whole(StatusCode::OK, JSON, history),
-                    None => failed(StatusCode::NOT_FOUND, "there is no such device"),
+                    None => failed(StatusCode::NOT_FOUND, "no such device"),
                 }
             }
-            _ => public(path).unwrap_or_else(|| failed(StatusCode::NOT_FOUND, "there is nothing here")),
+            _ => public(path).unwrap_or_else(|| failed(StatusCode::NOT_FOUND, "not found")),
         }
     }
 
@@ -202,29 +210,29 @@ impl Pages {
         }
         match self.viewers.add(wants, &first, cut) {
             Some(stream) => answer(StatusCode::OK, "text/event-stream", Answer::Stream(stream)),
-            None => failed(StatusCode::SERVICE_UNAVAILABLE, "too many watch already (close a page)"),
+            None => failed(StatusCode::SERVICE_UNAVAILABLE, "too many viewers (close a page)"),
         }
     }
 
     async fn act(&self, name: &str, body: Incoming) -> Response<Answer> {
         if !self.actions {
-            let why = "the page only shows (serve with --web-allow actions)";
+            let why = "actions are not allowed (serve with --web-allow actions)";
             return failed(StatusCode::FORBIDDEN, why);
         }
         let body = tokio::time::timeout(BODY_TIME, Limited::new(body, BODY_MAX).collect()).await;
         let Ok(Ok(body)) = body else {
-            return failed(StatusCode::BAD_REQUEST, "the action did not arrive whole");
+            return failed(StatusCode::BAD_REQUEST, "the action is incomplete or too long");
         };
         let action: Action = match serde_json::from_slice(&body.to_bytes()) {
             Ok(action) => action,
-            Err(why) => return failed(StatusCode::BAD_REQUEST, &format!("it is no action: {why}")),
+            Err(why) => return failed(StatusCode::BAD_REQUEST, &format!("invalid action: {why}")),
         };
         if matches!(action, Action::Resize { shrink: true, .. }) && !self.shrink {
             let why =
                 "the page may not make devices smaller (serve with --web-allow shrink, or: blockyard resize)";
             return failed(StatusCode::FORBIDDEN, why);
         }
-        match action.carry_out(name.to_owned(), self.yard.clone(), &self.control).await {
+        match action.carry_out(name.to_owned(), self.view.clone(), &self.control).await {
             Ok(()) => whole(StatusCode::OK, JSON, "{}"),
             Err(why) => {
                 let status = match why {

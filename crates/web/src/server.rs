@@ -1,12 +1,12 @@
-//! The listener and its thread: connections, of which there are so many and no more, and their end.
+//! The listener and its thread: accepts a bounded number of connections and ends them.
 
-use crate::address::WebAddress;
+use crate::address::{WebAddress, reachable};
 use crate::collect::{Collector, Latest};
 use crate::routes::Pages;
 use crate::token::Token;
 use crate::viewers::Viewers;
-use engine::control::Yard;
-use engine::places::{Place, Places};
+use engine::connection_slots::{ConnectionSlot, ConnectionSlots};
+use engine::control::HostView;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,52 +20,53 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 
-/// Connections at once: browsers open up to six each. When there are more, those go that have not shown the token.
+/// Most connections: browsers open up to six each. Beyond that, those that have not sent the token are closed
+/// first.
 const CONNECTIONS_MAX: usize = 512;
-/// How long a request's head may take, and how long a connection may be idle.
+/// Time for the head of a request to arrive, and for which a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long what was sent may go unacknowledged.
+/// Time for which sent data may stay unacknowledged.
 const UNSENT_TIME_MS: u32 = 10_000;
-/// Bytes of a request's head, at most.
+/// Longest head of a request, in bytes.
 const HEAD_MAX: usize = 16 << 10;
-/// How long to wait when the process has no descriptor left.
+/// Pause after a connection could not be accepted, as when the process has no descriptor left.
 const SHORTAGE: Duration = Duration::from_millis(200);
-/// The thread takes what others leave.
+/// Nice value of the thread: the lowest priority.
 const NICE: i32 = 19;
 
-/// How a page is served.
+/// Configuration of a page.
 #[derive(Clone, Debug)]
 pub struct WebConfig {
-    /// Where.
+    /// Address to listen on.
     pub address: WebAddress,
-    /// What one has to know; `None`: everybody who reaches it sees it.
+    /// Secret of its users; `None`: all who reach the address see the page.
     pub token: Option<Token>,
-    /// Whether it may change devices.
+    /// Devices may be changed.
     pub actions: bool,
-    /// Whether it may also make them smaller, which loses what lies behind their new end.
+    /// Devices may also be made smaller, which loses the data behind the new end.
     pub shrink: bool,
 }
 
-/// Why there is no page.
+/// Why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// The address.
+    /// The address cannot be listened on.
     #[error("{address}: {source}{hint}")]
     Listen {
-        /// Which.
+        /// The address.
         address: WebAddress,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
-        /// What to do about it.
+        /// What to do about it; empty: nothing is known.
         hint: &'static str,
     },
-    /// Everybody on the network would see it.
+    /// The network reaches the address, and there is no token.
     #[error(
         "{0} can be reached from the network, and without a token everybody there would see the page (listen on 127.0.0.1, or leave out --web-token none)"
     )]
     Open(WebAddress),
-    /// The system.
-    #[error("no thread for it: {0}")]
+    /// The system has no thread or no epoll descriptor.
+    #[error("could not start its thread: {0}")]
     Thread(#[source] io::Error),
 }
 
@@ -77,7 +78,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// What to open in a browser, with the token.
+    /// Returns the address to open in a browser, with the token.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -87,13 +88,13 @@ impl Drop for Page {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It cannot have panicked without having said so.
+            // A panic of the thread was reported by its hook.
             let _ = thread.join();
         }
     }
 }
 
-/// An address that is listened on. Who connects waits until it is served.
+/// An address that is listened on: connections wait until it is served.
 #[derive(Debug)]
 pub struct Listening {
     config: WebConfig,
@@ -102,7 +103,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listen.
+    /// Listens on the address of a configuration.
     ///
     /// # Errors
     /// [`WebError::Listen`] and [`WebError::Open`].
@@ -126,33 +127,34 @@ impl Listening {
         Ok(Listening { config, listener, bound })
     }
 
-    /// Where that is: the port is one.
+    /// Returns the address with the port that was chosen.
     pub fn address(&self) -> SocketAddr {
         self.bound
     }
 
-    /// How it is to be served.
+    /// Returns the configuration.
     pub fn config(&self) -> &WebConfig {
         &self.config
     }
 
-    /// Show the devices of a process there. `control` is the runtime on which they are changed.
+    /// Serves a page of the devices of `view`. `control`: runtime on which actions run.
     ///
     /// # Errors
     /// [`WebError::Thread`].
-    pub fn serve(self, yard: Arc<dyn Yard>, control: Handle) -> Result<Page, WebError> {
+    pub fn serve(self, view: Arc<dyn HostView>, control: Handle) -> Result<Page, WebError> {
         let Listening { config: WebConfig { token, actions, shrink, .. }, listener, bound } = self;
+        let reached = reachable(bound);
         let url = match &token {
-            Some(token) => format!("http://{bound}/?token={}", token.text()),
-            None => format!("http://{bound}/"),
+            Some(token) => format!("http://{reached}/?token={}", token.text()),
+            None => format!("http://{reached}/"),
         };
         let runtime = Builder::new_current_thread().enable_all().build().map_err(WebError::Thread)?;
         let (viewers, latest) = (Arc::new(Viewers::default()), Arc::new(Mutex::new(Latest::default())));
-        let collector = Collector::new(yard.clone(), viewers.clone(), latest.clone());
-        let pages = Pages { yard, control, token, actions, shrink, viewers, latest };
+        let collector = Collector::new(view.clone(), viewers.clone(), latest.clone());
+        let pages = Pages { view, control, token, actions, shrink, viewers, latest };
         let (stop, stopped) = oneshot::channel::<()>();
         let work = move || {
-            // Where that is not allowed it goes on as it is: it may take its turn like any thread.
+            // Without permission the thread keeps its priority.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
             runtime.block_on(async move {
                 tokio::select! {
@@ -161,45 +163,45 @@ impl Listening {
                     why = accept(listener, Arc::new(pages)) => tracing::error!("the page ended: {why}"),
                 }
             });
-            // Connections go with it.
+            // The connections end with the runtime.
         };
         let thread = std::thread::Builder::new().name("web".to_owned()).spawn(work);
         Ok(Page { url, stop: Some(stop), thread: Some(thread.map_err(WebError::Thread)?) })
     }
 }
 
-/// Take connections in; returns why no more come.
+/// Accepts connections; returns why it cannot any more.
 async fn accept(listener: TcpListener, pages: Arc<Pages>) -> io::Error {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(why) => return why,
     };
-    let places = Arc::new(Places::new(CONNECTIONS_MAX));
+    let slots = Arc::new(ConnectionSlots::new(CONNECTIONS_MAX));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // Of a client that is gone already, or for want of descriptors: others may have more luck.
+            // The client is gone already, or descriptors are short: later connections may succeed.
             Err(_) => {
                 tokio::time::sleep(SHORTAGE).await;
                 continue;
             }
         };
-        // Where all have the token, one too many is closed at once.
-        let Some(place) = places.enter() else { continue };
-        // Without these a connection is only slower, or stays longer.
+        // Where all connections have sent the token, this one is closed at once.
+        let Some(slot) = slots.take() else { continue };
+        // Without these options a connection is slower, or ends later.
         let _ = set_tcp_nodelay(&stream, true);
         let _ = set_tcp_user_timeout(&stream, UNSENT_TIME_MS);
-        let (pages, places) = (pages.clone(), places.clone());
+        let (pages, slots) = (pages.clone(), slots.clone());
         tokio::spawn(async move {
-            serve(stream, pages, &place).await;
-            places.leave(&place);
+            serve(stream, pages, &slot).await;
+            slots.release(&slot);
         });
     }
 }
 
-async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>, place: &Arc<Place>) {
+async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>, slot: &Arc<ConnectionSlot>) {
     let cut = Arc::new(Notify::new());
-    let (told, known) = (cut.clone(), place.clone());
+    let (was_cut, known) = (cut.clone(), slot.clone());
     let service = service_fn(move |request| {
         let (pages, cut, known) = (pages.clone(), cut.clone(), known.clone());
         async move { Ok::<_, Infallible>(pages.answer(request, cut, &known).await) }
@@ -210,9 +212,9 @@ async fn serve(stream: tokio::net::TcpStream, pages: Arc<Pages>, place: &Arc<Pla
         .max_buf_size(HEAD_MAX)
         .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // What went wrong on it is its client's matter.
+        // Errors of a connection concern its client only.
         _ = connection => {}
-        () = told.notified() => {}
-        () = place.cut() => {}
+        () = was_cut.notified() => {}
+        () = slot.evicted() => {}
     }
 }

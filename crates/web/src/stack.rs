@@ -1,38 +1,41 @@
-//! The stack as it is drawn: each node with what it did over an interval and its share of the time that requests took.
+//! The stack for the page: each node with its activity in an interval and its share of the time that requests
+//! took.
 
 use engine::control::{DeviceInfo, DeviceStats, LayerStats, own_times};
 use serde::Serialize;
 
-/// A node.
+/// A node of the stack.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Part {
     pub(crate) node: u8,
-    /// How far down.
+    /// Depth in the stack, from 0.
     pub(crate) depth: u8,
     pub(crate) name: String,
-    /// As it was asked for, where that is known.
+    /// Role for the overlay above it: `origin` or `overlay`.
+    pub(crate) role: Option<&'static str>,
+    /// Arguments of a layer; path, URI or size of a backend; `None` if not known.
     pub(crate) label: Option<String>,
     pub(crate) backend: bool,
-    /// Requests a second.
+    /// Requests per second.
     pub(crate) ios: f64,
-    /// What each spent in it and below, in nanoseconds.
+    /// Average time of a request in it and below, in nanoseconds.
     pub(crate) wait: f64,
-    /// What each spent in it alone.
+    /// Average time of a request in it and not below, in nanoseconds.
     pub(crate) own: f64,
-    /// Its part of the time of all nodes; they sum up to 1, or are all 0.
+    /// Share of the time of all nodes; shares sum up to 1, or are all 0.
     pub(crate) share: f64,
     pub(crate) in_flight: u64,
 }
 
-/// How far down each node is.
+/// Returns the depth of each node.
 pub(crate) fn depths(layers: &[LayerStats]) -> Vec<u8> {
     layers.iter().map(|layer| layer.depth).collect()
 }
 
-/// All nodes, top first.
+/// Returns all nodes, the top first, with their activity from `before` to `after`.
 pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats) -> Vec<Part> {
     let layers = &after.layers;
-    // After another table came to use, the nodes are others.
+    // After another table was loaded, the nodes are others.
     let same = before.layers.len() == layers.len()
         && before.layers.iter().zip(layers).all(|(was, is)| was.name == is.name && was.depth == is.depth);
     let since = |at: usize, value: fn(&LayerStats) -> u64| {
@@ -46,11 +49,13 @@ pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats
     let part = |(at, layer): (usize, &LayerStats)| {
         let ios = since(at, |layer| layer.ios);
         let each = |time_ns: f64| if ios > 0 { time_ns / ios as f64 } else { 0.0 };
+        let (role, label) = role(label(info, layers, at));
         Part {
+            role,
             node: layer.node,
             depth: layer.depth,
             name: layer.name.clone(),
-            label: label(info, layers, at),
+            label,
             backend: layer.backend,
             ios: ios as f64 / seconds,
             wait: each(spent[at]),
@@ -62,27 +67,52 @@ pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats
     layers.iter().enumerate().map(part).collect()
 }
 
-/// Layers stand above the stack in the reverse of the order in which they were given.
+/// Splits a label into role and rest.
+fn role(label: Option<String>) -> (Option<&'static str>, Option<String>) {
+    for role in ["origin", "overlay"] {
+        let rest = label.as_deref().and_then(|label| label.strip_prefix(role)?.strip_prefix(' '));
+        if let Some(rest) = rest {
+            return (Some(role), Some(rest.to_owned()));
+        }
+    }
+    (None, label)
+}
+
+/// The label of a node: of a layer its arguments, of a backend its path, URI or size. Layers stand above the
+/// stack in the reverse of the order in which they were given.
 fn label(info: &DeviceInfo, layers: &[LayerStats], at: usize) -> Option<String> {
     let count = info.layers.len();
     if at < count {
         return Some(info.layers[count - 1 - at].clone());
+    }
+    let known = &layers[at].label;
+    if !known.is_empty() {
+        return Some(known.clone());
     }
     let alone = at == count && layers.len() == count + 1;
     alone.then(|| info.stack.clone())
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use engine::control::children;
 
     fn layer(node: u8, depth: u8, name: &str, ios: u64, ticks_ns: u64) -> LayerStats {
         let backend = name == "ram";
-        LayerStats { node, depth, name: name.into(), backend, ios, ticks_ns, in_flight: 0 }
+        LayerStats {
+            node,
+            depth,
+            name: name.into(),
+            label: String::new(),
+            backend,
+            ios,
+            ticks_ns,
+            in_flight: 0,
+        }
     }
 
-    fn stats(uptime_ns: u64, layers: Vec<LayerStats>) -> DeviceStats {
+    pub(crate) fn stats(uptime_ns: u64, layers: Vec<LayerStats>) -> DeviceStats {
         DeviceStats {
             name: "m".into(),
             uptime_ns,
@@ -96,7 +126,7 @@ mod tests {
         }
     }
 
-    fn info(layers: &[&str]) -> DeviceInfo {
+    pub(crate) fn info(layers: &[&str]) -> DeviceInfo {
         DeviceInfo {
             name: "m".into(),
             stack: "table: …".into(),
@@ -114,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_has_the_time_that_none_below_it_took() {
+    fn the_own_time_of_a_node_excludes_the_nodes_below() {
         let tree = |ios, factor: u64| {
             vec![
                 layer(0, 0, "delay", ios, 1000 * factor),
@@ -134,7 +164,22 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_wait_beside_each_other_make_no_negative_time() {
+    fn files_of_an_overlay_have_their_roles_and_paths() {
+        let mut tree = vec![layer(0, 0, "cow", 0, 0), layer(1, 1, "file", 0, 0), layer(2, 1, "file", 0, 0)];
+        tree[1].label = "origin /golden.img".into();
+        tree[2].label = "overlay /my disk.cow".into();
+        let parts = parts(&info(&["cow,file=/my disk.cow"]), &stats(0, Vec::new()), &stats(1, tree));
+        let shown: Vec<_> = parts.iter().map(|part| (part.role, part.label.as_deref())).collect();
+        let expected = [
+            (None, Some("cow,file=/my disk.cow")),
+            (Some("origin"), Some("/golden.img")),
+            (Some("overlay"), Some("/my disk.cow")),
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn children_in_flight_at_once_make_no_negative_time() {
         let tree = vec![layer(0, 0, "split", 1, 100), layer(1, 1, "ram", 4, 300)];
         let parts = parts(&info(&["split,max_sectors=8"]), &stats(0, Vec::new()), &stats(1, tree));
         assert_eq!((parts[0].share, parts[1].share), (0.0, 1.0));

@@ -1,4 +1,4 @@
-//! The secret that whoever looks at the page has: 128 random bits, or what a file holds.
+//! The secret of a page's users: 128 random bits, or the content of a file.
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -11,57 +11,57 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes of chance: 128 bits.
+/// Random bytes: 128 bits.
 const RANDOM_LEN: usize = 16;
-/// A file's secret has at least so many characters, and at most so many.
+/// Fewest and most characters of a secret in a file.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// The secret. It shows itself to [`Token::text`] only.
+/// The secret. Only [`Token::text`] returns it; its `Debug` form does not contain it.
 #[derive(Clone)]
 pub struct Token {
     text: String,
     file: Option<PathBuf>,
 }
 
-/// Why there is no token.
+/// Why a token cannot be created or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The system has no random numbers.
+    /// The system did not return random numbers.
     #[error("no random numbers: {0}")]
     Random(#[source] io::Error),
-    /// The file.
+    /// The file cannot be created or read.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Others could read it.
-    #[error("{}: others may read it (chmod 600 it)", .0.display())]
+    /// Other users may read the file.
+    #[error("{}: other users may read it (chmod 600 it)", .0.display())]
     Open(PathBuf),
-    /// Somebody else knows what is in it, or will decide that.
-    #[error("{}: it is another user's (name a file of your own)", .0.display())]
+    /// The file belongs to another user, who can read and change it.
+    #[error("{}: it belongs to another user (name a file of your own)", .0.display())]
     Owner(PathBuf),
-    /// It is a link, a pipe or the like.
-    #[error("{}: it is no regular file (name the file itself)", .0.display())]
+    /// The path names a link, a pipe or the like.
+    #[error("{}: not a regular file (name the file itself)", .0.display())]
     Kind(PathBuf),
-    /// It holds no secret.
+    /// The file does not contain a secret.
     #[error(
-        "{}: it holds no token (16 to 256 letters, digits, - or _; or remove it, and one is made)",
+        "{}: it does not contain a token (16 to 256 letters, digits, - or _; or remove it, and one is created)",
         .0.display()
     )]
     Content(PathBuf),
 }
 
-/// Opens the file itself, not what a link names, and waits for nobody at a pipe.
+/// Opens a file without following a link, and without waiting for a writer of a pipe.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
 }
 
 impl Token {
-    /// A new one.
+    /// Creates a random token.
     ///
     /// # Errors
     /// [`TokenError::Random`].
@@ -75,20 +75,20 @@ impl Token {
         Ok(Token { text: bytes.iter().map(|byte| format!("{byte:02x}")).collect(), file: None })
     }
 
-    /// What a file holds; where there is none, one is made, for its owner only, with a new token.
+    /// Reads the token of a file. A missing file is created with a random token, readable by its owner only.
     ///
     /// # Errors
     /// See [`TokenError`].
     pub fn of_file(path: &Path) -> Result<Token, TokenError> {
         let token = Token::held_by(path)?;
-        // Where it is from here may be elsewhere from where whoever reads it again is.
+        // A process that reads it again may have another working directory.
         Ok(Token { file: Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())), ..token })
     }
 
     fn held_by(path: &Path) -> Result<Token, TokenError> {
         let failed = |source| TokenError::File { path: path.to_owned(), source };
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        match made {
+        let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        match created {
             Ok(mut file) => {
                 let token = Token::random()?;
                 file.write_all(format!("{}\n", token.text).as_bytes()).map_err(failed)?;
@@ -118,24 +118,24 @@ impl Token {
         }
     }
 
-    /// One that was made before. `None`: it cannot be one.
+    /// Returns a token with a known text; `None`: the text is not valid.
     pub fn known(text: &str) -> Option<Token> {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         (LENGTHS.contains(&text.len()) && text.chars().all(plain))
             .then(|| Token { text: text.to_owned(), file: None })
     }
 
-    /// For the page's address, which is told once.
+    /// Returns the secret, for the page's address.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The file that holds it, from the root on, where it is from one.
+    /// Returns the absolute path of the file that it was read from.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Whether that is it, in a time that does not tell where it differs.
+    /// Compares in constant time.
     pub fn is(&self, other: &str) -> bool {
         let (own, other) = (self.text.as_bytes(), other.as_bytes());
         let mut differs = own.len() ^ other.len();
@@ -157,16 +157,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_128_bits_and_never_the_same() {
+    fn a_random_token_has_128_bits_and_differs_each_time() {
         let (one, two) = (Token::random().unwrap(), Token::random().unwrap());
         assert_eq!(one.text().len(), 32);
         assert_ne!(one.text(), two.text());
         assert!(one.is(one.text()) && !one.is(two.text()));
-        assert_eq!(format!("{one:?}"), "Token", "it does not get into logs");
+        assert_eq!(format!("{one:?}"), "Token", "logs do not contain it");
     }
 
     #[test]
-    fn only_the_whole_token_is_it() {
+    fn only_the_whole_token_matches() {
         let token = Token::known("0123456789abcdef").unwrap();
         for other in ["", "0", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef0", "0123456789ABCDEF"]
         {
@@ -176,17 +176,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_made_for_its_owner_and_read_the_next_time() {
+    fn a_missing_file_is_created_for_its_owner_and_read_the_next_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let made = Token::of_file(&path).unwrap();
+        let created = Token::of_file(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Token::of_file(&path).unwrap().is(made.text()));
-        assert_eq!((made.file(), Token::random().unwrap().file()), (Some(&*path), None));
+        assert!(Token::of_file(&path).unwrap().is(created.text()));
+        assert_eq!((created.file(), Token::random().unwrap().file()), (Some(&*path), None));
     }
 
     #[test]
-    fn a_file_that_others_read_or_that_holds_no_token_is_refused() {
+    fn a_file_that_others_may_read_or_without_a_token_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         Token::of_file(&path).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_file_of_its_own_user_is_read() {
+    fn links_pipes_and_files_of_other_users_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(Token::of_file(dir.path()), Err(TokenError::Kind(_))));
         let (path, link, pipe) = (dir.path().join("token"), dir.path().join("link"), dir.path().join("pipe"));
@@ -210,7 +210,7 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
         assert!(matches!(Token::of_file(&pipe), Err(TokenError::Kind(_))), "without waiting for a writer");
         if !geteuid().is_root() {
-            eprintln!("skipped: a file of another user: only root can make one");
+            eprintln!("skipped: only root can create a file of another user");
             return;
         }
         std::os::unix::fs::chown(&path, Some(65534), None).unwrap();

@@ -1,39 +1,40 @@
-//! Everybody who watches: one text a second, made once, is sent to all of them.
+//! Viewers: browsers with an open stream of events. Each event is built once and sent to all viewers that
+//! want it.
 //!
-//! *Invariant:* at most [`VIEWERS_MAX`] watch, and at most [`WAITING_MAX`] texts wait for each; for whom more would, is
-//! slower than the seconds pass, and is cut off. A page that was cut off connects again.
+//! *Invariant:* there are at most [`VIEWERS_MAX`] viewers, and at most [`WAITING_MAX`] events wait for each.
+//! A viewer for which more would wait is too slow and is disconnected; its page connects again.
 
 use hyper::body::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// So many watch at once: a team, and a screen on the wall.
+/// Most viewers at once: a team, and a screen on the wall.
 pub(crate) const VIEWERS_MAX: usize = 32;
-/// Texts that may wait for one: what comes in four seconds.
+/// Events that may wait for a viewer: those of four seconds.
 const WAITING_MAX: usize = 16;
 
-/// What of all there is somebody watches.
+/// What a viewer shows.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Wants {
-    /// The device that is looked at closely.
+    /// The device whose details are shown.
     pub(crate) device: Option<String>,
-    /// Also where its requests go.
+    /// The addresses of its requests are shown, too.
     pub(crate) addresses: bool,
 }
 
 struct Viewer {
     wants: Wants,
     sender: Sender<Bytes>,
-    /// Told to have its connection closed, whatever is under way on it.
+    /// Notified to close its connection.
     cut: Arc<Notify>,
 }
 
-/// All of them.
+/// All viewers.
 #[derive(Default)]
 pub(crate) struct Viewers(Mutex<Vec<Viewer>>);
 
-/// One event as it is sent: a name, and one line of JSON.
+/// Encodes a server-sent event: a name, and one line of JSON.
 pub(crate) fn event(name: &str, json: &str) -> Bytes {
     Bytes::from(format!("event: {name}\ndata: {json}\n\n"))
 }
@@ -43,7 +44,7 @@ impl Viewers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more, who is sent `first` at once. `None`: there are too many.
+    /// Adds a viewer, to which `first` is sent at once. `None`: there are too many.
     pub(crate) fn add(&self, wants: Wants, first: &[Bytes], cut: Arc<Notify>) -> Option<Receiver<Bytes>> {
         let mut all = self.lock();
         all.retain(|viewer| !viewer.sender.is_closed());
@@ -52,14 +53,14 @@ impl Viewers {
         }
         let (sender, receiver) = channel(WAITING_MAX);
         for event in first {
-            // They fit: it is new.
+            // The channel is new and has room for them.
             let _ = sender.try_send(event.clone());
         }
         all.push(Viewer { wants, sender, cut });
         Some(receiver)
     }
 
-    /// What those who are there want.
+    /// Returns what the viewers show, each combination once.
     pub(crate) fn wants(&self) -> Vec<Wants> {
         let mut all = self.lock();
         all.retain(|viewer| !viewer.sender.is_closed());
@@ -72,7 +73,7 @@ impl Viewers {
         wants
     }
 
-    /// Send something to those whom it is for.
+    /// Sends an event to the viewers for which `whom` returns true; disconnects those that are too slow.
     pub(crate) fn send(&self, event: &Bytes, whom: impl Fn(&Wants) -> bool) {
         self.lock().retain(|viewer| {
             if !whom(&viewer.wants) || viewer.sender.try_send(event.clone()).is_ok() {
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_is_sent_what_it_watches() {
+    fn a_viewer_gets_the_events_that_it_wants() {
         let viewers = Viewers::default();
         let first = [event("hello", "1")];
         let mut one = viewers.add(wants("a"), &first, Arc::default()).unwrap();
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_viewer_is_cut_off_and_keeps_nobody_waiting() {
+    fn a_slow_viewer_is_disconnected_and_does_not_delay_others() {
         let viewers = Viewers::default();
         let cut = Arc::new(Notify::new());
         let slow = viewers.add(wants("slow"), &[], cut.clone()).unwrap();
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_viewers_and_no_more() {
+    fn a_viewer_too_many_is_refused() {
         let viewers = Viewers::default();
         let mut all: Vec<_> = (0..VIEWERS_MAX)
             .map(|_| viewers.add(Wants::default(), &[], Arc::default()).expect("there is room"))

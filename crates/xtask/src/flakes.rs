@@ -1,37 +1,24 @@
-//! `./x soak flakes`: every test program again and again, while the processors are busy with something else.
+//! `./x soak flakes`: runs every test program repeatedly while other threads keep the processors busy.
 //!
-//! What waits for others passes however late they come; what only looks once, or trusts in a time, fails here before it
-//! does on somebody else's machine. A program that fails is named, and its output kept in `target/flakes`.
+//! A test that waits for a condition passes however late it becomes true; a test that checks only once, or
+//! relies on a time, fails here before it does on another machine. A failing program is named, and its output
+//! kept in `target/flakes`.
 //!
-//! *Invariant:* the load is threads of this process, so none of it outlives it.
+//! *Invariant:* the load is threads of this process, so it ends with the process.
 
+use crate::programs::{Program, programs};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Threads that do nothing but use a processor, for each that there is.
+/// Busy threads per processor.
 const SPINNERS_PER_CPU: usize = 3;
-/// Seconds after which a program hangs.
+/// Seconds after which a program counts as hanging.
 const PROGRAM_MAX: &str = "900";
 
-/// A test program, and the folder that it is run in.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Program {
-    path: PathBuf,
-    folder: PathBuf,
-}
-
-impl Program {
-    /// Its name, without what cargo adds.
-    fn name(&self) -> &str {
-        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        name.rsplit_once('-').map_or(name, |(name, _)| name)
-    }
-}
-
-/// Runs test programs for `[MINUTES]` (10), all or those named; true if none of them failed.
+/// Runs test programs for `[MINUTES]` (10), all or those named; returns whether none failed.
 pub fn soak(root: &Path, words: &[String]) -> bool {
     let (minutes, names) = match words {
         [first, rest @ ..] if first.parse::<u64>().is_ok() => (first.parse().unwrap_or(10), rest),
@@ -47,20 +34,20 @@ pub fn soak(root: &Path, words: &[String]) -> bool {
 }
 
 fn hunt(root: &Path, time: Duration, names: &[String]) -> Result<u64, String> {
-    let said = |error: std::io::Error| error.to_string();
-    let root = root.canonicalize().map_err(said)?;
+    let text_of = |error: std::io::Error| error.to_string();
+    let root = root.canonicalize().map_err(text_of)?;
     let release = ["build", "--locked", "--release", "--package", "blockyard"];
-    let built = Command::new("cargo").args(release).current_dir(&root).status().map_err(said)?;
+    let built = Command::new("cargo").args(release).current_dir(&root).status().map_err(text_of)?;
     if !built.success() {
         return Err("building the binary failed".into());
     }
-    let mut programs = programs(&root)?;
+    let mut programs = programs(&root, &[])?;
     programs.retain(|program| names.is_empty() || names.iter().any(|name| name == program.name()));
     if programs.is_empty() {
         return Err("no test program has such a name".into());
     }
     let folder = root.join("target/flakes");
-    std::fs::create_dir_all(&folder).map_err(said)?;
+    std::fs::create_dir_all(&folder).map_err(text_of)?;
     let binary = root.join("target/release/blockyard");
     let (start, stop) = (Instant::now(), AtomicBool::new(false));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -93,7 +80,7 @@ fn hunt(root: &Path, time: Duration, names: &[String]) -> Result<u64, String> {
     })
 }
 
-/// Whether a program passes; its output is kept if it does not.
+/// Runs a program; returns whether it passed. Its output is kept if it did not.
 fn run(program: &Program, binary: &Path, log: &Path) -> std::io::Result<bool> {
     let (stdout, stderr) = (File::create(log)?, File::options().append(true).open(log)?);
     let mut command = Command::new("timeout");
@@ -106,53 +93,16 @@ fn run(program: &Program, binary: &Path, log: &Path) -> std::io::Result<bool> {
     Ok(ok)
 }
 
-/// Builds all test programs; which they are is what cargo says of them.
-fn programs(root: &Path) -> Result<Vec<Program>, String> {
-    let words = ["test", "--locked", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
-    let mut build = Command::new("cargo");
-    build.args(words).current_dir(root).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = build.output().map_err(|error| format!("starting cargo failed: {error}"))?;
-    if !output.status.success() {
-        return Err("building the tests failed".into());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program).collect())
-}
-
-/// The test program that a line of cargo's is about. Paths with quotes in them are nobody's here.
-fn program(line: &str) -> Option<Program> {
-    // The binaries that tests run are among them, too.
-    let profile = line.split_once("\"profile\":{")?.1.split('}').next()?;
-    if !profile.contains("\"test\":true") {
-        return None;
-    }
-    let field = |name: &str| line.split_once(&format!("\"{name}\":\""))?.1.split('"').next();
-    let folder = Path::new(field("manifest_path")?).parent()?.to_owned();
-    Some(Program { path: field("executable")?.into(), folder })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_those_that_cargo_names() {
-        let line = r#"{"reason":"compiler-artifact","manifest_path":"/a/crates/tests/Cargo.toml","target":{"test":true},"profile":{"opt_level":"0","test":true},"executable":"/a/target/debug/deps/top-12ab","fresh":true}"#;
-        let found = program(line).unwrap();
-        assert_eq!((found.name(), found.folder.as_path()), ("top", Path::new("/a/crates/tests")));
-        assert_eq!(program(&line.replace("\"/a/target/debug/deps/top-12ab\"", "null")), None);
-        assert_eq!(
-            program(&line.replace("0\",\"test\":true", "0\",\"test\":false")),
-            None,
-            "a binary that tests run"
-        );
-    }
-
-    #[test]
-    fn what_passes_leaves_nothing_and_what_fails_its_output() {
+    fn only_failing_programs_leave_their_output() {
         let folder = std::env::temp_dir().join(format!("blockyard-flakes-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let log = folder.join("log");
-        let of = |path: &str| Program { path: path.into(), folder: folder.clone() };
+        let of = |path: &str| Program { path: path.into(), folder: folder.clone(), ..Program::default() };
         assert!(run(&of("true"), Path::new("blockyard"), &log).unwrap());
         assert!(!log.exists());
         assert!(!run(&of("false"), Path::new("blockyard"), &log).unwrap());

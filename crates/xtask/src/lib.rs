@@ -1,12 +1,20 @@
-//! What `./x` does once the machine has what it needs.
+//! The tasks of `./x`, once the machine has what they need.
 //!
-//! `chores` runs other programs and counts what passed; `flakes` runs tests under load; `tidy` reads the tree and names what breaks its rules; `rooms`
-//! holds who may use whom; `guest` runs a job on a real kernel. Nothing here is linked into the product.
+//! `commands` runs other programs and counts results; `programs` runs test programs side by side, `flakes`
+//! under load; `foreign` fetches test programs of other releases; `tidy` checks the rules of the source tree,
+//! `rooms` the dependencies between crates, and `words` the wording of comments; `guest` runs a job on a real
+//! kernel, and `ceph` a cluster. Nothing here is linked into the product.
 #![forbid(unsafe_code)]
 
-pub mod chores;
+pub mod ceph;
+pub mod commands;
 pub mod flakes;
+pub mod folders;
+pub mod foreign;
 pub mod guest;
+pub mod package;
+mod programs;
 pub mod rooms;
 mod sanitizers;
 pub mod tidy;
+mod words;

@@ -1,27 +1,30 @@
-//! Chores of the project, run as `./x CHORE`.
+//! Tasks of the project, run as `./x TASK`.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use xtask::{chores, guest, tidy};
+use xtask::{ceph, commands, guest, package, tidy};
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let chore = arguments.next().unwrap_or_default();
+    let command = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
-    // The manifest's folder is crates/xtask; the tree's root is two above.
+    // This crate's directory is crates/xtask, two levels below the root.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let done = match (chore.as_str(), rest.as_slice()) {
+    let done = match (command.as_str(), rest.as_slice()) {
         ("tidy", []) => tidy::report(&root),
-        ("check", []) => chores::check(&root),
-        ("test", []) => chores::test(&root, false),
-        ("test", [word]) if word == "full" => chores::test(&root, true),
-        ("fuzz", rest) => chores::fuzz(&root, rest),
+        ("check", []) => commands::check(&root),
+        ("test", []) => commands::test(&root, false),
+        ("test", [word]) if word == "full" => commands::test(&root, true),
+        ("fuzz", rest) => commands::fuzz(&root, rest),
+        ("conformance", rest) => commands::conformance(&root, rest),
         ("guest", rest) => return ExitCode::from(guest::main(&root, rest)),
-        ("soak", rest) => chores::soak(&root, rest),
+        ("ceph", rest) => return ExitCode::from(ceph::main(&root, rest)),
+        ("package", rest) => package::main(&root, rest),
+        ("soak", rest) => commands::soak(&root, rest),
         _ => {
-            eprintln!("xtask: no chore '{chore} {}': ./x help lists them", rest.join(" "));
+            eprintln!("xtask: no command '{command} {}': ./x help lists them", rest.join(" "));
             return ExitCode::from(2);
         }
     };

@@ -1,17 +1,17 @@
-//! Who may use whom: the rooms of ARCHITECTURE.md as data, held against the manifests.
+//! Allowed dependencies between crates: the table of ARCHITECTURE.md as data, checked against the manifests.
 //!
-//! Arrows go down the list only. External crates are not judged here, except that their versions stand in the
-//! workspace manifest and nowhere else.
+//! Dependencies go down the list only. External crates are not checked, except that their versions must be in
+//! the workspace manifest.
 
 use crate::tidy::{Tree, Violation};
 
-/// One crate of the workspace.
+/// A crate of the workspace.
 pub struct Room {
-    /// Its folder under `crates/`, which is also its name as a dependency.
+    /// Its directory under `crates/`, which is also its name as a dependency.
     pub name: &'static str,
-    /// The rooms its product code may name.
+    /// Crates that its product code may depend on.
     pub may_use: &'static [&'static str],
-    /// Rooms that only its tests may name, besides `sim` and what the product code may use.
+    /// Additional crates that its tests may depend on, besides `sim`.
     pub tests_may_use: &'static [&'static str],
 }
 
@@ -20,36 +20,39 @@ const fn room(name: &'static str, may_use: &'static [&'static str]) -> Room {
 }
 
 const ALL: &[&str] = &[
-    "block", "queue", "ring", "ublk", "sim", "trace", "layers", "backends", "proto", "exports", "spec",
-    "engine",
+    "block", "queue", "ring", "ublk", "virtio", "sim", "trace", "layers", "backends", "proto", "scsi",
+    "exports", "spec", "engine",
 ];
 
-/// Every room of the workspace, lowest first.
+/// Every crate of the workspace, lowest first.
 pub const ROOMS: &[Room] = &[
     room("block", &[]),
     room("options", &[]),
     room("queue", &["block"]),
     room("ring", &["block", "queue"]),
     room("ublk", &["block"]),
+    room("virtio", &["block", "ring"]),
     room("partition", &["block"]),
     room("sim", &["block", "queue"]),
     room("trace", &["block", "queue"]),
     room("layers", &["block", "queue", "options"]),
     room("proto", &["block"]),
+    room("scsi", &["block"]),
     room("backends", &["block", "queue", "ring", "proto"]),
     room("qcow2", &[]),
     room("images", &["block", "queue", "backends", "qcow2"]),
+    room("rbd", &["block", "queue", "ring", "backends"]),
     room("fuse", &[]),
     room("loopdev", &[]),
     Room {
         name: "exports",
-        may_use: &["proto", "block", "queue", "ring", "ublk"],
-        // An export is tested over something that holds blocks.
+        may_use: &["proto", "scsi", "block", "queue", "ring", "ublk", "virtio"],
+        // An export is tested with a backend.
         tests_may_use: &["backends"],
     },
     room(
         "spec",
-        &["block", "options", "partition", "proto", "layers", "backends", "images", "ublk", "exports"],
+        &["block", "options", "partition", "proto", "layers", "backends", "images", "rbd", "ublk", "exports"],
     ),
     room(
         "engine",
@@ -59,33 +62,41 @@ pub const ROOMS: &[Room] = &[
             "spec",
             "queue",
             "ring",
-            "ublk",
             "partition",
             "trace",
             "layers",
             "backends",
             "images",
+            "rbd",
             "proto",
-            "fuse",
-            "loopdev",
             "exports",
         ],
     ),
+    room(
+        "attach",
+        &[
+            "block", "spec", "queue", "ring", "ublk", "virtio", "proto", "scsi", "fuse", "loopdev",
+            "exports", "engine",
+        ],
+    ),
+    room("driver", &["attach", "engine", "spec", "backends", "ring"]),
+    room("lio", &[]),
     room("web", &["engine"]),
-    room("cli", &["engine", "trace", "web"]),
+    room("crash", &["layers"]),
+    room("cli", &["attach", "crash", "engine", "fuse", "lio", "options", "proto", "trace", "web"]),
     room("xtask", &[]),
     room("bench", ALL),
     room("tests", ALL),
 ];
 
-/// Which part of a manifest names a dependency.
+/// Section of a manifest with dependencies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Section {
     Product,
     Tests,
 }
 
-/// One dependency as a manifest's line states it.
+/// A dependency in a manifest.
 #[derive(Debug)]
 struct Dependency<'a> {
     line: usize,
@@ -94,7 +105,7 @@ struct Dependency<'a> {
     value: &'a str,
 }
 
-/// Names each dependency that the table of rooms does not allow.
+/// Reports each dependency that the table does not allow.
 pub fn check(tree: &Tree, found: &mut Vec<Violation>) {
     for file in &tree.files {
         let Some(folder) =
@@ -139,7 +150,7 @@ fn check_dependency(room: &Room, path: &str, dependency: &Dependency<'_>, found:
     }
 }
 
-/// Every dependency of a manifest: `name = …`, `name.workspace = true` and `[dependencies.name]`.
+/// Parses every dependency of a manifest: `name = …`, `name.workspace = true` and `[dependencies.name]`.
 fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     let mut all = Vec::new();
     let mut section = None;
@@ -156,7 +167,7 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
                 _ => None,
             };
             if let (Some(section), Some(name)) = (section.take(), name) {
-                // The table's own lines say the rest; the first of them stands in for the value.
+                // The value is on the following lines; the first of them stands in for it.
                 let value = manifest.lines().nth(index + 1).unwrap_or_default();
                 all.push(Dependency { line: index + 1, section, name, value });
                 continue;
@@ -178,7 +189,8 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     all
 }
 
-/// Holds the table of ARCHITECTURE.md against this one: a row `| \`name\` | holds | may use | … |` names the same rooms.
+/// Checks the table of ARCHITECTURE.md against this one: a row `| \`name\` | holds | may use | … |` must list
+/// the same crates.
 pub fn check_document(tree: &Tree, found: &mut Vec<Violation>) {
     let Some(file) = tree.files.iter().find(|file| file.path == "ARCHITECTURE.md") else { return };
     for (index, line) in file.text.lines().enumerate() {
@@ -190,17 +202,18 @@ pub fn check_document(tree: &Tree, found: &mut Vec<Violation>) {
         if may_use == "all above" || may_use == "anything" {
             continue;
         }
-        let mut said: Vec<&str> = may_use
+        let mut listed: Vec<&str> = may_use
             .split(',')
             .map(|word| word.trim().trim_matches('`'))
             .filter(|word| *word != "–")
             .collect();
         let mut held = room.may_use.to_vec();
-        said.retain(|word| !word.is_empty());
-        said.sort_unstable();
+        listed.retain(|word| !word.is_empty());
+        listed.sort_unstable();
         held.sort_unstable();
-        if said != held {
-            let what = format!("{} may use {held:?} by crates/xtask/src/rooms.rs, {said:?} here", room.name);
+        if listed != held {
+            let what =
+                format!("{} may use {held:?} by crates/xtask/src/rooms.rs, {listed:?} here", room.name);
             found.push(Violation::new(&file.path, index + 1, what));
         }
     }

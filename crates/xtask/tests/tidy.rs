@@ -1,4 +1,4 @@
-//! The tree keeps its own rules, and each rule is seen to find what it forbids.
+//! The tree follows its own rules, and each rule detects violations.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ fn the_tree_is_tidy() {
 }
 
 #[test]
-fn the_tree_is_what_git_tracks_or_would_add_whatever_a_folder_is_called() {
+fn the_tree_has_all_files_that_git_tracks_or_would_add() {
     let root = std::env::temp_dir().join(format!("blockyard-tidy-{}", std::process::id()));
     std::fs::create_dir_all(root.join("crates/a/src/target")).expect("a folder");
     std::fs::create_dir_all(root.join("out")).expect("a folder");
@@ -40,10 +40,10 @@ fn the_tree_is_what_git_tracks_or_would_add_whatever_a_folder_is_called() {
     let paths: Vec<&str> = tree.files.iter().map(|file| file.path.as_str()).collect();
     let expected = [".gitignore", "crates/a/src/target/new.rs", "crates/a/src/target/tracked.rs"];
     assert_eq!(paths, expected);
-    assert!(Tree::read(&root).is_err(), "a folder that is not there");
+    assert!(Tree::read(&root).is_err(), "a missing folder");
 }
 
-/// What tidy says about a tree that is in order but for one file.
+/// The violations in a tree that is valid except for one file.
 fn found_in(path: &str, text: &str) -> Vec<String> {
     let file = |path: &str, text: &str| File { path: path.into(), text: text.into() };
     let mut files = vec![file("CHANGELOG.md", "# Changes\n\n## Unreleased\n")];
@@ -115,7 +115,7 @@ fn crate_root_must_forbid_unsafe_code() {
 }
 
 #[test]
-fn unsafe_is_found_outside_its_rooms() {
+fn unsafe_is_found_outside_allowed_files() {
     let block = concat!("//! A.\nfn f() { unsafe", " { g() } }\n");
     assert_found("crates/engine/src/a.rs", block, "unsafe outside");
     assert_found("crates/backends/src/file.rs", block, "unsafe outside");
@@ -125,7 +125,7 @@ fn unsafe_is_found_outside_its_rooms() {
 }
 
 #[test]
-fn an_arrow_up_is_found_however_it_is_written() {
+fn a_forbidden_dependency_is_found_in_every_notation() {
     for up in [
         "[dependencies]\nring.workspace = true\n",
         "[dependencies]\nring = { workspace = true, features = [\"a\"] }\n",
@@ -139,7 +139,7 @@ fn an_arrow_up_is_found_however_it_is_written() {
 }
 
 #[test]
-fn an_arrow_down_is_allowed_and_tests_may_use_the_simulator() {
+fn allowed_dependencies_pass_and_tests_may_use_the_simulator() {
     assert_tidy("crates/layers/Cargo.toml", &manifest("[dependencies]\nblock.workspace = true\n"));
     assert_tidy("crates/layers/Cargo.toml", &manifest("[dev-dependencies]\nsim.workspace = true\n"));
     assert_found(
@@ -173,6 +173,28 @@ fn the_document_and_the_table_of_rooms_agree() {
 }
 
 #[test]
+fn sentences_that_name_nothing_are_found() {
+    for comment in [
+        "/// The same for writes.",
+        "// Who writes, waits.",
+        "/// Whoever writes.",
+        "/// A write. That of a reader\n/// is longer.",
+        "/// First line.\n/// Those that follow.",
+        "/// - What is said first.",
+        "//! 1. Those that\n//!    wait.",
+    ] {
+        let text = format!("//! A.\n\n{comment}\nfn f() {{}}\n");
+        assert_found("crates/block/src/a.rs", &text, "name the thing");
+        assert_found("crates/attic/src/a.rs", &text, "name the thing");
+    }
+    let fine = "//! A.\n\n/// Whole blocks, as the same\n/// Who list has it (e.g. who asks).\nfn f() {}\n";
+    assert_tidy("crates/block/src/a.rs", fine);
+    assert_tidy("crates/block/src/a.rs", "//! A.\n\nconst A: &str = \"The same\";\n");
+    assert_found("crates/block/README.md", "# Block\n\n* The same here.\n", "name the thing");
+    assert_tidy("crates/block/README.md", "# Block\n\n```\nThe same\n```\n");
+}
+
+#[test]
 fn decisions_are_numbered_without_doubles() {
     assert_tidy("docs/adr/0001-verdicts.md", "# Verdicts\n");
     assert_found("docs/adr/0000-verdicts.md", "# Verdicts\n", "expected docs/adr/0001-");
@@ -180,6 +202,6 @@ fn decisions_are_numbered_without_doubles() {
 }
 
 #[test]
-fn changelog_needs_a_place_for_what_is_unreleased() {
+fn changelog_needs_an_unreleased_section() {
     assert_found("CHANGELOG.md", "# Changes\n", "Unreleased");
 }

@@ -1,8 +1,8 @@
-//! Changing what an open file is served as: direct or buffered, longer or shorter, another file.
+//! Changes how an open file is served: direct or buffered, longer or shorter, another file.
 //!
-//! Each change makes another [`File`], for new nodes; the one there is stays as it was, so that whoever
-//! changes can go back to it. *Invariant:* nothing here is called while a request of the device is under
-//! way: between direct and buffered, the open file that both share is switched.
+//! Each change creates another [`File`], for new nodes; the old one stays as it was, so that the caller can
+//! return to it. *Invariant:* nothing here is called while a request of the device is in flight: the flags of
+//! the open file, which both share, change between direct and buffered.
 
 use super::open::{device_size, length};
 use super::{Direct, File, FileSpec, OpenError, sys};
@@ -11,29 +11,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl File {
-    /// The same file read and written past the page cache, or through it. What was written before is on
-    /// stable storage first, so that none of it is left in the cache (as `LOOP_SET_DIRECT_IO`).
+    /// Returns the same file with direct or buffered I/O. Written data is synced first, so that none of it is
+    /// left in the page cache (as `LOOP_SET_DIRECT_IO`).
     ///
     /// # Errors
-    /// [`OpenError`] when direct I/O is not possible with the blocks that the device has, or when what was
-    /// written could not be stored; the file is served as before then.
+    /// [`OpenError`] if direct I/O is not possible with the device's block size, or if data could not be
+    /// synced; the file is then served as before.
     pub fn with_direct(&self, direct: Direct) -> Result<Arc<File>, OpenError> {
-        let spec = FileSpec { direct, create: false, size: None, ..self.spec.clone() };
+        let spec = FileSpec { direct, create: None, ..self.spec.clone() };
         self.sync()?;
-        // What can be asked of a file depends on how it is open: it is looked at as one that is buffered.
+        // The properties depend on how the file is open: they are read in buffered mode.
         let changed = sys::set_direct(&self.handle, false)
             .map_err(|error| OpenError::call("switching", &spec, error))
             .and_then(|()| Self::examine(&spec, Arc::clone(&self.handle), self.locked, Some(self)));
         changed.inspect_err(|_| {
-            // It could before.
+            // It was possible before.
             let _ = self.reinstate();
         })
     }
 
-    /// Put what was written onto stable storage.
+    /// Syncs written data.
     ///
     /// # Errors
-    /// What could not be stored, now or by a flush before: writes fail from now on.
+    /// Data could not be stored, now or by an earlier flush: writes fail from now on.
     pub fn sync(&self) -> Result<(), OpenError> {
         if self.shared.facts.read_only {
             return Ok(());
@@ -43,21 +43,21 @@ impl File {
             return Err(OpenError::call("flushing", &self.spec, error));
         }
         self.handle.sync_data().map_err(|error| {
-            // The kernel will not say so twice.
+            // The kernel will not report it again.
             self.shared.fail_flushes();
             OpenError::call("flushing", &self.spec, error)
         })
     }
 
-    /// Have the open file be direct or buffered as this one says: what shares it may have changed that.
+    /// Switches the open file to this one's mode, direct or buffered, which another owner may have changed.
     ///
     /// # Errors
-    /// The file system cannot, although it could before.
+    /// The file system refuses, although it was possible before.
     pub fn reinstate(&self) -> std::io::Result<()> {
         sys::set_direct(&self.handle, self.shared.facts.direct.is_some())
     }
 
-    /// How long the device would be by the length that the file has now (as `LOOP_SET_CAPACITY`).
+    /// Returns the device's size by the current length of the file (as `LOOP_SET_CAPACITY`).
     ///
     /// # Errors
     /// The file cannot be measured.
@@ -66,7 +66,7 @@ impl File {
         Ok(device_size(length, &self.spec, self.shared.facts.block))
     }
 
-    /// The same file with the length that it has now.
+    /// Returns the same file with its current length.
     ///
     /// # Errors
     /// The file cannot be measured.
@@ -74,15 +74,15 @@ impl File {
         Ok(self.copy_with(self.spec.clone(), self.measured()?))
     }
 
-    /// The device made so long: a limit is moved, and a regular file made longer if need be. What shrinks is
-    /// [`cut`](File::cut) when nobody uses the end any more.
+    /// Returns the same file with a device of that size: a limit is changed, and a regular file extended if
+    /// necessary. Shrinking is done by [`cut`](File::cut) when the end is no longer used.
     ///
     /// # Errors
     /// [`OpenError`]: nothing has changed.
     pub fn resized(&self, size: Bytes) -> Result<Arc<File>, OpenError> {
         let facts = &self.shared.facts;
         let limit = self.spec.sizelimit.map(|_| size);
-        let spec = FileSpec { sizelimit: limit, create: false, size: None, ..self.spec.clone() };
+        let spec = FileSpec { sizelimit: limit, create: None, ..self.spec.clone() };
         let refused = |why: String| Err(OpenError::refused(&spec, why));
         if !size.is_aligned(facts.block.into()) || size == Bytes::ZERO {
             return refused(format!(
@@ -94,11 +94,11 @@ impl File {
             return refused(format!("no file holds {size} (give less)"));
         };
         let measured = length(&self.handle).map_err(|error| OpenError::call("measuring", &spec, error))?;
-        // What lies behind a limit is not ours to cut off.
+        // Bytes behind a limit are not ours to remove.
         let fits = end == measured || end < measured && limit.is_some();
         if !fits {
             if facts.block_device {
-                let why = format!("it is a block device of {}, which has the size it has", Bytes(measured));
+                let why = format!("it is a block device of {}, which cannot be resized", Bytes(measured));
                 return refused(format!("{why} (give a size that fits, with sizelimit)"));
             }
             if facts.read_only {
@@ -111,10 +111,10 @@ impl File {
         Ok(self.copy_with(spec, size))
     }
 
-    /// Give back what lies behind the device's end, if all of the file is the device's.
+    /// Truncates the file at the device's end, if the device covers all of the file.
     ///
     /// # Errors
-    /// The file cannot be made shorter.
+    /// The file cannot be truncated.
     pub fn cut(&self) -> Result<(), OpenError> {
         let facts = &self.shared.facts;
         let end = facts.start.0 + facts.size.0;
@@ -126,22 +126,23 @@ impl File {
         self.handle.set_len(end).map_err(call("sizing"))
     }
 
-    /// Another file in the place of this one, of the same size, both read-only (as `LOOP_CHANGE_FD`).
+    /// Returns another file of the same size in place of this one, both read-only (as `LOOP_CHANGE_FD`).
     ///
     /// # Errors
-    /// [`OpenError`]: the other file cannot be opened, or cannot take the place.
+    /// [`OpenError`]: the other file cannot be opened, or does not fit.
     pub fn replaced(&self, path: std::path::PathBuf) -> Result<Arc<File>, OpenError> {
         let facts = &self.shared.facts;
         if !facts.read_only {
-            let why = "what was written to it would not be in the other file (only a device with ro changes its file)";
+            let why =
+                "the other file would lack data written to it (only a device with ro can change its file)";
             return Err(OpenError::refused(&self.spec, why));
         }
-        let spec = FileSpec { path, create: false, size: None, ..self.spec.clone() };
+        let spec = FileSpec { path, create: None, ..self.spec.clone() };
         let file = File::open(&FileSpec { block: Some(facts.block), ..spec.clone() })?;
         let other = file.shared.facts;
         if other.size != facts.size || other.block != facts.block {
             let why = format!(
-                "its device would hold {} in blocks of {}, and this one holds {} in blocks of {} (give a file of the same size)",
+                "it would be a device of {} in blocks of {} instead of {} in blocks of {} (give a file of equal size)",
                 other.size, other.block, facts.size, facts.block
             );
             return Err(OpenError::refused(&spec, why));
@@ -149,35 +150,34 @@ impl File {
         Ok(file)
     }
 
-    /// The same file, which is open to be read, opened a second time to be written. No other program may be let in
-    /// between: until [`deny_writers`](File::deny_writers) this one's readers keep writers off no longer, and the
-    /// second one's lock does.
+    /// Opens the same file, which is open for reading, a second time for writing. No other program may get in
+    /// between: until [`deny_writers`](File::deny_writers), the second one's locks exclude writers instead of
+    /// this one's.
     ///
     /// # Errors
-    /// [`OpenError`]: it is in use by someone else too, or may not be written.
+    /// [`OpenError`]: another program uses it too, or it may not be written.
     pub fn reopened_for_writing(&self) -> Result<Arc<File>, OpenError> {
         super::lock::allow_writers(&self.handle, self.locked)
             .map_err(|error| OpenError::call("unlocking", &self.spec, error))?;
         let spec = FileSpec {
-            read_only: false,
+            ro: false,
             direct: Direct::Off,
             block: Some(self.shared.facts.block),
-            create: false,
-            size: None,
+            create: None,
             ..self.spec.clone()
         };
         let opened = File::open(&spec)?;
         if opened.identity()? != self.identity()? {
-            let why = "another file has its name by now (give it back the one that is served)";
+            let why = "its path names another file now (restore the file that is served)";
             return Err(OpenError::refused(&spec, why.to_owned()));
         }
         Ok(opened)
     }
 
-    /// Keep other writers off again. Where that fails, `show` says so from here on.
+    /// Excludes other writers again. If that fails, `show` reports it from now on.
     ///
     /// # Errors
-    /// Somebody locks the bytes that stand for it.
+    /// Another program locks the bytes.
     pub fn deny_writers(&self) -> std::io::Result<()> {
         let denied = super::lock::deny_writers(&self.handle, self.locked);
         self.shared.lets_writers.store(denied.is_err(), Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl File {
         let facts = super::Facts { size, ..self.shared.facts };
         Arc::new(File {
             handle: Arc::clone(&self.handle),
-            error_handle: self.error_handle.clone(),
+            sync_handle: self.sync_handle.clone(),
             spec,
             shared: self.shared.changed(facts),
             file_system: self.file_system,

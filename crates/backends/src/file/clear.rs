@@ -1,7 +1,7 @@
-//! Discard and write zeroes: by `fallocate`, and where the file system refuses, by writing zeroes.
+//! Discard and write zeroes: with `fallocate`, and by writing zeroes if the file system refuses.
 //!
-//! A refusal is remembered for all queues. Discard then is not supported any more, as in the kernel's loop
-//! driver (LOOP-10). Write zeroes goes on by writing, unless it was to be fast or not at all.
+//! A refusal is remembered for all queues. Discard is then no longer supported, as in the kernel's loop
+//! driver (LOOP-10). Write zeroes continues by writing, unless FAST_ZERO was requested.
 
 use super::node::{FileNode, Phase, ZEROES_LEN};
 use block::{Cookie, Data, Flags, Op, Request, Status};
@@ -12,12 +12,12 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 impl FileNode {
-    /// A discard or write zeroes arrives, or its first way failed.
+    /// Starts a discard or write zeroes, or continues after `fallocate` was refused.
     pub(super) fn clear<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
         let aligned = ((facts.start.0 + req.offset.0) | req.len.0).is_multiple_of(facts.block.into());
         if facts.block_device && !aligned && req.op == Op::Discard {
-            // Less than a block cannot be given back, and need not be.
+            // Less than a block cannot be freed, and need not be.
             return Verdict::Up(Status::Ok);
         }
         let Some(mode) = self.mode(req).filter(|_| aligned || !facts.block_device) else {
@@ -28,27 +28,27 @@ impl FileNode {
             if let Some(result) = cx.try_now(self.file, op, Data::NONE, 0, Patience::Unbounded) {
                 return self.cleared(io, req, mode, result, cx);
             }
-        } else if req.flags.has(Flags::NOWAIT) {
+        } else if req.flags.contains(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
         self.start(io, Phase::Allocate(mode), op, Data::NONE, 0, cx)
     }
 
-    /// How `fallocate` does it; `None`: it was seen not to, or not well enough.
+    /// Returns the mode of `fallocate`; `None`: it was refused before, or is not good enough.
     fn mode(&self, req: &Request) -> Option<i32> {
         let punch = (!self.shared.no_punch.load(Relaxed)).then_some(PUNCH);
-        // A block device zeroes a range by writing where it knows nothing better: that is not fast.
-        let slow = self.shared.facts.block_device && req.flags.has(Flags::FAST_ZERO);
+        // A block device may zero a range by writing, which is not fast.
+        let slow = self.shared.facts.block_device && req.flags.contains(Flags::FAST_ZERO);
         let zero = (!slow && !self.shared.no_zero_range.load(Relaxed)).then_some(ZERO);
         match req.op {
             Op::Discard => punch,
-            _ if req.flags.has(Flags::NO_UNMAP) => zero,
+            _ if req.flags.contains(Flags::NO_UNMAP) => zero,
             _ => punch.or(zero),
         }
     }
 
-    /// `fallocate` with that mode is over. What was refused is what was asked for then: another request may
-    /// have been refused meanwhile, and a look at `mode` would now find the next way.
+    /// Processes the end of `fallocate` with that mode. The mode is that of the request: another request may
+    /// have been refused meanwhile, and `mode` would return the next one.
     pub(super) fn cleared<R: Ring>(
         &mut self,
         io: Cookie,
@@ -73,9 +73,9 @@ impl FileNode {
         }
     }
 
-    /// By writing, if that will do.
+    /// Writes zeroes, if that is allowed.
     fn without_allocate<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.op == Op::Discard || req.flags.has(Flags::FAST_ZERO) {
+        if req.op == Op::Discard || req.flags.contains(Flags::FAST_ZERO) {
             return Verdict::Up(Status::NotSupported);
         }
         if !self.slot(io).is_zeroing() {

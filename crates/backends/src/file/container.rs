@@ -1,25 +1,26 @@
 //! Formats of disk images, recognised by the first sector of a file.
 //!
-//! A raw disk holds whatever its clients write, so its first bytes say nothing about what the file is. They decide two
-//! things here: a file that begins as an image is not served as a raw disk unless the user asked for that, and a client
-//! cannot make a raw disk begin as one (see [`head`](super::head)).
+//! A raw disk holds whatever its clients write, so its first bytes do not prove what the file is. They decide
+//! two things here: a file that begins with an image header is not served as a raw disk unless the user asked
+//! for that, and a client cannot write such a header to the beginning of a raw disk (see
+//! [`head`](super::head)).
 //!
-//! The list has what QEMU probes (`bdrv_probe` of its drivers), which is what a host may open such a file with. LUKS is
-//! missing on purpose: it is what a raw disk holds when its user encrypts it.
+//! The list has the formats that QEMU probes (`bdrv_probe` of its drivers), because a host may open such a
+//! file with QEMU. LUKS is omitted deliberately: an encrypted raw disk begins like that.
 //!
-//! Compressed files have a list of their own. A client may write an archive to a raw disk (`tar cz >/dev/nbd0`), and must
-//! not lock the owner out by that. So a file counts as compressed only if something that no client can change says so
-//! too: its name ends accordingly, or its length is not whole sectors, which no disk has.
+//! Compressed files have a list of their own. A client may write an archive to a raw disk with
+//! `tar cz >/dev/nbd0`, which must not lock the owner out. So a file counts as compressed only if a property
+//! that no client can change agrees: its name ends accordingly, or its length is not a multiple of a sector.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Bytes that decide: QEMU's `BLOCK_PROBE_BUF_SIZE`.
+/// Number of bytes that are examined: QEMU's `BLOCK_PROBE_BUF_SIZE`.
 pub const HEAD_LEN: usize = 512;
 
-/// Formats and the bytes that a file of each begins with.
+/// Formats, with the first bytes of their files.
 const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"QFI\xfb\0\0\0\x01", "qcow"),
     (b"QFI\xfb", "qcow2"),
@@ -34,7 +35,7 @@ const BEGINNINGS: [(&[u8], &str); 12] = [
     (b"Bochs Virtual HD Image", "bochs"),
     (b"#!/bin/sh\n#V2.0 Format\n", "cloop"),
 ];
-/// Compressed formats: their first bytes, their name, and how names of such files end.
+/// Compressed formats: first bytes, name, and endings of file names.
 const COMPRESSED: [(&[u8], &str, &[&str]); 6] = [
     (b"\x1f\x8b\x08", "gzip", &["gz", "tgz"]),
     (b"\xfd7zXZ\0", "xz", &["xz", "txz"]),
@@ -43,13 +44,13 @@ const COMPRESSED: [(&[u8], &str, &[&str]); 6] = [
     (b"\x04\x22\x4d\x18", "lz4", &["lz4"]),
     (b"PK\x03\x04", "zip", &["zip"]),
 ];
-/// The unit in which disks are long.
+/// Unit of the length of disks.
 const SECTOR_LEN: u64 = 512;
-/// Where VirtualBox images have their signature, and the signature.
+/// Offset of the signature of VirtualBox images, and the signature.
 const VDI: (usize, &[u8]) = (0x40, &[0x7f, 0x10, 0xda, 0xbe]);
 
-/// The format that a file with these first bytes would be taken for, unless it is a raw disk. `head`: the first
-/// [`HEAD_LEN`] bytes, or all if there are fewer.
+/// Returns the format for which a file with these first bytes would be taken. `head`: the first [`HEAD_LEN`]
+/// bytes, or all if there are fewer.
 pub fn container(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];
     if let Some((_, name)) = BEGINNINGS.iter().find(|(beginning, _)| head.starts_with(beginning)) {
@@ -61,20 +62,20 @@ pub fn container(head: &[u8]) -> Option<&'static str> {
     is_vmdk_descriptor(head).then_some("vmdk")
 }
 
-/// The compression that a file begins with, and how the names of such files end.
+/// Returns the compression of a file with these first bytes, and the endings of such files' names.
 fn compression(head: &[u8]) -> Option<(&'static str, &'static [&'static str])> {
     let row = COMPRESSED.iter().find(|(beginning, ..)| head.starts_with(beginning))?;
     Some((row.1, row.2))
 }
 
-/// What a file turns out to hold when nobody said that it is a raw disk.
+/// The content of a file without a given format.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Nothing contradicts a raw disk.
     Raw,
-    /// A raw disk, as far as its name and length say, that begins with data compressed like this.
+    /// A raw disk, by its name and length, that begins with data of this compression.
     MayBeCompressed(&'static str),
-    /// It is not served as a raw disk unless the user asks for that. The text says why, and what to do.
+    /// Not served as a raw disk unless the user asks for that. The text has the reason and what to do.
     Other(String),
 }
 
@@ -98,7 +99,8 @@ pub fn content(file: &File, path: &Path) -> io::Result<Content> {
     Ok(if is_file { Content::Other(compressed(name)) } else { Content::MayBeCompressed(name) })
 }
 
-/// Says what a file holds that was given as an image of a format and does not begin as one, and what to do.
+/// Describes the content of a file that was given as an image of a format and does not begin as one, and what
+/// to do.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -120,7 +122,7 @@ fn compressed(name: &str) -> String {
     format!("it is compressed with {name} (unpack it first, or add format=raw to serve the file as it is)")
 }
 
-/// Why a file that begins as an image is not served as a raw disk, and what to do.
+/// Returns why a file with an image header is not served as a raw disk, and what to do.
 fn not_raw(format: &str) -> String {
     let what = match format {
         "qcow2" | "vmdk" => format!("add format={format} to serve what is in it"),
@@ -129,7 +131,7 @@ fn not_raw(format: &str) -> String {
     format!("it begins as a {format} image ({what}, or add format=raw to serve the file as it is)")
 }
 
-/// QEMU's rule for the text of a vmdk: after comments and blank lines, `version=` and 1, 2 or 3.
+/// QEMU's rule for the text of a vmdk descriptor: after comments and blank lines, `version=` and 1, 2 or 3.
 fn is_vmdk_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split_inclusive(|&byte| byte == b'\n');
     let is_passed = |line: &[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_file_is_told_from_a_raw_disk_with_an_archive_on_it() {
+    fn a_compressed_file_is_distinguished_from_a_raw_disk_with_an_archive() {
         let folder = tempfile::tempdir().unwrap();
         let of = |name: &str, head: &[u8], len: usize| {
             let path = folder.path().join(name);
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_raw_disks_hold_is_no_image() {
+    fn common_content_of_raw_disks_is_not_an_image() {
         let mut boot = [0x90; HEAD_LEN];
         boot[..3].copy_from_slice(&[0xeb, 0x63, 0x90]);
         boot[510..].copy_from_slice(&[0x55, 0xaa]);

@@ -1,23 +1,22 @@
-//! Direct I/O on what is not aligned: through a window of whole blocks in aligned memory.
+//! Direct I/O for unaligned requests, through a window of whole blocks in aligned memory.
 //!
-//! A request is cut into windows of at most 1 MiB. A read reads the window and copies out of it. A write
-//! that covers its window copies in and writes; one that covers a part of a block claims to be the file's
-//! only write, reads the window, copies in, and writes it back.
+//! A request is processed in windows of at most 1 MiB. A read reads the window and copies from it. A write
+//! that covers its window copies in and writes; one that covers a part of a block claims its range
+//! exclusively ([`RangeLock`](queue::RangeLock)), reads the window, copies in, and writes it back.
 
-use super::exclusive::Claim;
 use super::facts::Alignment;
 use super::node::{FileNode, Phase};
-use crate::pieces::each_piece;
+use crate::segments::each_segment;
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
 use queue::{Cx, FileOp, Ring, Verdict};
 
-/// Bytes of a request that one window serves.
+/// Bytes of a request per window.
 const WINDOW: u64 = 1 << 20;
-/// Copied at a time between two pieces of the ring's memory.
+/// Bytes copied at a time between two segments of the ring's memory.
 const CHUNK: usize = 4096;
 
 impl FileNode {
-    /// Begin the next window of a request.
+    /// Starts the next window of a request.
     pub(super) fn start_window<R: Ring>(
         &mut self,
         io: Cookie,
@@ -25,7 +24,7 @@ impl FileNode {
         alignment: Alignment,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        if req.flags.has(Flags::NOWAIT) {
+        if req.flags.contains(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
         let block = u64::from(alignment.offset);
@@ -34,17 +33,8 @@ impl FileNode {
         let end = if end == req.end().0 { end } else { Bytes(end).align_down(block).0 };
         let window = (Bytes(start).align_down(block).0, end.next_multiple_of(block));
         let partial = window != (start, end);
-        let key = self.key(io);
-        if req.op != Op::Read && partial {
-            match self.shared.exclusive.claim(&self.gate, key) {
-                Claim::Refused => return Verdict::Blocked,
-                claim => {
-                    self.slot(io).claimed = true;
-                    if claim == Claim::Waiting {
-                        return Verdict::Blocked;
-                    }
-                }
-            }
+        if req.op != Op::Read && partial && !self.claim(io, req) {
+            return Verdict::Blocked;
         }
         if self.slot(io).bounce.len == 0 {
             let Some(memory) = cx.ring.allocate((WINDOW + 2 * block) as u32) else {
@@ -62,7 +52,7 @@ impl FileNode {
         self.window_step(io, req, Phase::WindowWrite, cx)
     }
 
-    /// Start reading or writing what is left of the window.
+    /// Starts to read or write the rest of the window.
     fn window_step<R: Ring>(
         &mut self,
         io: Cookie,
@@ -75,7 +65,7 @@ impl FileNode {
         let left = slot.window.1 - slot.window.0 - slot.window_done;
         let memory = slot.bounce.slice(slot.window_done as u32, left as u32);
         let offset = facts.start.0 + slot.window.0 + slot.window_done;
-        let durable = req.flags.has(Flags::FUA) && !slot.is_zeroing();
+        let durable = req.flags.contains(Flags::FUA) && !slot.is_zeroing();
         let op = match phase {
             Phase::WindowRead => FileOp::Read { offset },
             _ => FileOp::Write { offset, durable },
@@ -83,7 +73,7 @@ impl FileNode {
         self.start(io, phase, op, Data::One(memory), left, cx)
     }
 
-    /// The ring moved a part of the window, or all of it.
+    /// Processes the end of a read or write of the window.
     pub(super) fn window_moved<R: Ring>(
         &mut self,
         io: Cookie,
@@ -113,7 +103,7 @@ impl FileNode {
                 self.transfer(io, req, cx)
             }
             Phase::WindowRead => {
-                // Past the end of a file that shrank there is nothing to keep.
+                // Behind the end of a truncated file there is nothing to preserve.
                 let missing = slot.bounce.slice(slot.window_done as u32, (len - slot.window_done) as u32);
                 slot.window_done = 0;
                 cx.ring.bytes_mut(missing).fill(0);
@@ -129,14 +119,14 @@ impl FileNode {
         }
     }
 
-    /// Where the request's next bytes lie in the window, and how many of them.
+    /// Returns the position of the request's next bytes in the window, and their number.
     fn overlap(&mut self, io: Cookie, req: &Request) -> (u64, u64) {
         let slot = self.slot(io);
         let start = req.offset.0 + slot.done;
         (start - slot.window.0, slot.window.1.min(req.end().0) - start)
     }
 
-    /// Copy the request's bytes into the window.
+    /// Copies the request's bytes to the window.
     fn copy_in<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
         let (skip, len) = self.overlap(io, req);
         let slot = self.slot(io);
@@ -145,12 +135,12 @@ impl FileNode {
             return cx.ring.bytes_mut(into).fill(0);
         }
         let data = cx.advance(req.data, slot.done);
-        each_piece(cx, data, len, |ring, piece, done| {
-            copy(ring, piece, into.slice(done as u32, piece.len));
+        each_segment(cx, data, len, |ring, segment, done| {
+            copy(ring, segment, into.slice(done as u32, segment.len));
         });
     }
 
-    /// Copy what was read of the window out to the request's memory, and count it as done.
+    /// Copies what was read of the window to the request's memory, and counts it as done.
     fn copy_out<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
         let (skip, len) = self.overlap(io, req);
         let slot = self.slot(io);
@@ -161,13 +151,13 @@ impl FileNode {
             return;
         }
         let from = slot.bounce.slice(skip as u32, len as u32);
-        each_piece(cx, data, len, |ring, piece, done| {
-            copy(ring, from.slice(done as u32, piece.len), piece);
+        each_segment(cx, data, len, |ring, segment, done| {
+            copy(ring, from.slice(done as u32, segment.len), segment);
         });
     }
 }
 
-/// Copy between two pieces of the ring's memory, of which only one can be looked at at a time.
+/// Copies between two segments of the ring's memory, of which only one can be borrowed at a time.
 fn copy<R: Ring>(ring: &mut R, from: Segment, into: Segment) {
     let mut chunk = [0; CHUNK];
     let mut done = 0;

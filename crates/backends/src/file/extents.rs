@@ -1,28 +1,28 @@
-//! Which parts of a file are holes, found with `lseek`.
+//! Finds holes of a file with `lseek`.
 //!
-//! Where a file system has no list of extents, looking for the next hole goes through the pages one by one: on tmpfs it
-//! takes about 10 ms for a file of 1 GiB without holes. So the last stretch of data is remembered. That can only err on
-//! the side of data, which is always a truthful answer; what our own discards and write zeroes clear is forgotten, by
-//! whichever queue they came.
+//! A file system without a list of extents searches the next hole page by page: on tmpfs that takes about 10
+//! ms for a file of 1 GiB without holes. So the last range of data is remembered. It can only err on the side
+//! of data, which is always a correct answer. Discards and write zeroes of any queue of ours invalidate it.
 //!
-//! What lies past the end of a file that was cut is no hole: who reads there is to be told (LOOP-4), so it is data here.
+//! A range behind the end of a truncated file is no hole: reads there have to fail (LOOP-4), so it is
+//! reported as data.
 
 use super::node::FileNode;
-use crate::pieces::{Records, one_extent};
+use crate::segments::{Records, one_extent};
 use block::{Bytes, Data, Extent, Request, Segment, Status};
 use queue::{Cx, FileOp, Patience, Ring, Verdict};
 use std::sync::atomic::Ordering::Acquire;
 
-/// How often data is looked for so that it can be lent: a look takes 10 ms for each GiB of it.
+/// Minimum time between searches for data for zero-copy reads: a search takes 10 ms per GiB of data.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// The stretch of data that was looked at last, in bytes of the file.
+/// The last range of data that was found, in bytes of the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownData {
     from: u64,
-    /// Not part of it; `from` if nothing is known.
+    /// End of the range, exclusive; `from` if nothing is known.
     end: u64,
-    /// `Shared::cleared` before the look.
+    /// `Shared::cleared` before the search.
     cleared: u64,
 }
 
@@ -31,7 +31,7 @@ impl KnownData {
 }
 
 impl FileNode {
-    /// Describe the range, as far as its records fit.
+    /// Describes a range, up to the number of records that fit.
     pub(super) fn extents<R: Ring>(&mut self, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
         let whole = Extent { len: req.len, hole: false, zero: false };
@@ -41,7 +41,7 @@ impl FileNode {
         }
         let mut records = Records::new(cx, req.data);
         let (mut next, end) = (facts.start.0 + req.offset.0, facts.start.0 + req.end().0);
-        // Every other answer is a hole: two looks a record, and none can be repeated without an advance.
+        // Data and holes alternate: two searches per record, and none is repeated without progress.
         while next < end {
             let data = self.next_data(next, end, cx);
             let hole = Extent { len: Bytes(data - next), hole: true, zero: true };
@@ -60,8 +60,8 @@ impl FileNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// Answer a read with the file's own memory, if all of it is data: a hole would be filled by looking at it. Where
-    /// data is takes long to find out, so it is not asked often; what is not known is copied.
+    /// Answers a read from the file's own memory, if all of it is data: reading a hole there would allocate
+    /// it. A search takes long, so it is rare; unknown ranges are copied.
     pub(super) fn lend<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) -> bool {
         let Some((region, looked)) = self.own else { return false };
         let (from, end) = (self.shared.facts.start.0 + req.offset.0, self.shared.facts.start.0 + req.end().0);
@@ -86,7 +86,7 @@ impl FileNode {
         true
     }
 
-    /// Where data begins, from `from` on; `end` if there is none before it.
+    /// Returns where data begins, from `from` on; `end` if there is none before it.
     fn next_data<R: Ring>(&mut self, from: u64, end: u64, cx: &mut Cx<'_, R>) -> u64 {
         let known = self.known;
         if (known.from..known.end).contains(&from) && known.cleared == self.shared.cleared.load(Acquire) {
@@ -94,19 +94,19 @@ impl FileNode {
         }
         match self.seek(from, false, cx) {
             Some(at) if at >= 0 => (at as u64).clamp(from, end),
-            // Past the last data: nothing but a hole, if the file still reaches that far.
+            // Behind the last data: a hole, if the file still extends that far.
             Some(errno) if errno == -i64::from(libc::ENXIO) && self.reaches(end, cx) => end,
-            // A file system that cannot tell has data there.
+            // A file system without support has data there.
             _ => from,
         }
     }
 
-    /// Whether the file is at least that long.
+    /// Whether the file has at least that length.
     fn reaches<R: Ring>(&self, end: u64, cx: &mut Cx<'_, R>) -> bool {
         self.seek(end.saturating_sub(1), true, cx) != Some(-i64::from(libc::ENXIO))
     }
 
-    /// Where the data at `from` ends.
+    /// Returns where the data at `from` ends.
     fn data_end<R: Ring>(&mut self, from: u64, cx: &mut Cx<'_, R>) -> u64 {
         let cleared = self.shared.cleared.load(Acquire);
         if (self.known.from..self.known.end).contains(&from) && self.known.cleared == cleared {
@@ -114,7 +114,7 @@ impl FileNode {
         }
         let end = match self.seek(from, true, cx) {
             Some(at) if at as u64 > from && at > 0 => at as u64,
-            // Cut, or cleared since it was found: that may change again, so it is not remembered.
+            // Truncated, or cleared since it was found: not remembered, because that may change again.
             Some(at) if at >= 0 || at == -i64::from(libc::ENXIO) => return u64::MAX,
             _ => u64::MAX,
         };

@@ -1,55 +1,52 @@
-//! Keeping a raw disk raw: no client may turn a file into an image of another format by what it writes to it.
+//! Keeps a raw disk raw: no client may turn a file into an image of another format by writing its header.
 //!
-//! Who opens the file later without a format, QEMU for example, would take it for that image, and read the files of the
-//! host that its header names. So as in QEMU's `raw` driver, a write to the first [`HEAD_LEN`] bytes of a file that is raw
-//! because nobody said otherwise is refused with `EPERM` if the file would begin as an image then.
+//! A program that opens the file later without a format, QEMU for example, would take it for that image, and
+//! read the files of the host that its header names. So as in QEMU's `raw` driver, a write to the first
+//! [`HEAD_LEN`] bytes is refused with `EPERM` if the file would then begin with such a header, unless the
+//! user gave `format=raw`.
 //!
-//! Requests that touch these bytes are done one at a time over all queues, so that several together cannot write what one
-//! may not. The rest of the bytes is read first if the request does not cover them. Memory that only the kernel reaches is
-//! copied through a file in memory, and written from the copy: what a client changes in it after the check does no harm.
-//! Other requests pay one comparison.
+//! Requests that touch these bytes are serialised over all queues, so that several together cannot write what
+//! one may not. The rest of the bytes is read first if the request does not cover them. Memory that only the
+//! kernel can access is copied through a file in memory, and written from the copy, so a client cannot change
+//! it after the check. Other requests pay one comparison.
 
 use super::container::{HEAD_LEN, container};
 use super::node::{FileNode, Phase};
-use crate::pieces::each_piece;
+use crate::segments::{each_segment, is_opaque};
 use block::{Cookie, Data, Flags, Op, Request, Segment, Status};
 use queue::{Cx, FileOp, Ring, Verdict};
 
-/// What the ring is doing for a request that touches the head.
+/// Step of a request that touches the head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Another such request goes first.
+    /// Waiting for another such request.
     Wait,
-    /// The bytes that are there are read.
+    /// Reading the current bytes.
     Read,
-    /// The request's bytes are copied into the file in memory …
+    /// Copying the request's bytes to the file in memory …
     CopyOut,
-    /// … and from there into memory that we reach.
+    /// … and from there to memory that we can access.
     CopyIn,
-    /// The copy is written to the file.
+    /// Writing the copy to the file.
     Write,
 }
 
-/// How long a request waits for another that touches the head before it tries again: twice as long each time.
-const WAIT_NS_MIN: u64 = 50_000;
-const WAIT_NS_MAX: u64 = 10_000_000;
-
 impl FileNode {
-    /// A request that writes to the head: check what the file would begin with.
+    /// Starts a write to the head, by checking what the file would begin with.
     #[cold]
     pub(super) fn protect<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.flags.has(Flags::NOWAIT) {
+        if req.flags.contains(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
-        if !self.shared.claim_head(self.key(io)) {
-            let slot = self.slot(io);
-            let wait_ns = slot.look_ns.max(WAIT_NS_MIN);
-            (slot.phase, slot.look_ns) = (Phase::Head(Step::Wait), (2 * wait_ns).min(WAIT_NS_MAX));
-            cx.timer(io, cx.now().after(wait_ns));
-            return Verdict::Held;
+        let key = self.key(io);
+        if !self.shared.claim_head(key) {
+            self.held.listen(&self.shared.waiting, cx);
+            if !self.shared.claim_head(key) {
+                self.slot(io).phase = Phase::Head(Step::Wait);
+                return self.held.hold(io);
+            }
         }
-        let slot = self.slot(io);
-        (slot.claimed_head, slot.look_ns) = (true, 0);
+        self.slot(io).claimed_head = true;
         let facts = self.shared.facts;
         if facts.start.0 == 0 && req.offset.0 == 0 && req.len.0 >= HEAD_LEN as u64 {
             return self.head_read(io, req, [0; HEAD_LEN], cx);
@@ -61,13 +58,13 @@ impl FileNode {
         self.start(io, Phase::Head(Step::Read), op, Data::One(memory), len.into(), cx)
     }
 
-    /// Bytes that are read or written at once where the file begins: direct I/O wants whole blocks.
+    /// Returns the length of reads and writes at the beginning of the file: direct I/O needs whole blocks.
     fn head_block(&self) -> u32 {
         let facts = &self.shared.facts;
         facts.direct.map_or(0, |alignment| alignment.offset).max(facts.block).max(HEAD_LEN as u32)
     }
 
-    /// The ring has done a step.
+    /// Processes the end of a step.
     pub(super) fn head_moved<R: Ring>(
         &mut self,
         io: Cookie,
@@ -81,7 +78,7 @@ impl FileNode {
             (Step::Write, ..0) => self.not_moved(io, req, result, cx),
             (_, ..0) => self.failed(req, result),
             (Step::Read, count) => {
-                // What is not there reads as zeroes.
+                // Missing bytes read as zeroes.
                 let mut head = [0; HEAD_LEN];
                 let count = (count as usize).min(HEAD_LEN);
                 let memory = self.slot(io).bounce;
@@ -90,7 +87,8 @@ impl FileNode {
             }
             (Step::CopyOut, count) if count as u64 == u64::from(self.slot(io).bounce.len) => {
                 let memory = self.slot(io).bounce;
-                self.scratch_op(io, Step::CopyIn, FileOp::Read { offset: 0 }, memory, cx)
+                let op = FileOp::Read { offset: 0 };
+                self.scratch_op(io, Step::CopyIn, op, (Data::One(memory), memory.len), cx)
             }
             (Step::CopyIn, count) if count as u64 == u64::from(self.slot(io).bounce.len) => {
                 let memory = self.slot(io).bounce;
@@ -120,7 +118,7 @@ impl FileNode {
         }
     }
 
-    /// The head is known as far as the request leaves it: put the request's bytes into it, and check it.
+    /// Adds the request's bytes to the rest of the head, and checks the result.
     fn head_read<R: Ring>(
         &mut self,
         io: Cookie,
@@ -132,10 +130,10 @@ impl FileNode {
         let (at, len) = self.overlap_of_head(req);
         match req.data {
             _ if req.op != Op::Write => head[at..at + len].fill(0),
-            Data::One(data) if cx.ring.is_opaque(data) => return self.copy_opaque(io, req, data, head, cx),
-            data => each_piece(cx, data, len as u64, |ring, piece, done| {
+            data if is_opaque(cx, data, req.len.0) => return self.copy_opaque(io, req, head, cx),
+            data => each_segment(cx, data, len as u64, |ring, segment, done| {
                 let into = at + done as usize;
-                head[into..into + piece.len as usize].copy_from_slice(ring.bytes(piece));
+                head[into..into + segment.len as usize].copy_from_slice(ring.bytes(segment));
             }),
         }
         if !self.stays_raw(&head) {
@@ -147,7 +145,7 @@ impl FileNode {
         }
     }
 
-    /// Where the request's bytes lie in the file's head, and how many of them.
+    /// Returns the position of the request's bytes in the head, and their number.
     fn overlap_of_head(&self, req: &Request) -> (usize, usize) {
         let at = (self.shared.facts.start.0 + req.offset.0) as usize;
         (at, (HEAD_LEN - at).min(req.len.0 as usize))
@@ -161,12 +159,11 @@ impl FileNode {
         format.is_none()
     }
 
-    /// Copy the request's first block out of memory that only the kernel reaches.
+    /// Copies the request's first block out of memory that only the kernel can access.
     fn copy_opaque<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
-        data: Segment,
         head: [u8; HEAD_LEN],
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
@@ -174,13 +171,8 @@ impl FileNode {
         let Some(memory) = cx.ring.allocate(len) else { return Verdict::Blocked };
         self.slot(io).bounce = memory;
         self.head.copy_from_slice(&head);
-        self.scratch_op(
-            io,
-            Step::CopyOut,
-            FileOp::Write { offset: 0, durable: false },
-            data.slice(0, len),
-            cx,
-        )
+        let op = FileOp::Write { offset: 0, durable: false };
+        self.scratch_op(io, Step::CopyOut, op, (req.data, len), cx)
     }
 
     fn scratch_op<R: Ring>(
@@ -188,19 +180,19 @@ impl FileNode {
         io: Cookie,
         step: Step,
         op: FileOp,
-        memory: Segment,
+        (data, len): (Data, u32),
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        // Without that file what is in such memory cannot be checked.
+        // Without that file such memory cannot be checked.
         let Some(scratch) = self.scratch_file else { return Verdict::Up(Status::NotPermitted) };
         self.slot(io).phase = Phase::Head(step);
-        match cx.start(io, scratch, op, Data::One(memory), memory.len.into()) {
+        match cx.start(io, scratch, op, data, len.into()) {
             Ok(()) => Verdict::Held,
             Err(queue::RingFull) => Verdict::Blocked,
         }
     }
 
-    /// Write what is left of the copy.
+    /// Writes the rest of the copy.
     fn write_copy<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let done = self.slot(io).done;
         let memory = self.slot(io).bounce;

@@ -1,4 +1,4 @@
-//! What the disk under a file says of itself, in sysfs and by ioctl.
+//! Properties of the disk below a file, from sysfs and ioctls.
 
 use super::facts::Facts;
 use super::open::device_number;
@@ -9,18 +9,18 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The disk under a file: the block device itself, or the one that holds the file system.
+/// The disk below a file: the block device itself, or the one that holds the file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Disk {
-    /// Its logical block size; 512 where it is not known.
+    /// Logical block size in bytes; 512 if unknown.
     pub(super) logical: u32,
-    /// Its physical block size.
+    /// Physical block size in bytes.
     pub(super) physical: u32,
-    /// The unit in which it gives space back: the file system's block for a regular file.
+    /// Granularity of discards in bytes: the file system's block for a regular file.
     pub(super) discard_granularity: u32,
-    /// The most that it gives back at once; 0: it gives nothing back, as far as can be told beforehand.
+    /// Largest discard in bytes; 0: no support, as far as is known beforehand.
     pub(super) discard_max: Sectors,
-    /// Seeks cost.
+    /// Seeks are slow.
     pub(super) rotational: bool,
 }
 
@@ -56,34 +56,35 @@ impl Disk {
     }
 }
 
-/// What a file takes, by what it is and what lies under it.
+/// Returns the limits of a file, by its type and the disk below.
 pub(super) fn limits(facts: &Facts, disk: &Disk) -> Result<QueueLimits, LimitsError> {
     let block = Bytes(facts.block.into());
     let mut features = Features::NOWAIT;
     if facts.memory {
-        features = features.with(Features::SYNCHRONOUS);
+        features = features.union(Features::SYNCHRONOUS);
     } else if !facts.read_only {
-        features = features.with(Features::WRITE_CACHE).with(Features::FUA);
+        features = features.union(Features::WRITE_CACHE).union(Features::FUA);
     }
     if disk.rotational {
-        features = features.with(Features::ROTATIONAL);
+        features = features.union(Features::ROTATIONAL);
     }
     let granularity = u64::from(disk.discard_granularity).max(1);
     let mut limits = QueueLimits {
         features,
         logical_block_size: block,
-        // Of a regular file as in the kernel's loop driver: the file system hides the disk's blocks.
+        // For a regular file as in the kernel's loop driver: the file system hides the disk's blocks.
         physical_block_size: if facts.block_device { block.max(Bytes(disk.physical.into())) } else { block },
         max_hw_discard_sectors: if facts.read_only { Sectors(0) } else { disk.discard_max },
         discard_granularity: Bytes(granularity),
         discard_alignment: Bytes((granularity - facts.start.0 % granularity) % granularity),
+        dma_alignment: facts.direct.map_or(0, |direct| u64::from(direct.memory).clamp(512, 4096) - 1),
         ..base_limits()
     };
     limits.validate()?;
     Ok(limits)
 }
 
-/// The queue attributes of a device, or of the disk that it is a partition of.
+/// Returns the queue attributes of a device, or of the disk of a partition.
 fn queue_directory((major, minor): (u32, u32)) -> Option<PathBuf> {
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     [device.join("queue"), device.join("../queue")].into_iter().find(|path| path.is_dir())

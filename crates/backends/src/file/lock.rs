@@ -1,13 +1,13 @@
-//! Keeping two writers off one file.
+//! Locks that keep two writers off one file.
 //!
-//! Regular files are locked byte by byte as QEMU locks its images (`block/file-posix.c`), so that we and
-//! any QEMU program keep off each other too. Byte 100 + n held: I do n. Byte 200 + n held: nobody else may
-//! do n. Whoever comes takes its own bytes first and then looks at those of the others, so of two that come
-//! together at least one sees the other. Nothing waits, and closing the file lets go.
+//! Regular files are locked byte by byte as QEMU locks its images (`block/file-posix.c`), so that we and QEMU
+//! exclude each other too. A lock on byte 100 + n means: I do n. A lock on byte 200 + n means: no one else
+//! may do n. A program takes its own locks first and checks those of others second, so of two that start
+//! together at least one sees the other. Nothing waits, and closing the file releases the locks.
 //!
-//! The kernel's loop driver takes no locks: what it uses is read in sysfs.
+//! The kernel's loop driver takes no locks: its use of a file is read from sysfs.
 //!
-//! Block devices are claimed with `O_EXCL` when they are opened, which also keeps off mounts.
+//! Block devices are opened with `O_EXCL`, which also excludes mounts.
 
 use super::FileSpec;
 use super::spec::OpenError;
@@ -22,10 +22,10 @@ pub(super) const DENIES: i64 = 200;
 const READ: i64 = 0;
 pub(super) const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
-/// How long a lock is tried for: the kernel takes a moment to end the rings of a program that was killed, longer where the
-/// processor is busy, and its files stay locked until then.
+/// How long to retry a lock: the kernel needs a moment to end the rings of a killed program, longer on a busy
+/// processor, and its files stay locked until then.
 const LINGER: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 2000 });
-/// How often meanwhile.
+/// Time between retries.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Whether the file is locked, for `show`.
@@ -47,11 +47,11 @@ impl Locked {
     }
 }
 
-/// Lock an open regular file.
+/// Locks an open regular file.
 pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
-    let does: &[i64] = if spec.read_only { &[READ] } else { &[READ, WRITE] };
+    let does: &[i64] = if spec.ro { &[READ] } else { &[READ, WRITE] };
     let denies: &[i64] = if spec.share { &[] } else { &[WRITE, RESIZE] };
-    if !spec.share && is_behind_a_loop_device(file, spec.read_only) {
+    if !spec.share && is_behind_a_loop_device(file, spec.ro) {
         let why = "a loop device of the kernel's is on it (losetup -j names it: detach it, or add share)";
         return Err(OpenError::InUse { path: spec.path.clone(), why });
     }
@@ -69,7 +69,7 @@ pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
     }
 }
 
-/// Let go of what keeps writers off, for one of our own.
+/// Releases the locks that exclude writers, for a writer of our own.
 pub(super) fn allow_writers(file: &File, locked: Locked) -> io::Result<()> {
     for n in denied(locked) {
         sys::let_go_of_byte(file, DENIES + n)?;
@@ -77,7 +77,7 @@ pub(super) fn allow_writers(file: &File, locked: Locked) -> io::Result<()> {
     Ok(())
 }
 
-/// Take it again.
+/// Takes them again.
 pub(super) fn deny_writers(file: &File, locked: Locked) -> io::Result<()> {
     for n in denied(locked) {
         sys::hold_byte(file, DENIES + n)?;
@@ -90,8 +90,8 @@ fn denied(locked: Locked) -> impl Iterator<Item = i64> {
     all.iter().copied()
 }
 
-/// Whether the kernel's loop driver, which takes no locks, has it open in a way that does not go with ours: two
-/// readers agree.
+/// Whether the kernel's loop driver, which takes no locks, has it open in a conflicting way: two readers do
+/// not conflict.
 fn is_behind_a_loop_device(file: &File, read_only: bool) -> bool {
     let Ok(meta) = file.metadata() else { return false };
     let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
@@ -114,7 +114,7 @@ fn conflict(file: &File, does: &[i64], denies: &[i64]) -> io::Result<Option<&'st
     for byte in does.iter().map(|n| DOES + n).chain(denies.iter().map(|n| DENIES + n)) {
         match sys::hold_byte(file, byte) {
             Ok(()) => {}
-            // Someone locks whole files for writing rather than as QEMU does.
+            // A program locks the whole file for writing, unlike QEMU.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
                 return Ok(Some("another program locks it for writing (stop it)"));
             }
@@ -124,7 +124,7 @@ fn conflict(file: &File, does: &[i64], denies: &[i64]) -> io::Result<Option<&'st
     for n in does {
         if sys::byte_is_held(file, DENIES + n)? {
             return Ok(Some(
-                "another program reads or writes it and does not want it changed (stop it, or add share to both)",
+                "another program uses it and locked it against changes (stop it, or add share to both)",
             ));
         }
     }

@@ -1,22 +1,21 @@
 //! `file:`, a regular file or a block device.
 //!
-//! [`File`] opens it, finds out what it is, and keeps others from writing to it. [`FileNode`] serves one
-//! hardware queue. Where a request is done depends on what the file is:
+//! [`File`] opens it, determines its properties, and locks it against other writers. [`FileNode`] serves one
+//! hardware queue. Where an operation is done depends on the file:
 //!
 //! | file | reads | writes |
 //! |---|---|---|
-//! | memory (tmpfs, ramfs, hugetlbfs) | in place | in place |
-//! | buffered | in place when cached, else the ring | in place while they return at once, else the ring |
+//! | memory (tmpfs, ramfs, hugetlbfs) | inline | inline |
+//! | buffered | inline when cached, otherwise the ring | inline while they return at once, otherwise the ring |
 //! | direct | the ring | the ring |
 //!
-//! *Invariant:* after a flush that failed, no flush and no write succeeds on this [`Shared`].
-//! *Invariant:* a request ends `Ok` only when all of its bytes were moved: short transfers are finished.
+//! *Invariant:* after a failed flush, no flush and no write succeeds on this [`Shared`].
+//! *Invariant:* a request succeeds only when all of its bytes were moved: short transfers are continued.
 
 mod change;
 mod clear;
 mod container;
 mod direct;
-mod exclusive;
 mod extents;
 mod facts;
 mod head;

@@ -1,70 +1,69 @@
-//! A file as one hardware queue sees it: where each request is done, and what is done about how it ended.
+//! The node of a file: decides where each request is done, and processes its result.
 //!
-//! A request that is done in place never shows up in `slots` for long. One that the ring carries has its
-//! phase there, and `reap` goes on from that. Whenever a request leaves this node, by `Up`, `Busy` or
-//! `Blocked`, what it had taken is given back in one place, `settle`; after the latter two it starts from the beginning, which is
-//! harmless as all that was done of it can be done again.
+//! `slots` has the phase of each request that the ring works on, from which `reap` continues. When a request
+//! leaves this node by `Up`, `Busy` or `Blocked`, `settle` releases everything that it holds. After the
+//! latter two it starts from the beginning, which is harmless because each of its steps can be repeated.
 
 use super::container::HEAD_LEN;
-use super::exclusive::Gate;
 use super::extents::KnownData;
 use super::facts::Shared;
 use super::head::Step;
 use super::pace::Pace;
-use crate::pieces::fill_zeroes;
+use crate::segments::fill_zeroes;
 use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
-use queue::{Cx, FileId, FileOp, Nanos, Node, NodeId, Nudge, Patience, Ring, Verdict};
+use queue::{
+    Claim, Cx, FileId, FileOp, HeldRequests, LockMember, Nanos, Node, NodeId, Patience, Ring, Stripes,
+    Verdict,
+};
 use std::sync::Arc;
 
-/// What the ring is doing for a request.
+/// What the ring does for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// Reading or writing the request's own memory, or writing zeroes.
     Move,
     /// Reading a window of whole blocks.
     WindowRead,
-    /// Writing it.
+    /// Writing the window.
     WindowWrite,
     /// `fallocate` with these mode bits.
     Allocate(i32),
-    /// The last thing: everything so far, onto stable storage.
+    /// The sync, as the last step.
     Sync,
-    /// The same, once the sync of another request is over.
+    /// Waiting for the sync of another request to end, or to try again.
     AwaitSync,
-    /// Nothing: a turn of the loop passes.
+    /// Waiting for the next turn.
     Pause,
-    /// A hint of which the end does not matter.
+    /// Prefetching, whose result does not matter.
     Hint,
-    /// What a write to the head of a file needs: see [`head`](super::head).
+    /// A step of a write to the head of a file: see [`head`](super::head).
     Head(Step),
 }
 
-/// What we know of a request between its submit and its end.
-#[derive(Clone, Copy, Debug)]
+/// State of a request, by tag.
+#[derive(Clone, Debug)]
 pub(super) struct Slot {
     /// Bytes of the request that are done.
     pub(super) done: u64,
     pub(super) phase: Phase,
-    /// Zeroes, where write zeroes is done by writing them; empty elsewhere.
+    /// Zeroes for a write zeroes that is done by writing; empty otherwise.
     pub(super) zeroes: Segment,
-    /// It was counted in at the gate.
-    pub(super) entered: bool,
-    /// It has claimed to be the only write.
-    pub(super) claimed: bool,
-    /// Memory for a window; empty when there is none.
+    /// Stripes of the range lock that it holds shared.
+    pub(super) entered: Option<Stripes>,
+    /// Its claim to hold stripes of the range lock exclusively.
+    pub(super) claim: Option<Claim>,
+    /// Memory of the window; empty if there is none.
     pub(super) bounce: Segment,
-    /// The window, in bytes of the device, and how much of it is done.
+    /// The window, in bytes of the device, and the number of its bytes that are done.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
-    /// A sync through `error_file` decides whether the kernel lost data: a durable write ended with ENOSPC, or a flush
-    /// is for what was written after data was lost.
+    /// A sync of `sync_file` decides whether the kernel lost data: a durable write failed with ENOSPC, or a
+    /// flush is for data that was written after a loss.
     checks_errors: bool,
     /// It is the only request that writes to the head.
     pub(super) claimed_head: bool,
-    /// Which sync will serve it: see [`Rounds`](queue::Rounds).
-    promise: u64,
-    /// How long it waits before it looks again.
-    pub(super) look_ns: u64,
+    /// Ticket of the sync that serves it: see [`SharedSync`](queue::SharedSync).
+    ticket: u64,
 }
 
 impl Slot {
@@ -72,101 +71,105 @@ impl Slot {
         done: 0,
         phase: Phase::Move,
         zeroes: Segment::EMPTY,
-        entered: false,
-        claimed: false,
+        entered: None,
+        claim: None,
         bounce: Segment::EMPTY,
         window: (0, 0),
         window_done: 0,
         checks_errors: false,
         claimed_head: false,
-        promise: 0,
-        look_ns: 0,
+        ticket: 0,
     };
 
-    /// Write zeroes is done by writing them.
+    /// Whether it is a write zeroes that is done by writing.
     pub(super) fn is_zeroing(&self) -> bool {
         self.zeroes.len > 0
     }
 
-    /// It has taken something that it must give back.
-    fn owes(&self) -> bool {
-        self.zeroes.len > 0 || self.bounce.len > 0 || self.claimed || self.entered || self.claimed_head
+    /// Whether it holds something that has to be released.
+    fn holds_any(&self) -> bool {
+        self.zeroes.len > 0
+            || self.bounce.len > 0
+            || self.claim.is_some()
+            || self.entered.is_some()
+            || self.claimed_head
     }
 }
 
-/// Zeroes for write zeroes where nothing better works: bytes a piece.
+/// Bytes of zeroes that are written at a time where `fallocate` is not supported.
 pub(super) const ZEROES_LEN: u32 = 256 << 10;
-/// How long a flush waits before it looks whether the sync of another is over: twice as long each time, so
-/// that a slow disk is not waited for with many looks, nor a fast one for long.
-const SYNC_LOOK_NS_MIN: u64 = 50_000;
-const SYNC_LOOK_NS_MAX: u64 = 10_000_000;
-/// Pieces of them done in place before other requests get their turn.
-const ZERO_PIECES: u32 = 16;
+/// After this time a sync that was interrupted, or for which the ring had no room, is tried again. Nothing
+/// reports when either has passed.
+const SYNC_AGAIN_NS: u64 = 1_000_000;
+/// Such writes that are done inline before other requests get their turn.
+const ZERO_WRITES: u32 = 16;
 
-/// The node.
+/// The node of a file in one hardware queue.
 #[derive(Debug)]
 pub struct FileNode {
     pub(super) shared: Arc<Shared>,
     pub(super) file: FileId,
-    /// The same file, opened a second time; it is synced only to find out whether the kernel lost data that was
-    /// written. The kernel reports each loss once to every open file description, so this one still gets a
-    /// report that a durable write on `file` has consumed. `None`: durable writes are a write and a sync.
-    error_file: Option<FileId>,
-    /// A file in memory, to look at what only the kernel reaches.
+    /// A second open file description of the same file, for syncs only. The kernel reports each loss of data
+    /// once to every open file description, so this one still gets a report that a durable write on `file`
+    /// received. `None`: a durable write is done as a write and a sync.
+    sync_file: Option<FileId>,
+    /// A file in memory, for examining memory that only the kernel can access.
     pub(super) scratch_file: Option<FileId>,
-    /// The file's head, without the bytes of the one request that writes to it, while these are copied. Empty where
-    /// clients may write there what they like.
+    /// The file's head, without the bytes of the one request that writes to it, while these are copied. Empty
+    /// if clients may write any header.
     pub(super) head: Box<[u8]>,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,
-    /// The file's own memory, and when its data was last looked for.
+    /// The file's own memory, and the time of the last search for data.
     pub(super) own: Option<(Region, Nanos)>,
-    pub(super) gate: Arc<Gate>,
+    /// This queue's part of the range lock. `None`: it has written nothing past the page cache yet.
+    member: Option<Arc<LockMember>>,
+    /// Requests that wait for a sync to end, or for the head.
+    pub(super) held: HeldRequests,
+    /// Number among the nodes of the file, from 1.
+    number: u32,
     pace: Pace,
 }
 
 impl FileNode {
-    /// A node on a file with these facts, which the queue's ring knows as `file`.
+    /// Creates a node on a file with these facts, which is `file` on the queue's ring.
     pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
-        let gate = shared.exclusive.join();
+        let number = shared.number_node();
         let head = vec![0; if shared.facts.head > 0 { HEAD_LEN } else { 0 }].into();
         FileNode {
             shared,
             file,
-            error_file: None,
+            sync_file: None,
             scratch_file: None,
             head,
             slots: Box::default(),
             known: KnownData::NONE,
             own: None,
-            gate,
+            member: None,
+            held: HeldRequests::default(),
+            number,
             pace: Pace::NEW,
         }
     }
 
-    /// Syncs through a second open file description of the file, which no write can take the kernel's report of lost data
-    /// from: see [`File::error_descriptor`](super::File::error_descriptor).
+    /// Sets a second open file description for syncs, from which no write can take the kernel's report of
+    /// lost data: see [`File::sync_descriptor`](super::File::sync_descriptor).
     #[must_use]
-    pub fn with_error_file(self, file: FileId) -> FileNode {
-        FileNode { error_file: Some(file), ..self }
+    pub fn with_sync_file(self, file: FileId) -> FileNode {
+        FileNode { sync_file: Some(file), ..self }
     }
 
-    /// Copies what only the kernel reaches through a file in memory, where that has to be checked.
+    /// Sets a file in memory through which data is copied that only the kernel can access, if it has to be
+    /// checked.
     #[must_use]
     pub fn with_scratch_file(self, file: FileId) -> FileNode {
         FileNode { scratch_file: Some(file), ..self }
     }
 
-    /// Wakes the queue so when requests of it may go on that waited for those of other queues: its thread may sleep then.
+    /// Sets the region of the file's own memory on the queue's ring: see
+    /// [`File::memory`](super::File::memory).
     #[must_use]
-    pub fn woken_by(self, nudge: Nudge) -> FileNode {
-        self.shared.exclusive.wake_with(&self.gate, nudge);
-        self
-    }
-
-    /// The same on a file whose own memory its ring knows as this region: see [`File::memory`](super::File::memory).
-    #[must_use]
-    pub fn lending(self, own: Region) -> FileNode {
+    pub fn with_memory(self, own: Region) -> FileNode {
         FileNode { own: Some((own, Nanos(0))), ..self }
     }
 
@@ -174,23 +177,23 @@ impl FileNode {
         &mut self.slots[io.tag.index()]
     }
 
-    /// One write that is synced by the kernel does. Its ENOSPC is ambiguous, so a file without `error_file` is synced
-    /// separately.
+    /// Whether a durable write is one operation. Its ENOSPC is ambiguous, so a file without `sync_file` is
+    /// synced separately.
     fn syncs_writes(&self) -> bool {
-        self.error_file.is_some()
+        self.sync_file.is_some()
     }
 
-    /// Whether a write of this request's data is to be synced with it.
+    /// Whether the writes of this request are durable writes.
     pub(super) fn is_durable(&self, req: &Request) -> bool {
-        req.flags.has(Flags::FUA) && !self.shared.facts.memory && self.syncs_writes()
+        req.flags.contains(Flags::FUA) && !self.shared.facts.memory && self.syncs_writes()
     }
 
-    /// Not 0, and different for all requests of all queues of a file.
+    /// Returns a key that is not 0, and unique among all requests of all queues of the file.
     pub(super) fn key(&self, io: Cookie) -> u64 {
-        u64::from(self.gate.number) << 16 | u64::from(io.tag.0)
+        u64::from(self.number) << 16 | u64::from(io.tag.0)
     }
 
-    /// Do an operation in place, if that is the place for it. `None`: start it.
+    /// Performs an operation inline where that is faster. `None`: start it.
     fn now<R: Ring>(
         &mut self,
         op: FileOp,
@@ -203,7 +206,7 @@ impl FileNode {
         if facts.memory {
             return cx.try_now(self.file, op, data, len, Patience::Unbounded);
         }
-        if flags.has(Flags::NOWAIT) {
+        if flags.contains(Flags::NOWAIT) {
             return self.now_or_never(op, data, len, cx);
         }
         if facts.direct.is_some() {
@@ -233,16 +236,16 @@ impl FileNode {
         result.filter(|&result| result != -i64::from(libc::EAGAIN))
     }
 
-    /// Go on with reading or writing.
+    /// Continues reading or writing.
     pub(super) fn transfer<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
         for turn in 0.. {
-            let Slot { done, zeroes, .. } = *self.slot(io);
+            let &mut Slot { done, zeroes, .. } = self.slot(io);
             let zeroing = zeroes.len > 0;
             let synced = !zeroing && self.syncs_writes();
             let left = req.len.0 - done;
             if left == 0 {
-                return match req.flags.has(Flags::FUA) {
+                return match req.flags.contains(Flags::FUA) {
                     true if !synced => self.flush(io, cx),
                     true => self.stored(),
                     false => Verdict::Up(Status::Ok),
@@ -265,7 +268,7 @@ impl FileNode {
                 // Zeroes are synced once, at the end; memory has nothing to sync.
                 _ => FileOp::Write { offset, durable: !zeroing && self.is_durable(req) },
             };
-            if zeroing && turn == ZERO_PIECES {
+            if zeroing && turn == ZERO_WRITES {
                 self.slot(io).phase = Phase::Pause;
                 cx.timer(io, cx.now());
                 return Verdict::Held;
@@ -276,14 +279,14 @@ impl FileNode {
                         return verdict;
                     }
                 }
-                None if req.flags.has(Flags::NOWAIT) => return Verdict::Up(Status::Again),
+                None if req.flags.contains(Flags::NOWAIT) => return Verdict::Up(Status::Again),
                 None => return self.start(io, Phase::Move, op, data, len, cx),
             }
         }
         Verdict::Busy
     }
 
-    /// Hand an operation to the ring.
+    /// Starts an operation of the ring.
     pub(super) fn start<R: Ring>(
         &mut self,
         io: Cookie,
@@ -300,7 +303,7 @@ impl FileNode {
         }
     }
 
-    /// Reading or writing moved some bytes, or failed. `None`: go on.
+    /// Processes the result of a read or write. `None`: continue with the rest.
     fn moved<R: Ring>(
         &mut self,
         io: Cookie,
@@ -315,12 +318,12 @@ impl FileNode {
         let slot = self.slot(io);
         slot.done = (slot.done + result as u64).min(req.len.0);
         let done = slot.done;
-        // A direct transfer that ends within a block ends where the file does.
+        // A direct transfer that ends within a block ends at the end of the file.
         let at_end = result == 0 || done < req.len.0 && !(req.offset.0 + done).is_multiple_of(granularity);
         at_end.then(|| self.ended_early(req, done, cx))
     }
 
-    /// Reading or writing failed.
+    /// Processes a failed read or write.
     #[cold]
     pub(super) fn not_moved<R: Ring>(
         &mut self,
@@ -330,38 +333,38 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
-        let is_durable = req.op == Op::Write && req.flags.has(Flags::FUA) && !self.slot(io).is_zeroing();
-        // Either the file system has no room for this write, or the sync of this write reports that earlier data was lost,
-        // for example because a thin-provisioned disk under the file system is full. Direct writes are no different: a
-        // network file system, or one in user space, may keep them in a cache of its own.
-        if is_full && is_durable && !self.shared.facts.memory && self.error_file.is_some() {
+        let is_durable = req.op == Op::Write && req.flags.contains(Flags::FUA) && !self.slot(io).is_zeroing();
+        // Either the file system has no space for this write, or the sync of this write reports that earlier
+        // data was lost, for example because a thin-provisioned disk under the file system is full. Direct
+        // writes are no different: a network file system, or one in user space, may keep them in a cache of
+        // its own.
+        if is_full && is_durable && !self.shared.facts.memory && self.sync_file.is_some() {
             self.slot(io).checks_errors = true;
             return self.flush(io, cx);
         }
         self.failed(req, result)
     }
 
-    /// The file ends before the request does: it shrank. What is missing reads as zeroes, and as an error
+    /// Fails a request that extends beyond the end of the file, which was truncated. Missing bytes are zeroed
     /// (LOOP-4).
     pub(super) fn ended_early<R: Ring>(&self, req: &Request, done: u64, cx: &mut Cx<'_, R>) -> Verdict {
-        let opaque = matches!(req.data, Data::One(segment) if cx.ring.is_opaque(segment));
-        if req.op == Op::Read && !opaque {
+        if req.op == Op::Read {
             fill_zeroes(cx, req.data, done, req.len.0 - done);
         }
         Verdict::Up(Status::IoError)
     }
 
-    /// The kernel answered with an errno.
+    /// Fails a request with the kernel's errno.
     pub(super) fn failed(&self, req: &Request, result: i64) -> Verdict {
         let errno = i32::try_from(-result).unwrap_or(libc::EIO);
         match errno {
             libc::EINTR => return Verdict::Busy,
             libc::EDQUOT | libc::EFBIG => return Verdict::Up(Status::NoSpace),
-            // Nothing was written, nor synced.
+            // Nothing was written or synced.
             libc::ENOSPC | libc::EAGAIN | libc::EINVAL | libc::EFAULT | libc::ENOMEM | libc::ECANCELED => {}
-            // What a durable write could not store may be gone from the page cache too, and the kernel tells of that with
-            // whatever the disk said.
-            _ if req.op == Op::Write && req.flags.has(Flags::FUA) => self.shared.fail_flushes(),
+            // Data that a durable write could not store may be lost from the page cache too, and the kernel
+            // reports that with the disk's errno.
+            _ if req.op == Op::Write && req.flags.contains(Flags::FUA) => self.shared.fail_flushes(),
             _ => {}
         }
         Verdict::Up(Status::from_errno(errno))
@@ -372,56 +375,66 @@ impl FileNode {
         if facts.memory || facts.read_only {
             return Verdict::Up(Status::Ok);
         }
-        let promise = self.shared.syncs.promise();
-        let slot = self.slot(io);
-        (slot.promise, slot.look_ns) = (promise, SYNC_LOOK_NS_MIN);
+        self.slot(io).ticket = self.shared.syncs.ticket();
         self.sync(io, cx)
     }
 
-    /// Flush although a sync has failed. Only for a request that says that all it needs was written since.
+    /// Flushes after a failed sync, for requests with AFTER_LOSS only: all their data was written since.
     #[cold]
     fn flush_after_loss<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if !req.flags.has(Flags::AFTER_LOSS) {
+        if !req.flags.contains(Flags::AFTER_LOSS) {
             return Verdict::Up(Status::IoError);
         }
-        // A durable write under way on `file` could take the report of another loss.
+        // A sync of its own: one that began before it may not cover what it needs.
         self.slot(io).checks_errors = true;
         self.flush(io, cx)
     }
 
-    /// Sync, unless another request's sync has done it or is under way.
+    /// Whether another request's sync has served this one.
+    fn is_synced(&mut self, io: Cookie) -> bool {
+        let &mut Slot { ticket, checks_errors, .. } = self.slot(io);
+        // Another request's sync does not cover a report that a durable write has consumed.
+        !checks_errors && self.shared.syncs.is_served(ticket)
+    }
+
+    /// Syncs, unless another request's sync has served this one or runs.
     fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let Slot { promise, checks_errors, .. } = *self.slot(io);
-        // Another request's sync says nothing about a report that a durable write has consumed.
-        if !checks_errors && self.shared.syncs.is_kept(promise) {
+        if self.is_synced(io) {
             return self.stored();
         }
         if !self.shared.syncs.begin() {
-            return self.await_sync(io, cx);
+            // Listen first, check once more second: else the end of the sync that runs could be missed.
+            self.held.listen(&self.shared.waiting, cx);
+            if self.is_synced(io) {
+                return self.stored();
+            }
+            if !self.shared.syncs.begin() {
+                self.slot(io).phase = Phase::AwaitSync;
+                return self.held.hold(io);
+            }
         }
-        // The kernel reports a loss once to each open file description. A durable write on `file` may have had the report
-        // and not have come to us yet.
-        let file = self.error_file.unwrap_or(self.file);
+        // The kernel reports a loss once to each open file description. A durable write on `file` that has
+        // not completed may have received the report.
+        let file = self.sync_file.unwrap_or(self.file);
         self.slot(io).phase = Phase::Sync;
         if cx.start(io, file, FileOp::Sync, Data::NONE, 0).is_ok() {
             return Verdict::Held;
         }
-        self.shared.syncs.withdraw();
-        // After `Blocked` the write would be tried again, and might succeed without the check.
-        if checks_errors { self.await_sync(io, cx) } else { Verdict::Blocked }
+        self.shared.syncs.abandon();
+        self.shared.waiting.wake(self.held.waiter());
+        // After `Blocked` the write would be repeated, and might succeed without the check.
+        if self.slot(io).checks_errors { self.sync_later(io, cx) } else { Verdict::Blocked }
     }
 
-    /// Try the sync again later.
-    fn await_sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = self.slot(io);
-        slot.phase = Phase::AwaitSync;
-        let at = cx.now().after(slot.look_ns);
-        slot.look_ns = (2 * slot.look_ns).min(SYNC_LOOK_NS_MAX);
-        cx.timer(io, at);
+    /// Tries the sync again after a while.
+    #[cold]
+    fn sync_later<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        self.slot(io).phase = Phase::AwaitSync;
+        cx.timer(io, cx.now().after(SYNC_AGAIN_NS));
         Verdict::Held
     }
 
-    /// The sync through `error_file` is over. If a durable write ended with ENOSPC, this tells why.
+    /// Processes the end of a sync of `sync_file`, which shows why a durable write failed with ENOSPC.
     fn errors_checked<R: Ring>(
         &mut self,
         io: Cookie,
@@ -430,13 +443,13 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
-            // Everything written since `error_file` reported the loss is stored.
-            0 if req.flags.has(Flags::AFTER_LOSS) => Verdict::Up(Status::Ok),
-            // Nothing was lost: it was the write itself that found no room.
+            // Everything written since `sync_file` reported the loss is stored.
+            0 if req.flags.contains(Flags::AFTER_LOSS) => Verdict::Up(Status::Ok),
+            // Nothing was lost: the write itself found no space.
             0 if !self.shared.flush_failed() => Verdict::Up(Status::NoSpace),
             0 => Verdict::Up(Status::IoError),
-            libc::EINTR => self.await_sync(io, cx),
-            // What cannot be checked any more counts as lost.
+            libc::EINTR => self.sync_later(io, cx),
+            // If the check fails, data counts as lost.
             _ => {
                 self.shared.fail_flushes();
                 Verdict::Up(Status::IoError)
@@ -444,18 +457,18 @@ impl FileNode {
         }
     }
 
-    /// All of it is done: see to it that it stays, if that was asked for.
+    /// Completes a request whose data is written, after a flush if it has FUA.
     pub(super) fn make_durable<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if req.flags.has(Flags::FUA) { self.flush(io, cx) } else { Verdict::Up(Status::Ok) }
+        if req.flags.contains(Flags::FUA) { self.flush(io, cx) } else { Verdict::Up(Status::Ok) }
     }
 
-    /// After a sync that failed the kernel forgets what it could not write: the next one would succeed and
-    /// say nothing of the loss. So none is tried again.
+    /// Processes the result of a sync. A failed sync is never repeated: the kernel forgets data that it could
+    /// not write, so the next sync would succeed and hide the loss.
     fn synced(&self, result: i64) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
             0 => self.stored(),
             libc::EINTR => Verdict::Busy,
-            // It was never begun.
+            // It was never started.
             libc::ECANCELED => Verdict::Up(Status::IoError),
             _ => {
                 self.shared.fail_flushes();
@@ -464,8 +477,8 @@ impl FileNode {
         }
     }
 
-    /// The kernel says that it is on stable storage. Unless another sync failed meanwhile: that may have
-    /// dropped what this one was for, and of those that run together only one is told.
+    /// Completes a request whose data is on stable storage. If another sync failed meanwhile, the data may be
+    /// lost: the kernel reports that to one sync only.
     fn stored(&self) -> Verdict {
         Verdict::Up(if self.shared.flush_failed() { Status::IoError } else { Status::Ok })
     }
@@ -482,27 +495,53 @@ impl FileNode {
         }
     }
 
-    /// Whether it may begin: a request that changes blocks in place must not meet one that rewrites them.
-    fn enter(&mut self, io: Cookie, req: &Request) -> Result<(), Verdict> {
+    /// Takes the range lock for a write, or returns why the write may not start.
+    fn enter<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &Cx<'_, R>) -> Result<(), Verdict> {
         let facts = &self.shared.facts;
-        let is_failed = self.shared.flush_failed() && !req.flags.has(Flags::AFTER_LOSS);
+        let is_failed = self.shared.flush_failed() && !req.flags.contains(Flags::AFTER_LOSS);
         if facts.read_only || is_failed {
             return Err(Verdict::Up(Status::IoError));
         }
-        if facts.direct.is_some() {
-            if !self.shared.exclusive.enter(&self.gate, self.key(io)) {
-                let nowait = req.flags.has(Flags::NOWAIT);
-                return Err(if nowait { Verdict::Up(Status::Again) } else { Verdict::Blocked });
-            }
-            self.slot(io).entered = true;
+        if facts.direct.is_none() {
+            return Ok(());
         }
-        Ok(())
+        let member = match &self.member {
+            Some(member) => member,
+            None => self.member.insert(self.shared.range_lock.join_retrying(cx.waker().clone())),
+        };
+        let slot = &mut self.slots[io.tag.index()];
+        // A claim that was granted covers the whole request, so it need not be held shared as well.
+        let may_start = match &mut slot.claim {
+            Some(claim) => self.shared.range_lock.acquire(member, claim),
+            None => {
+                let stripes = Stripes::of(req.offset.0, req.len.0);
+                let entered = self.shared.range_lock.enter(member, stripes);
+                slot.entered = entered.then_some(stripes);
+                entered
+            }
+        };
+        match may_start {
+            true => Ok(()),
+            false if req.flags.contains(Flags::NOWAIT) => Err(Verdict::Up(Status::Again)),
+            false => Err(Verdict::Blocked),
+        }
     }
 
-    /// A request leaves, or waits to be offered again: give back what it had taken. A claim outlives
-    /// waiting, or new writes would go before it for ever.
+    /// Claims the range of a write exclusively, instead of holding it shared. `false`: it has to wait.
+    pub(super) fn claim(&mut self, io: Cookie, req: &Request) -> bool {
+        let Some(member) = &self.member else { return false };
+        let slot = &mut self.slots[io.tag.index()];
+        if let Some(stripes) = slot.entered.take() {
+            self.shared.range_lock.leave(member, stripes);
+        }
+        let claim = slot.claim.get_or_insert_with(|| Claim::new(Stripes::of(req.offset.0, req.len.0)));
+        self.shared.range_lock.acquire(member, claim)
+    }
+
+    /// Releases what a request holds when it completes or is parked. A claim is kept while the request is
+    /// parked; otherwise new writes would overtake it for ever.
     #[cold]
-    fn give_back<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) {
+    fn release<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) {
         let key = self.key(io);
         let slot = &mut self.slots[io.tag.index()];
         for memory in [&mut slot.bounce, &mut slot.zeroes] {
@@ -510,28 +549,32 @@ impl FileNode {
                 cx.ring.free(std::mem::replace(memory, Segment::EMPTY));
             }
         }
-        if slot.claimed && !matches!(verdict, Verdict::Busy | Verdict::Blocked) {
-            slot.claimed = false;
-            self.shared.exclusive.disclaim(&self.gate, key);
+        if let Some(member) = &self.member {
+            if !matches!(verdict, Verdict::Busy | Verdict::Blocked)
+                && let Some(claim) = slot.claim.take()
+            {
+                self.shared.range_lock.withdraw(member, &claim);
+            }
+            if let Some(stripes) = slot.entered.take() {
+                self.shared.range_lock.leave(member, stripes);
+            }
         }
         if std::mem::take(&mut slot.claimed_head) {
-            self.shared.disclaim_head(key);
-        }
-        if std::mem::take(&mut slot.entered) {
-            self.shared.exclusive.leave(&self.gate);
+            self.shared.release_head(key);
+            self.shared.waiting.wake(self.held.waiter());
         }
     }
 
     #[inline]
     fn settle<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) -> Verdict {
-        if verdict != Verdict::Held && self.slot(io).owes() {
-            self.give_back(io, verdict, cx);
+        if verdict != Verdict::Held && self.slot(io).holds_any() {
+            self.release(io, verdict, cx);
         }
         verdict
     }
 }
 
-/// Whether direct I/O takes this as it is.
+/// Whether direct I/O accepts this memory and range.
 fn is_aligned<R: Ring>(alignment: super::Alignment, at: u64, len: u64, data: Data, cx: &Cx<'_, R>) -> bool {
     let (block, memory) = (u64::from(alignment.offset) - 1, u64::from(alignment.memory) - 1);
     (at | len) & block == 0
@@ -541,18 +584,21 @@ fn is_aligned<R: Ring>(alignment: super::Alignment, at: u64, len: u64, data: Dat
 impl<R: Ring> Node<R> for FileNode {
     fn attach(&mut self, _id: NodeId, tags: usize) {
         self.slots = vec![Slot::NEW; tags].into();
+        self.held.reserve(tags);
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let slot = self.slot(io);
         (slot.done, slot.checks_errors) = (0, false);
         let writes = req.op.is_write() && !req.op.is_special();
-        let may = if writes { self.enter(io, req) } else { Ok(()) };
+        let may = if writes { self.enter(io, req, cx) } else { Ok(()) };
         let verdict = match (may, req.op) {
-            // It was asked for while there was more: the file was made shorter since.
+            // The file was truncated since the request was submitted.
             _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
             (Err(verdict), _) => verdict,
-            (_, Op::Read) if req.flags.has(Flags::MAY_LEND) && self.lend(req, cx) => Verdict::Up(Status::Ok),
+            (_, Op::Read) if req.flags.contains(Flags::ZERO_COPY) && self.lend(req, cx) => {
+                Verdict::Up(Status::Ok)
+            }
             _ if writes && req.offset.0 < u64::from(self.shared.facts.head) => self.protect(io, req, cx),
             (_, Op::Read | Op::Write) => self.transfer(io, req, cx),
             (_, Op::Discard | Op::WriteZeroes) => self.clear(io, req, cx),
@@ -582,10 +628,11 @@ impl<R: Ring> Node<R> for FileNode {
                     false => self.synced(result),
                 };
                 match result {
-                    0 => self.shared.syncs.end(),
-                    // Nobody else is served by what was cancelled, interrupted or failed.
-                    _ => self.shared.syncs.withdraw(),
+                    0 => self.shared.syncs.succeed(),
+                    // A sync that was cancelled, interrupted or failed serves no other request.
+                    _ => self.shared.syncs.abandon(),
                 }
+                self.shared.waiting.wake(self.held.waiter());
                 verdict
             }
             Phase::AwaitSync if result < 0 && self.slot(io).checks_errors => {
@@ -597,5 +644,15 @@ impl<R: Ring> Node<R> for FileNode {
             Phase::Head(step) => self.head_moved(io, req, step, result, cx),
         };
         self.settle(io, verdict, cx)
+    }
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.held.resume_woken(cx);
+    }
+
+    fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
+        if !self.held.cancel(io, cx) {
+            cx.cancel(io);
+        }
     }
 }

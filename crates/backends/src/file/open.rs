@@ -1,4 +1,4 @@
-//! Opening a file: finding out what it is, locking it, deciding between buffered and direct.
+//! Opens a file: determines its type, locks it, and chooses between buffered and direct I/O.
 
 use super::container::{Content, HEAD_LEN, content};
 use super::facts::{Alignment, Facts, Shared};
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// File systems by magic number: name, whether they are memory, whether buffered writes know `RWF_NOWAIT`.
+/// File systems by magic number: name, whether they are memory, whether buffered writes support `RWF_NOWAIT`.
 /// Source: include/uapi/linux/magic.h, and `FMODE_NOWAIT` with `IOCB_NOWAIT` in their `write_iter`.
 const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
     (0x0102_1994, "tmpfs", true, false),
@@ -37,13 +37,13 @@ const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
 
 /// An open file: the part that all queues share, and the descriptor.
 ///
-/// What it is served as may change while it is open: see [`change`](super::change). Then another of these
-/// takes over the same open file, with its locks.
+/// How it is served may change while it is open: see [`change`](super::change). Another `File` then takes
+/// over the same open file with its locks.
 #[derive(Debug)]
 pub struct File {
     pub(super) handle: Arc<fs::File>,
-    /// The same file, opened a second time: see [`error_descriptor`](File::error_descriptor).
-    pub(super) error_handle: Option<Arc<fs::File>>,
+    /// A second open file description: see [`sync_descriptor`](File::sync_descriptor).
+    pub(super) sync_handle: Option<Arc<fs::File>>,
     pub(super) spec: FileSpec,
     pub(super) shared: Arc<Shared>,
     pub(super) file_system: &'static str,
@@ -56,10 +56,10 @@ pub struct File {
 }
 
 impl File {
-    /// Open what was asked for.
+    /// Opens a file with these options.
     ///
     /// # Errors
-    /// See [`OpenError`]: nothing is left behind, not even a file that was to be made.
+    /// [`OpenError`]: nothing is left behind, not even a file that was created.
     pub fn open(spec: &FileSpec) -> Result<Arc<File>, OpenError> {
         check(spec)?;
         let (handle, made) = open_or_create(spec)?;
@@ -81,7 +81,7 @@ impl File {
             ));
         }
         let locked = if block_device {
-            if spec.share || spec.read_only { Locked::Shared } else { Locked::Yes }
+            if spec.share || spec.ro { Locked::Shared } else { Locked::Yes }
         } else {
             lock::lock(&handle, spec)?
         };
@@ -89,11 +89,11 @@ impl File {
             check_head(spec, &handle)?;
         }
         let length = length(&handle).map_err(call("measuring"))?;
-        if let (Some(size), false) = (spec.size, block_device)
+        if let (Some(size), false) = (spec.create, block_device)
             && size.0 != length
         {
             let why = format!(
-                "it is there and holds {}, not {size} (leave out create and size, or remove it)",
+                "it exists with {}, not {size} (leave out create and size, or remove it)",
                 Bytes(length)
             );
             return Err(OpenError::refused(spec, why));
@@ -101,8 +101,8 @@ impl File {
         Self::examine(spec, Arc::new(handle), locked, None)
     }
 
-    /// Find out how an open file can be served. `before`: how it was up to now; its blocks stay what they
-    /// are, and so does what was learned of it.
+    /// Determines how an open file can be served. `before`: its state so far, whose block size and learned
+    /// facts are kept.
     pub(super) fn examine(
         spec: &FileSpec,
         handle: Arc<fs::File>,
@@ -113,7 +113,7 @@ impl File {
         let meta = handle.metadata().map_err(call("examining"))?;
         let block_device = meta.file_type().is_block_device();
         let read_only =
-            spec.read_only || block_device && sys::is_read_only_device(&handle).map_err(call("examining"))?;
+            spec.ro || block_device && sys::is_read_only_device(&handle).map_err(call("examining"))?;
         let length = length(&handle).map_err(call("measuring"))?;
         let (magic, fs_block) = sys::file_system(&handle).map_err(call("examining"))?;
         let known = FILE_SYSTEMS.iter().find(|row| row.0 == magic && !block_device);
@@ -141,16 +141,19 @@ impl File {
                 0
             },
         };
-        let limits = super::limits::limits(&facts, &disk)
+        let mut limits = super::limits::limits(&facts, &disk)
             .map_err(|error| OpenError::refused(spec, error.to_string()))?;
-        let error_handle = match before {
-            Some(file) => file.error_handle.clone(),
+        if spec.sync {
+            limits.features.remove(block::Features::WRITE_CACHE | block::Features::FUA);
+        }
+        let sync_handle = match before {
+            Some(file) => file.sync_handle.clone(),
             None if read_only || memory => None,
             None => reopen(&handle).map(Arc::new),
         };
         Ok(Arc::new(File {
             handle,
-            error_handle,
+            sync_handle,
             spec: spec.clone(),
             shared: before.map_or_else(|| Shared::new(facts), |file| file.shared.changed(facts)),
             file_system: if block_device { "block device" } else { known.map_or("other", |row| row.1) },
@@ -162,13 +165,13 @@ impl File {
         }))
     }
 
-    /// The node of one hardware queue. `file`: what the queue's ring calls this file's descriptor.
+    /// Creates the node of one hardware queue. `file`: this file on the queue's ring.
     pub fn node(&self, file: FileId) -> super::FileNode {
         super::FileNode::new(Arc::clone(&self.shared), file)
     }
 
-    /// The file's own memory, when that is what it is: reads that may be lent are then answered from there. `None`:
-    /// it is no memory, or cannot be written, which memory that is lent to a ring must be.
+    /// Returns the file's own memory, if the file is memory: reads may then be zero-copy. `None`: it is not
+    /// memory, or is read-only, and a ring needs writable memory.
     pub fn memory(&self) -> Option<ring::ForeignMemory> {
         let facts = self.shared.facts();
         if !facts.memory || facts.read_only || self.file_system != "tmpfs" {
@@ -178,30 +181,31 @@ impl File {
         Some(Arc::new(view).lend())
     }
 
-    /// Another descriptor of the open file, for a ring. Locks and flags are those of the file.
+    /// Returns another descriptor of the open file, for a ring. Locks and flags are shared.
     ///
     /// # Errors
-    /// No descriptor is to be had.
+    /// No descriptor is available.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.handle.try_clone().map(OwnedFd::from)
     }
 
-    /// A second open file description of the file, which is never written: the one that is synced, so that the kernel reports
-    /// data that it lost there, whatever a durable write was told of. See [`FileNode::with_error_file`](super::FileNode::with_error_file). `None`: the file is
-    /// never synced, or could not be opened again (without `/proc`, for example).
+    /// Returns a second open file description of the file, which is never written. Syncs use it, so that the
+    /// kernel reports lost data there even if a durable write received a report: see
+    /// [`FileNode::with_sync_file`](super::FileNode::with_sync_file). `None`: the file is never synced, or
+    /// could not be opened again (without `/proc`, for example).
     ///
     /// # Errors
-    /// No descriptor is to be had.
-    pub fn error_descriptor(&self) -> io::Result<Option<OwnedFd>> {
-        let again = self.error_handle.as_ref().map(|handle| handle.try_clone().map(OwnedFd::from));
+    /// No descriptor is available.
+    pub fn sync_descriptor(&self) -> io::Result<Option<OwnedFd>> {
+        let again = self.sync_handle.as_ref().map(|handle| handle.try_clone().map(OwnedFd::from));
         again.transpose()
     }
 
-    /// A file in memory through which data is copied that only the kernel reaches, to check it before it is written.
-    /// `None`: nothing is checked.
+    /// Returns a file in memory through which data is copied that only the kernel can access, to check it
+    /// before it is written. `None`: nothing is checked.
     ///
     /// # Errors
-    /// No descriptor is to be had.
+    /// No descriptor is available.
     pub fn scratch_descriptor(&self) -> io::Result<Option<OwnedFd>> {
         if self.shared.facts.head == 0 {
             return Ok(None);
@@ -209,7 +213,7 @@ impl File {
         Ok(Some(rustix::fs::memfd_create("blockyard-head", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
-    /// The compression of the data that a raw disk begins with, if nobody said that it is a raw disk: the file may be
+    /// Returns the compression of the data at the beginning of a disk without a given format: the file may be
     /// a compressed image.
     pub fn compression(&self) -> Option<&'static str> {
         match content(&self.handle, &self.spec.path) {
@@ -218,17 +222,17 @@ impl File {
         }
     }
 
-    /// What was asked for, as far as it has not changed since.
+    /// Returns the options, with later changes.
     pub fn spec(&self) -> &FileSpec {
         &self.spec
     }
 
-    /// What nodes share.
+    /// Returns the state that nodes share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Where the kernel finds it now: it may have been renamed, or be ` (deleted)`.
+    /// Returns the file's current path: it may have been renamed, or end in ` (deleted)`.
     fn backing_file(&self) -> String {
         let link = fs::read_link(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
         link.as_ref().unwrap_or(&self.spec.path).display().to_string()
@@ -237,12 +241,12 @@ impl File {
     fn inline_policy(&self) -> &'static str {
         let facts = self.shared.facts();
         match (facts.memory, facts.direct) {
-            (true, _) => "all in place: the file is memory",
+            (true, _) => "all inline: the file is memory",
             (_, Some(_)) => "all through the ring",
             (_, None) if facts.nowait_reads => {
-                "cached reads in place, writes while they return at once, the rest through the ring"
+                "cached reads inline, writes inline while they return at once, the rest through the ring"
             }
-            (_, None) => "writes in place while they return at once, the rest through the ring",
+            (_, None) => "writes inline while they return at once, the rest through the ring",
         }
     }
 }
@@ -278,7 +282,7 @@ impl Backend for File {
     fn limits(&self) -> QueueLimits {
         let mut limits = self.limits.clone();
         if !self.shared.fallocates().0 {
-            // LOOP-10: what was refused is not offered any more.
+            // LOOP-10: an operation that was refused is not offered any more.
             limits.max_hw_discard_sectors = Sectors(0);
             limits.max_discard_sectors = Sectors(0);
             limits.discard_granularity = Bytes::ZERO;
@@ -296,7 +300,9 @@ impl Backend for File {
     fn describe(&self) -> Vec<Fact> {
         let facts = self.shared.facts();
         let locked = match self.shared.lets_writers.load(Ordering::Relaxed) {
-            true => "no more: another program took the locks during a commit (end it, and serve this anew)",
+            true => {
+                "no longer: another program took the locks during a commit (stop it, and serve this device again)"
+            }
             false => self.locked.describe(),
         };
         let mut out = vec![
@@ -315,11 +321,11 @@ impl Backend for File {
         ];
         if facts.head > 0 {
             let refused = self.shared.refused_head().map_or(String::new(), |format| {
-                format!(" (a client's write was refused that made it begin as a {format} image: format=raw allows that)")
+                format!(" (refused a write of a {format} image header: format=raw allows it)")
             });
             out.push((
                 "format",
-                format!("raw, as none was given: it is kept from beginning as an image{refused}"),
+                format!("raw, because none was given: clients cannot write an image header to its beginning{refused}"),
             ));
         }
         if let Some(withdrawn) = self.shared.withdrawn() {
@@ -329,7 +335,7 @@ impl Backend for File {
             out.push(("read-only", "yes".to_owned()));
         }
         if self.shared.flush_failed() {
-            out.push(("failed", "a flush failed: writes are refused until it is opened anew".to_owned()));
+            out.push(("failed", "a flush failed: writes fail until it is opened again".to_owned()));
         }
         out
     }
@@ -343,15 +349,15 @@ fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
     }
 }
 
-/// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may stand for another file by now.
-/// A block device is not claimed again.
+/// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may refer to another
+/// file by now. A block device is opened without a new claim.
 fn reopen(handle: &fs::File) -> Option<fs::File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     options.open(format!("/proc/self/fd/{}", handle.as_raw_fd())).ok()
 }
 
-/// What can be said without looking at the file.
+/// Checks the options as far as possible without the file.
 fn check(spec: &FileSpec) -> Result<(), OpenError> {
     let refused = |why: &str| Err(OpenError::refused(spec, why));
     if let Some(block) = spec.block
@@ -362,30 +368,29 @@ fn check(spec: &FileSpec) -> Result<(), OpenError> {
             format!("block={block} is not possible (give a power of two from 512 to 65536)"),
         ));
     }
-    match (spec.create, spec.size) {
-        (true, _) if spec.read_only => refused("create and ro exclude each other (leave one out)"),
-        (true, None) => refused("create needs to know how large (add size=)"),
-        (false, Some(_)) => refused("size= is for a file that is made (add create, or use sizelimit=)"),
-        (_, Some(size)) if size.0 == 0 || !size.is_aligned(512) || size.0 > i64::MAX as u64 => {
-            refused("size= is not a size that a disk has (give whole sectors of 512 bytes)")
+    match spec.create {
+        Some(_) if spec.ro => refused("create and ro exclude each other (leave one out)"),
+        Some(size) if size.0 == 0 || !size.is_aligned(512) || size.0 > i64::MAX as u64 => {
+            refused("size= is not a valid size of a disk (give whole sectors of 512 bytes)")
         }
         _ if spec.offset.0 > i64::MAX as u64 => refused("offset= is past the end of any file (give less)"),
         _ => Ok(()),
     }
 }
 
-/// The file, and whether it was made.
+/// Opens the file. Returns it, and whether it was created.
 fn open_or_create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     let mut options = OpenOptions::new();
-    options.read(true).write(!spec.read_only);
-    // To a block device O_EXCL is a claim that excludes other claims; elsewhere, without O_CREAT, nothing.
+    options.read(true).write(!spec.ro);
+    // For a block device O_EXCL is a claim that excludes other claims; without O_CREAT it has no effect on
+    // other files.
     let is_device = fs::metadata(&spec.path).is_ok_and(|meta| meta.file_type().is_block_device());
-    let claim = is_device && !spec.share && !spec.read_only;
-    // A FIFO or a terminal must not hold us up: O_NONBLOCK means nothing to what we serve.
-    options.custom_flags(libc::O_NONBLOCK | if claim { libc::O_EXCL } else { 0 });
+    let claim = is_device && !spec.share && !spec.ro;
+    // A FIFO or a terminal must not block: O_NONBLOCK has no effect on files that we serve.
+    options.custom_flags(libc::O_NONBLOCK | if claim { libc::O_EXCL } else { 0 } | sync_flag(spec));
     match options.open(&spec.path) {
         Ok(handle) => Ok((handle, false)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && spec.create => create(spec),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && spec.create.is_some() => create(spec),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(OpenError::InUse {
             path: spec.path.clone(),
             why: "it is mounted, or another program has claimed it (unmount or stop it, or add share)",
@@ -394,12 +399,17 @@ fn open_or_create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     }
 }
 
+/// The flag with which writes, and `fallocate`, return when the data is durable.
+fn sync_flag(spec: &FileSpec) -> i32 {
+    if spec.sync && !spec.ro { libc::O_DSYNC } else { 0 }
+}
+
 fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true).mode(0o666);
+    options.read(true).write(true).create_new(true).mode(0o666).custom_flags(sync_flag(spec));
     let handle = options.open(&spec.path).map_err(|error| OpenError::call("creating", spec, error))?;
-    // Durable before the device is: a file that is shorter after a power cut is refused the next time.
-    let sized = handle.set_len(spec.size.map_or(0, |size| size.0)).and_then(|()| handle.sync_all());
+    // Durable before the device is: a shorter file after a power cut would be refused the next time.
+    let sized = handle.set_len(spec.create.map_or(0, |size| size.0)).and_then(|()| handle.sync_all());
     if let Err(error) = sized {
         let _ = fs::remove_file(&spec.path);
         return Err(OpenError::call("sizing", spec, error));
@@ -412,12 +422,12 @@ fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     Ok((handle, true))
 }
 
-/// How long a file or a block device is now.
+/// Returns the current length of a file or block device.
 pub(super) fn length(mut handle: &fs::File) -> io::Result<u64> {
     handle.seek(SeekFrom::End(0))
 }
 
-/// LOOP-1: what lies behind the offset, at most the limit, in whole blocks.
+/// LOOP-1: the device covers the file behind the offset, up to the limit, in whole blocks.
 pub(super) fn device_size(length: u64, spec: &FileSpec, block: u32) -> Bytes {
     let size = length.saturating_sub(spec.offset.0);
     let limit = spec.sizelimit.filter(|limit| limit.0 > 0).map_or(u64::MAX, |limit| limit.0);
@@ -430,7 +440,7 @@ struct Choice {
     why: String,
 }
 
-/// Buffered or direct (LOOP-5), and the logical block size that follows (LOOP-7).
+/// Chooses buffered or direct I/O (LOOP-5), and the resulting logical block size (LOOP-7).
 fn choose(
     spec: &FileSpec,
     handle: &fs::File,

@@ -1,37 +1,37 @@
-//! When a buffered write is done in place: while writes return at once.
+//! Decides when a buffered write is done inline: as long as writes return at once.
 //!
-//! A buffered write mostly copies into the page cache, a few microseconds, and the ring would only add a
-//! worker thread's wake-up. But it can wait: for dirty pages to be written back, for a block of which it
-//! covers a part to be read. Then everything else on the thread waits too. So each is timed, and after one
-//! that was slow the ring takes them for a while, longer each time it happens again.
+//! A buffered write mostly copies to the page cache within a few microseconds; the ring would only add the
+//! wake-up of a worker thread. But it can wait for write-back of dirty pages, or for a block that it covers
+//! in part to be read, and everything else on the thread waits with it. So each is timed, and after a slow
+//! one the ring does the writes for a while, longer each time that it happens again.
 
 use queue::Nanos;
 use std::time::Instant;
 
-/// Slower than this, and it waited: copying 1 MiB takes 100 to 200 µs.
+/// A slower write has waited: copying 1 MiB takes 100 to 200 µs.
 const SLOW_NS: u64 = 1_000_000;
-/// How long the ring takes over the first time.
+/// How long the ring does the writes at first.
 const AWAY_NS_MIN: u64 = 10_000_000;
-/// How long at most: one stall a second is borne.
+/// How long at most: one stall per second is acceptable.
 const AWAY_NS_MAX: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Not in place before this time.
+    /// No inline write before this time.
     resume: Nanos,
-    /// How long the ring takes over next time.
+    /// How long the ring does the writes next time.
     away_ns: u64,
 }
 
 impl Pace {
     pub(super) const NEW: Pace = Pace { resume: Nanos(0), away_ns: AWAY_NS_MIN };
 
-    /// Whether to do the next write in place.
+    /// Whether to do the next write inline.
     pub(super) fn is_fast(&self, now: Nanos) -> bool {
         now >= self.resume
     }
 
-    /// Do a write in place, and look how long it took.
+    /// Does a write inline and measures its duration.
     pub(super) fn time<T>(&mut self, now: Nanos, write: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = write();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_away_longer_each_time_and_forgets_after_a_good_second() {
+    fn inline_writes_pause_longer_each_time_until_a_second_without_stalls() {
         let mut pace = Pace::NEW;
         let mut now = Nanos(1_000_000_000);
         for away in [10_000_000, 40_000_000, 160_000_000, 640_000_000, 1_000_000_000, 1_000_000_000] {

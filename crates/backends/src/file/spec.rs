@@ -1,114 +1,92 @@
-//! What is asked of a file, and why it may not be had.
+//! Options of a file, and why it cannot be served.
 
 use block::Bytes;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
-use std::str::FromStr;
 
-/// Whether to go past the host's page cache.
+/// Whether to bypass the host's page cache.
 ///
-/// `Auto` is direct for block devices, where it works, and buffered for regular files. Who serves a whole
-/// disk has a client that caches: a second copy in the host only takes memory. An image is mostly served
-/// from the page cache faster than from any disk, its holes and allocations are the file system's to order,
-/// and it is what losetup, nbdkit and qemu-nbd do unless told otherwise.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+/// `Auto` means direct for block devices, where possible, and buffered for regular files. The client of a
+/// whole disk has a cache of its own, and a second copy in the host only takes memory. An image is mostly
+/// served faster from the page cache than from any disk, and the file system orders its holes and
+/// allocations; losetup, nbdkit and qemu-nbd are buffered by default too.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// Or fail.
+    /// Always; opening the file fails if it is impossible.
     On,
     /// Never.
     Off,
-    /// Where it is both possible and likely to be better.
+    /// Where it is possible and probably better.
     #[default]
     Auto,
 }
 
-impl FromStr for Direct {
-    type Err = &'static str;
-
-    fn from_str(word: &str) -> Result<Direct, Self::Err> {
-        match word {
-            "on" => Ok(Direct::On),
-            "off" => Ok(Direct::Off),
-            "auto" => Ok(Direct::Auto),
-            _ => Err("direct= is on, off or auto"),
-        }
-    }
-}
-
-/// What is asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// `file:PATH`: a file or a block device as a raw disk.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct FileSpec {
     /// A regular file or a block device.
     pub path: PathBuf,
-    /// Whether to go past the page cache.
+    /// Whether the page cache is bypassed.
     pub direct: Direct,
-    /// Where in the file the device begins.
+    /// Offset of the device in the file: any byte, as with loop devices.
     pub offset: Bytes,
-    /// How long it is at most; `None` or 0: up to the file's end (LOOP-1).
+    /// Maximum length of the device; `None` or 0: up to the file's end (LOOP-1).
     pub sizelimit: Option<Bytes>,
-    /// Its logical block size: 512 to 65536, a power of two. `None`: 512, or what direct I/O or the block
-    /// device needs (LOOP-7).
+    /// Logical block size: 512 to 65536, a power of two. `None`: 512, or the size that direct I/O or the
+    /// block device needs (LOOP-7).
     pub block: Option<u32>,
-    /// Refuse writes, and open the file so.
-    pub read_only: bool,
-    /// Make the file if there is none; one that is there must have the size asked for, and keeps its content.
-    pub create: bool,
-    /// How long a file that is made shall be. Only with `create`.
-    pub size: Option<Bytes>,
-    /// Let others write to it at the same time.
+    /// Refuse writes, and open the file read-only.
+    pub ro: bool,
+    /// Create the file with this size if it is missing; an existing one must have the size, and keeps its
+    /// content.
+    pub create: Option<Bytes>,
+    /// Other programs may write to it at the same time.
     pub share: bool,
-    /// Nobody said that it is a raw disk: refuse it when it begins as an image of another format, and keep clients from
-    /// making it one.
+    /// Writes are durable when they complete (`O_DSYNC`), so that the device has no volatile write cache.
+    pub sync: bool,
+    /// No format was given: the file is refused if it begins with the header of another format, and clients
+    /// cannot write such a header to it.
     pub stays_raw: bool,
 }
 
 impl FileSpec {
-    /// The file as it is, all of it, to read and write.
+    /// Returns the options of a whole file, for reading and writing.
     pub fn new(path: impl Into<PathBuf>) -> FileSpec {
-        FileSpec {
-            path: path.into(),
-            direct: Direct::Auto,
-            offset: Bytes::ZERO,
-            sizelimit: None,
-            block: None,
-            read_only: false,
-            create: false,
-            size: None,
-            share: false,
-            stays_raw: false,
-        }
+        FileSpec { path: path.into(), ..FileSpec::default() }
     }
 }
 
 /// Why a file cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Some call on it failed.
+    /// A system call failed.
     #[error("{doing} {} failed: {source}{hint}", path.display())]
     Call {
-        /// What was being done: `opening`, `creating` …
+        /// The failed action: `opening`, `creating` …
         doing: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
-        /// What to do about it, in parentheses, or nothing.
+        /// What to do about it, in parentheses, or empty.
         hint: &'static str,
     },
-    /// What was asked for cannot be done with it.
+    /// The options do not fit the file.
     #[error("{}: {why}", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// Why not, and what to do.
+        /// The reason, and what to do.
         why: String,
     },
-    /// Someone else uses it.
+    /// Another process or device uses the file.
     #[error("{} is in use: {why}", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
-        /// By whom as far as is known, and what to do.
+        /// The user, if known, and what to do.
         why: &'static str,
     },
 }
@@ -116,13 +94,13 @@ pub enum OpenError {
 impl OpenError {
     pub(super) fn call(doing: &'static str, spec: &FileSpec, source: io::Error) -> OpenError {
         let hint = match source.raw_os_error() {
-            // What is only read is not made.
-            Some(libc::ENOENT) if spec.read_only => " (give the path of a file that is there)",
-            Some(libc::ENOENT) if !spec.create => {
-                " (give the path of a file that is there, or have it made with create)"
+            // A read-only file is not created.
+            Some(libc::ENOENT) if spec.ro => " (give the path of an existing file)",
+            Some(libc::ENOENT) if spec.create.is_none() => {
+                " (give the path of an existing file, or add create and size)"
             }
             Some(libc::ENOENT) => " (make its directory first)",
-            Some(libc::EACCES | libc::EPERM) if !spec.read_only => " (change its owner or mode, or add ro)",
+            Some(libc::EACCES | libc::EPERM) if !spec.ro => " (change its owner or mode, or add ro)",
             Some(libc::EISDIR) => " (give the path of a regular file or a block device)",
             Some(libc::ENOTDIR) => " (a part of its path is a file: give another)",
             Some(libc::EROFS) => " (add ro)",

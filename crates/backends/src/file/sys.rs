@@ -1,4 +1,5 @@
-//! The system calls of opening a file and asking what it is: thin, and the only `unsafe` of `file`.
+//! System calls that open a file and query its properties: thin wrappers, and the only `unsafe` code of
+//! `file`.
 #![allow(unsafe_code)]
 
 use ring::ForeignMemory;
@@ -13,15 +14,15 @@ fn answer(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// `fallocate`.
+/// Calls `fallocate`.
 #[cfg(test)]
 pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
-    // SAFETY: plain numbers and a descriptor that is open.
+    // SAFETY: plain numbers and an open descriptor.
     let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) };
     answer(result.into()).map(drop)
 }
 
-/// `lseek` for a hole or for data.
+/// Calls `lseek` for a hole or for data.
 #[cfg(test)]
 pub(crate) fn seek(file: &File, offset: u64, hole: bool) -> io::Result<u64> {
     let whence = if hole { libc::SEEK_HOLE } else { libc::SEEK_DATA };
@@ -29,8 +30,8 @@ pub(crate) fn seek(file: &File, offset: u64, hole: bool) -> io::Result<u64> {
     answer(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) }).map(|at| at as u64)
 }
 
-/// What `statx` says of direct I/O: alignment of memory, and of offset and length. `None`: it does not say.
-/// Two zeroes: there is no direct I/O.
+/// Returns the alignment that `statx` reports for direct I/O: of memory, and of offset and length. `None`:
+/// not reported. Two zeroes: direct I/O is not supported.
 pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is as large as the kernel fills.
@@ -43,13 +44,13 @@ pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
             stat.as_mut_ptr(),
         )
     };
-    // SAFETY: all of it was zeroed, and zero is a value of every field.
+    // SAFETY: it was zeroed, and zero is a valid value of every field.
     let stat = unsafe { stat.assume_init() };
     (result == 0 && stat.stx_mask & libc::STATX_DIOALIGN != 0)
         .then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
-/// A file in memory, seen as memory: its first `len` bytes.
+/// The first `len` bytes of a file that is memory, mapped.
 #[derive(Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
@@ -58,7 +59,7 @@ pub(super) struct View {
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped only on drop.
 unsafe impl Send for View {}
-// SAFETY: nothing here looks into it; it is handed to the kernel only.
+// SAFETY: nothing here accesses it; it is passed to the kernel only.
 unsafe impl Sync for View {}
 
 impl View {
@@ -75,52 +76,53 @@ impl View {
         Ok(View { base, len })
     }
 
-    /// What a ring needs to know of it.
+    /// Describes the mapping for a ring.
     pub(super) fn lend(self: &Arc<Self>) -> ForeignMemory {
-        // SAFETY: the mapping is page-aligned, `len` bytes long, readable and writable, and stays while any clone of
-        // the keeper does. Bytes behind the end of a file that was cut are an error to the kernel, which alone looks.
+        // SAFETY: the mapping is page-aligned, `len` bytes long, readable and writable, and stays while any
+        // clone of the keeper does. Bytes behind the end of a file that was truncated are an error for the
+        // kernel, which alone accesses them.
         unsafe { ForeignMemory::new(self.base, self.len, Arc::clone(self) as _) }
     }
 }
 
 impl Drop for View {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, whole; no ring holds it any more.
+        // SAFETY: our own whole mapping; no ring holds it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// The file system's magic number and its block size.
+/// Returns the file system's magic number and block size.
 pub(super) fn file_system(file: &File) -> io::Result<(u32, u32)> {
     let mut stat = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: `stat` is as large as the kernel fills.
     answer(unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) }.into())?;
-    // SAFETY: all of it was zeroed, and zero is a value of every field.
+    // SAFETY: it was zeroed, and zero is a valid value of every field.
     let stat = unsafe { stat.assume_init() };
     Ok((stat.f_type as u32, stat.f_bsize as u32))
 }
 
-/// Read and write past the page cache from now on, or through it. `EINVAL`: the file system cannot.
+/// Switches the open file to direct or buffered I/O. `EINVAL`: the file system has no direct I/O.
 pub(super) fn set_direct(file: &File, on: bool) -> io::Result<()> {
     let fd = file.as_raw_fd();
-    // SAFETY: plain numbers and a descriptor that is open.
+    // SAFETY: plain numbers and an open descriptor.
     let flags = answer(unsafe { libc::fcntl(fd, libc::F_GETFL) }.into())? as i32;
     let flags = if on { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
     // SAFETY: as above.
     answer(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }.into()).map(drop)
 }
 
-/// Whether the file system reads without waiting when asked to.
+/// Whether the file system supports `RWF_NOWAIT` for reads.
 pub(super) fn reads_without_waiting(file: &File) -> bool {
     let mut byte = 0u8;
     let piece = libc::iovec { iov_base: std::ptr::from_mut(&mut byte).cast(), iov_len: 1 };
-    // SAFETY: one piece of one byte, which lives until the call returns.
+    // SAFETY: one segment of one byte, which lives until the call returns.
     let result = unsafe { libc::preadv2(file.as_raw_fd(), &piece, 1, 0, libc::RWF_NOWAIT) };
     result >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
 }
 
 fn byte_lock(kind: i32, at: i64) -> libc::flock {
-    // SAFETY: a struct of numbers, for all of which zero is a value; OFD locks demand `l_pid` 0.
+    // SAFETY: a struct of numbers, for all of which zero is a valid value; OFD locks require `l_pid` 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
@@ -129,14 +131,14 @@ fn byte_lock(kind: i32, at: i64) -> libc::flock {
     lock
 }
 
-/// Hold one byte of the file in common with others, until the file is closed.
+/// Locks one byte of the file shared, until the file is closed.
 pub(super) fn hold_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_RDLCK, at);
     // SAFETY: `lock` lives until the call returns.
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Keep everybody else off that byte, as no program of ours does.
+/// Locks one byte exclusively, which conflicts with every other lock.
 #[cfg(test)]
 pub(super) fn take_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_WRLCK, at);
@@ -144,17 +146,17 @@ pub(super) fn take_byte(file: &File, at: i64) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Let go of that byte.
+/// Unlocks that byte.
 pub(super) fn let_go_of_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_UNLCK, at);
     // SAFETY: as above.
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Whether someone else holds that byte.
+/// Whether another program locks that byte.
 pub(super) fn byte_is_held(file: &File, at: i64) -> io::Result<bool> {
     let mut lock = byte_lock(libc::F_WRLCK, at);
-    // SAFETY: as above; the kernel fills it in.
+    // SAFETY: as above; the kernel fills it.
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) }.into())?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
@@ -170,12 +172,12 @@ fn block_ioctl(file: &File, request: u64) -> io::Result<u32> {
     Ok(value as u32)
 }
 
-/// Logical and physical block size of a block device.
+/// Returns the logical and physical block size of a block device.
 pub(super) fn block_sizes(file: &File) -> io::Result<(u32, u32)> {
     Ok((block_ioctl(file, BLKSSZGET)?, block_ioctl(file, BLKPBSZGET)?))
 }
 
-/// Whether a block device refuses writes.
+/// Whether a block device is read-only.
 pub(super) fn is_read_only_device(file: &File) -> io::Result<bool> {
     Ok(block_ioctl(file, BLKROGET)? != 0)
 }

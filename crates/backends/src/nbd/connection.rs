@@ -1,36 +1,36 @@
-//! One connection of a node: its session, what is on its way in either direction.
+//! One connection of a node: its session, and the state of both directions.
 
 use super::gaps::Gaps;
 use block::{Segment, Status, Tag};
 use proto::nbd::Session;
 use queue::{Nanos, SocketId};
 
-/// What the next bytes from the server are.
+/// Meaning of the next bytes from the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Input {
-    /// A message; its first bytes may lie in the stash.
+    /// A message; its first bytes may be in the stash.
     Message,
     /// Data of a read.
     Data {
-        /// Whose.
+        /// The request.
         tag: Tag,
-        /// Where it goes, in bytes from the request's beginning.
+        /// Position of the next byte, from the request's beginning.
         at: u64,
-        /// Bytes still to come. Never 0.
+        /// Missing bytes, never 0.
         left: u64,
-        /// How the command ends with them; empty when more messages follow.
+        /// Result of the command after these bytes; empty if more messages follow.
         end: Option<Status>,
     },
 }
 
-/// Who reads from the socket into what.
+/// How the socket is being read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiving {
     /// The ring delivers chunks.
     Chunks,
     /// The ring was asked to stop that.
     Stopping,
-    /// The ring fills so many bytes of a read's own memory.
+    /// The ring fills that many bytes of a read's memory.
     Filling(u32),
 }
 
@@ -39,30 +39,30 @@ pub(super) struct Connection {
     pub(super) session: Session,
     pub(super) input: Input,
     pub(super) receiving: Receiving,
-    /// The beginning of a message that came in two chunks; empty when there is none.
+    /// First part of a message that was split between chunks; empty if there is none.
     pub(super) stash: Vec<u8>,
-    /// Stretches that a status message told of, length and state, on their way to a request's memory.
-    pub(super) told: Vec<(u64, u64)>,
+    /// Descriptors of a block-status reply, length and state, until they are copied to the request's memory.
+    pub(super) extents: Vec<(u64, u64)>,
     pub(super) gaps: Gaps,
-    /// What is being sent; the vectors are kept from one send to the next.
+    /// The current send; its vectors are reused.
     pub(super) batch: Batch,
-    /// When the node got it.
+    /// When the node received the connection.
     pub(super) since: Nanos,
-    /// When something last came from the server.
+    /// When the server last sent something.
     pub(super) heard_at: Nanos,
-    /// Something did.
+    /// The server has sent something.
     pub(super) heard: bool,
-    /// The server was told that the session is over.
+    /// NBD_CMD_DISC was sent.
     pub(super) said_goodbye: bool,
 }
 
-/// Commands that are sent at once.
+/// Commands that are sent together.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Memory of their headers; empty when nothing is being sent.
+    /// Memory of their headers; empty if nothing is being sent.
     pub(super) headers: Option<Segment>,
     pub(super) tags: Vec<Tag>,
-    pub(super) pieces: Vec<Segment>,
+    pub(super) segments: Vec<Segment>,
 }
 
 impl Batch {
@@ -70,16 +70,16 @@ impl Batch {
         self.headers.is_some()
     }
 
-    /// Add memory behind what there is.
-    pub(super) fn push(&mut self, piece: Segment) {
-        match self.pieces.last_mut() {
-            // Headers of commands without data lie one behind the other: one piece.
+    /// Adds memory to the send.
+    pub(super) fn push(&mut self, segment: Segment) {
+        match self.segments.last_mut() {
+            // Headers of commands without data are adjacent: one segment.
             Some(last)
-                if last.region == piece.region && last.offset + u64::from(last.len) == piece.offset =>
+                if last.region == segment.region && last.offset + u64::from(last.len) == segment.offset =>
             {
-                last.len += piece.len;
+                last.len += segment.len;
             }
-            _ => self.pieces.push(piece),
+            _ => self.segments.push(segment),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Connection {
             input: Input::Message,
             receiving: Receiving::Chunks,
             stash: Vec::new(),
-            told: Vec::new(),
+            extents: Vec::new(),
             gaps: Gaps::default(),
             batch: Batch::default(),
             since: now,

@@ -1,7 +1,7 @@
-//! A request that a node holds, as commands to the server: which is the next, and what its answers make of it.
+//! A held request as commands to the server: the next command, and the effect of its answer.
 //!
-//! Most requests are one command. One that is longer than the server takes goes out in parts, one after the other; a
-//! write through a cache of a server that cannot do that is a write and a flush.
+//! Most requests are one command. A request that is longer than the server supports is sent in parts, one
+//! after the other. A durable write to a server without FUA is a write and a flush.
 
 use super::gaps::Coverage;
 use super::shared::{Export, payload_max};
@@ -10,65 +10,67 @@ use proto::nbd::client::Track;
 use proto::nbd::{Command, CommandFlags, Request as Wire, Session, Style, TransmissionFlags};
 use queue::Nanos;
 
-/// Where a request is.
+/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// In line for being sent.
+    /// Waiting to be sent.
     Waiting,
-    /// The ring is sending its command: its memory may not be let go of.
+    /// The ring is sending its command: its memory must stay.
     Sending,
     /// The server has its command.
     Sent,
 }
 
-/// A server that answers others and not this request was lost so often while it had it: it may be the request that it dies of.
+/// After so many connections that were lost while the server had this request, it fails: it may be what makes
+/// the server crash.
 const LOSSES_MAX: u16 = 8;
 
-/// Ranges of one command beyond 4 GiB do not fit a compact header; this is the most that every server takes, in
+/// Commands longer than 4 GiB do not fit a compact header. This is the most that every server supports, in
 /// whole blocks of any size.
 const COMPACT_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
 
-/// What a request comes to.
+/// How a request is processed.
 pub(super) enum Plan {
-    /// Nothing to send: it is over.
+    /// The request completes without a command.
     Over(Status),
-    /// It describes its range as data, for want of a server that could tell.
+    /// Its range is described as data, because the server does not support block status.
     AllData,
-    /// To be sent.
+    /// A command is sent.
     Send,
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
-    /// The request's name in its queue.
+    /// Cookie of the request in the queue.
     pub(super) io: Cookie,
-    /// As it arrived.
+    /// The request as it arrived.
     pub(super) req: Request,
     pub(super) state: State,
     /// Bytes of its range that are done.
     pub(super) done: u64,
-    /// How long the command is that is on its way or comes next.
+    /// Length of the current or next command.
     pub(super) len: u64,
-    /// Commands of it so far.
+    /// Number of its commands so far.
     part: u16,
-    /// All is written, and what remains is a flush.
+    /// All data is written; a flush remains.
     pub(super) flushing: bool,
-    /// The command was answered before its send was over; how.
+    /// Result of a command that was answered before its send completed.
     pub(super) answered: Option<Status>,
-    /// Holds the server to the command.
+    /// Checks the server's replies to the command.
     pub(super) track: Track,
-    /// Which parts of a read have come.
+    /// Parts of a read that have arrived.
     pub(super) coverage: Coverage,
-    /// When the command was handed to the ring.
+    /// When the command was passed to the ring.
     pub(super) sent_at: Nanos,
-    /// When a command for the same part of the request was first handed to the ring; empty when none was, or it was answered.
+    /// When a command for the same part of the request was first passed to the ring; empty if none was, or it
+    /// was answered.
     pub(super) tried_since: Option<Nanos>,
-    /// How many connections were lost with a command for the same part of the request.
+    /// Number of connections that were lost with a command for the same part of the request.
     losses: u16,
-    /// Its place in line, which it keeps when it is sent again.
+    /// Its place in the order of sending, which it keeps when it is sent again.
     pub(super) serial: u64,
-    /// It is to be given up, as soon as its memory is ours again.
+    /// It is to be cancelled, as soon as its memory may be released.
     pub(super) cancelled: bool,
 }
 
@@ -95,18 +97,18 @@ impl Flight {
         }
     }
 
-    /// The command's name on the wire: unlike that of any other command for a long time, so that an answer that comes
-    /// late or twice belongs to nobody.
+    /// Returns the command's cookie on the wire. It is unlike that of any other command for a long time, so
+    /// that late or duplicate answers match no request.
     pub(super) fn cookie(&self) -> u64 {
         u64::from(self.io.generation) << 32 | u64::from(self.part) << 16 | u64::from(self.io.tag.0)
     }
 
-    /// The slot that a name on the wire would be of.
+    /// Returns the slot of a cookie on the wire.
     pub(super) const fn slot_of(cookie: u64) -> usize {
         cookie as usize & 0xffff
     }
 
-    /// The next command, which is about to be sent in this session.
+    /// Returns the next command, which is about to be sent in this session.
     pub(super) fn command(&mut self, session: &Session) -> Wire {
         let (offset, left) = (self.req.offset.0 + self.done, self.req.len.0 - self.done);
         let clear_max = if session.extended() { u64::MAX } else { COMPACT_MAX };
@@ -134,7 +136,7 @@ impl Flight {
         wire
     }
 
-    /// Whether data comes back for its command.
+    /// Whether the reply to its command has data.
     pub(super) fn reads(&self) -> bool {
         self.req.op == Op::Read
     }
@@ -142,26 +144,30 @@ impl Flight {
     fn flags(&self, session: &Session) -> CommandFlags {
         let Request { op, flags, .. } = self.req;
         let zeroes = op == Op::WriteZeroes;
-        let fua = op.is_write() && flags.has(Flags::FUA) && session.flags.has(TransmissionFlags::SEND_FUA);
-        CommandFlags::NONE
+        let fua = op.is_write()
+            && flags.contains(Flags::FUA)
+            && session.flags.contains(TransmissionFlags::SEND_FUA);
+        CommandFlags::empty()
             .with_if(fua, CommandFlags::FUA)
-            .with_if(zeroes && flags.has(Flags::NO_UNMAP), CommandFlags::NO_HOLE)
-            .with_if(zeroes && flags.has(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
+            .with_if(zeroes && flags.contains(Flags::NO_UNMAP), CommandFlags::NO_HOLE)
+            .with_if(zeroes && flags.contains(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
     }
 
-    /// Its command went out, or began to, on a connection that is lost. Whether it was tried for long enough: for so many
-    /// nanoseconds, once again at least, and to the end on a connection that brought nothing. `heard`: it brought something.
+    /// Processes the loss of a connection on which its command was sent, in whole or in part. Returns whether
+    /// it was tried for long enough: for that many nanoseconds, at least once more, and until the end of a
+    /// connection that received nothing. `heard`: it received something.
     pub(super) fn is_lost(&mut self, now: Nanos, tries_ns: u64, heard: bool) -> bool {
         self.losses = self.losses.saturating_add(1);
         let is_hopeless = if heard { self.losses >= LOSSES_MAX } else { self.losses > 1 };
         is_hopeless && self.tried_since.is_some_and(|since| now.since(since) >= tries_ns)
     }
 
-    /// The command ended: whether the request has, and how. Otherwise its next command is to be sent.
+    /// Processes the end of a command. Returns the request's status, or `None` if its next command has to be
+    /// sent.
     pub(super) fn ended(&mut self, status: Status, export: &Export) -> Option<Status> {
         (self.tried_since, self.losses) = (None, 0);
         if !status.is_ok() {
-            // A hint is never an error.
+            // A hint never fails.
             return Some(if self.req.op == Op::Prefetch { Status::Ok } else { status });
         }
         if !self.flushing {
@@ -169,8 +175,8 @@ impl Flight {
             if self.done < self.req.len.0 && self.req.op != Op::Extents {
                 return None;
             }
-            let through = self.req.op.is_write() && self.req.flags.has(Flags::FUA);
-            if through && !export.flags.has(TransmissionFlags::SEND_FUA) && can_flush(export) {
+            let through = self.req.op.is_write() && self.req.flags.contains(Flags::FUA);
+            if through && !export.flags.contains(TransmissionFlags::SEND_FUA) && can_flush(export) {
                 self.flushing = true;
                 return None;
             }
@@ -180,22 +186,25 @@ impl Flight {
 }
 
 fn can_flush(export: &Export) -> bool {
-    export.flags.has(TransmissionFlags::SEND_FLUSH)
+    export.flags.contains(TransmissionFlags::SEND_FLUSH)
 }
 
-/// What is to be done about a request. `allocation`: the session tells of extents, as far as is known.
+/// Determines how a request is processed. `allocation`: the session supports block status, as far as is
+/// known.
 pub(super) fn plan(req: &Request, export: &Export, allocation: bool) -> Plan {
-    let has = |flag| export.flags.has(flag);
+    let has = |flag| export.flags.contains(flag);
     if req.op.is_write() && export.read_only {
         return Plan::Over(Status::IoError);
     }
     match req.op {
         Op::Read | Op::Write => Plan::Send,
         Op::Flush if can_flush(export) && !export.read_only => Plan::Send,
-        // Nothing that was written is not stable.
+        // Written data is always durable.
         Op::Flush => Plan::Over(Status::Ok),
         Op::Discard if has(TransmissionFlags::SEND_TRIM) => Plan::Send,
-        Op::WriteZeroes if req.flags.has(Flags::FAST_ZERO) && !has(TransmissionFlags::SEND_FAST_ZERO) => {
+        Op::WriteZeroes
+            if req.flags.contains(Flags::FAST_ZERO) && !has(TransmissionFlags::SEND_FAST_ZERO) =>
+        {
             Plan::Over(Status::NotSupported)
         }
         Op::WriteZeroes if has(TransmissionFlags::SEND_WRITE_ZEROES) => Plan::Send,
@@ -222,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_a_busy_server_takes_long_for_is_sent_again() {
+    fn a_request_delayed_by_a_busy_server_is_sent_again() {
         let mut flight = sent(0);
         assert!(!flight.is_lost(Nanos(100 * SECOND), 40 * SECOND, true), "it was sent once");
         assert!(!flight.is_lost(Nanos(200 * SECOND), 40 * SECOND, true), "others are answered");
@@ -233,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_never_answers_is_not_tried_for_ever() {
+    fn a_server_that_never_answers_is_given_up() {
         let mut flight = sent(0);
         assert!(!flight.is_lost(Nanos(30 * SECOND), 40 * SECOND, false));
         assert!(flight.is_lost(Nanos(60 * SECOND), 40 * SECOND, false));

@@ -1,32 +1,30 @@
-//! Which bytes of a read have come, where a server sends it in chunks: each byte may come once.
+//! Tracks which bytes of a read have arrived, if a server sends it in chunks: each byte may arrive once.
 //!
-//! Servers send the chunks of a read in order, if not by the protocol's word then by their nature. So what is kept with
-//! each read is how far it has come; bytes that were passed over are gaps, kept in one short list for a whole
-//! connection.
+//! Servers send the chunks of a read in order, although the protocol does not require it. So each read has
+//! the end of its highest chunk, and bytes that were skipped are gaps in one short list per connection.
 //!
-//! *Invariant:* a byte below `high` has come, or lies in a gap.
+//! *Invariant:* a byte below `high` has arrived, or is in a gap.
 
 use proto::nbd::Fatal;
 
-/// How far a read has come.
+/// Progress of a read.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Coverage {
-    /// The end of the highest chunk so far, in bytes of the export.
+    /// End of the highest chunk so far, in bytes of the export.
     high: u64,
 }
 
 impl Coverage {
-    /// A read that starts at `offset`.
+    /// Creates the progress of a read that starts at `offset`.
     pub(super) const fn new(offset: u64) -> Coverage {
         Coverage { high: offset }
     }
 }
 
-/// Gaps that one connection's reads may have at a time. A server that leaves more is not sending what it was asked
-/// for in any order that makes sense.
+/// Most gaps of a connection at a time. A server with more sends chunks in no sensible order.
 const GAPS_MAX: usize = 1024;
 
-/// A stretch that was passed over: whose, and its first and last byte plus one.
+/// A skipped range: the read, its first byte, and its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Gap {
     cookie: u64,
@@ -41,10 +39,10 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    /// A chunk of the read `cookie` has come, within its range.
+    /// Records a chunk of the read `cookie` within its range.
     ///
     /// # Errors
-    /// Some of it had come already, or there are too many gaps.
+    /// A part of it had arrived before, or there are too many gaps.
     pub(super) fn fill(
         &mut self,
         cookie: u64,
@@ -82,7 +80,7 @@ impl Gaps {
         Ok(())
     }
 
-    /// The read `cookie` is over: an error may have left gaps.
+    /// Removes the gaps of the read `cookie`, which failed.
     pub(super) fn forget(&mut self, cookie: u64) {
         if !self.list.is_empty() {
             self.list.retain(|gap| gap.cookie != cookie);
@@ -95,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_in_any_order_fill_a_read_once() {
+    fn chunks_in_any_order_complete_a_read_once() {
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
             let (mut gaps, mut coverage) = (Gaps::default(), Coverage::new(4096));
             for &chunk in &order {
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_bounded_and_go_with_their_read() {
+    fn gaps_are_bounded_and_removed_with_their_read() {
         let (mut gaps, mut coverage) = (Gaps::default(), Coverage::new(0));
         let refused = (0..2000u64).find(|chunk| gaps.fill(1, &mut coverage, chunk * 2 + 1, 1).is_err());
         assert_eq!(refused, Some(GAPS_MAX as u64));

@@ -1,45 +1,44 @@
-//! How a node comes by its connection: it asks, and is brought one.
+//! How a node gets its connection from the control plane.
 //!
-//! Connecting, shaking hands and encrypting wait, so the control plane does them. A node that has no connection asks
-//! its [`Connector`], which brings one over the node's [`Line`] whenever it has one, and nudges the node's queue. The
-//! connector tries again by itself; how long requests wait for it is the node's matter.
+//! Connecting, the handshake and TLS can block, so the control plane does them. A node without a connection
+//! asks its [`Connector`], which passes one over the node's [`Line`] as soon as it has one, and wakes the
+//! node's queue. The connector retries by itself; the node decides how long requests wait.
 //!
-//! *Invariant:* a line holds one connection at most, and a node asks again only after it has lost the one it had.
+//! *Invariant:* a line holds at most one connection, and a node asks again only after it has lost the
+//! previous one.
 
 use crate::Fact;
 use proto::nbd::Session;
+use queue::QueueWaker;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A connection on which transmission may start.
+/// A connection in the transmission phase. `E`: what was negotiated.
 #[derive(Debug)]
-pub struct Connected<S> {
-    /// The stream, in the form in which the ring takes it.
+pub struct Connected<S, E = Session> {
+    /// The stream, in the form in which the ring accepts it.
     pub stream: S,
-    /// What was agreed on.
-    pub session: Session,
+    /// The negotiated session.
+    pub session: E,
 }
-
-/// Has a node's queue take a turn. May be called on any thread, at any time.
-pub type Nudge = Arc<dyn Fn() + Send + Sync>;
 
 /// Why a node has no connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
-    /// It never had one.
+    /// No connection was established yet.
     New,
     /// The server closed it.
     Closed,
-    /// The system ended it: a positive errno.
+    /// The system closed it: a positive errno.
     Failed(i32),
     /// The server left requests unanswered for too long.
     Silent,
-    /// The server broke the protocol.
+    /// The server violated the protocol.
     Nonsense,
-    /// The server said that it is shutting down.
+    /// The server reported that it is shutting down.
     ShuttingDown,
-    /// A request had to be given up.
+    /// A request timed out.
     Cancelled,
 }
 
@@ -57,54 +56,57 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Whoever connects to the server. It must not wait here.
-pub trait Connector<S>: Send + Sync {
-    /// The node of this line has no connection: bring it one, as soon as there is one, until the line is closed. The more
-    /// attempts have [failed in a row](Line::failures), the longer the connector pauses before the next.
-    fn connect(&self, line: Arc<Line<S>>, loss: Loss);
+/// Connects to the server, without blocking the caller.
+pub trait Connector<S, E = Session>: Send + Sync {
+    /// Requests a connection for the node of this line, until the line is closed. The more attempts have
+    /// [failed in a row](Line::failures), the longer the connector waits before the next.
+    fn connect(&self, line: Arc<Line<S, E>>, loss: Loss);
 
-    /// What it is doing at the moment, for `show`.
+    /// Describes the current activity, for `show`.
     fn describe(&self) -> Vec<Fact> {
         Vec::new()
     }
 }
 
-/// Between one node and its connector.
-pub struct Line<S> {
-    brought: Mutex<Option<Connected<S>>>,
+/// The channel between one node and its connector.
+pub struct Line<S, E = Session> {
+    brought: Mutex<Option<Connected<S, E>>>,
     has_brought: AtomicBool,
     closed: AtomicBool,
     failures: AtomicU32,
-    nudge: Nudge,
+    /// Nothing listened at the server's address at the last attempt.
+    refused: AtomicBool,
+    waker: QueueWaker,
 }
 
-impl<S> fmt::Debug for Line<S> {
+impl<S, E> fmt::Debug for Line<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Line").field("closed", &self.closed).finish_non_exhaustive()
     }
 }
 
-impl<S> Line<S> {
-    /// A line whose node's queue takes a turn when `nudge` is called.
-    pub fn new(nudge: Nudge) -> Line<S> {
+impl<S, E> Line<S, E> {
+    /// Creates a line. `waker` wakes the node's queue.
+    pub fn new(waker: QueueWaker) -> Line<S, E> {
         Line {
             brought: Mutex::default(),
             has_brought: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             failures: AtomicU32::new(0),
-            nudge,
+            refused: AtomicBool::new(false),
+            waker,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Connected<S>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Connected<S, E>>> {
         self.brought.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Here is a connection.
+    /// Passes a connection to the node.
     ///
     /// # Errors
-    /// The node is gone, or has one that it has not taken: it comes back.
-    pub fn bring(&self, connected: Connected<S>) -> Result<(), Connected<S>> {
+    /// The node is gone, or has not taken the previous one: the connection is returned.
+    pub fn bring(&self, connected: Connected<S, E>) -> Result<(), Connected<S, E>> {
         let mut brought = self.lock();
         if self.is_closed() || brought.is_some() {
             return Err(connected);
@@ -112,35 +114,49 @@ impl<S> Line<S> {
         *brought = Some(connected);
         self.has_brought.store(true, Release);
         drop(brought);
-        (self.nudge)();
+        (self.waker)();
         Ok(())
     }
 
-    /// Whether nobody waits for a connection any more.
+    /// Whether the node does not wait for a connection any more.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Acquire)
     }
 
-    /// How many attempts failed since the last connection that was of use. A connection that was lost before it had been of
-    /// use is such an attempt: a server that accepts and hangs up is no better than one that refuses.
+    /// Returns the number of failed attempts since the last useful connection. A connection that was lost
+    /// before it was useful is such an attempt: a server that accepts and closes connections is no better
+    /// than one that refuses them.
     pub fn failures(&self) -> u32 {
         self.failures.load(Relaxed)
     }
 
-    /// Counts an attempt that failed.
+    /// Counts a failed attempt.
     pub fn count_failure(&self) {
         // Only the node and the one task that connects for it count, one after the other.
         self.failures.store(self.failures().saturating_add(1), Relaxed);
     }
 
-    /// A connection was of use: the next attempt is made at once.
-    pub(super) fn forget_failures(&self) {
+    /// Reports that nothing listens at the server's address, and wakes the node: it need not wait for the
+    /// first connection.
+    pub fn report_refused(&self) {
+        if !self.refused.swap(true, Release) {
+            (self.waker)();
+        }
+    }
+
+    /// Whether an attempt found that nothing listens at the server's address.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Acquire)
+    }
+
+    /// Reports a useful connection: the next attempt is made at once.
+    pub(crate) fn forget_failures(&self) {
         self.failures.store(0, Relaxed);
     }
 
-    /// What was brought, if anything was: one load when nothing was.
+    /// Takes the connection that was passed, if any. One load if there is none.
     #[inline]
-    pub(super) fn take(&self) -> Option<Connected<S>> {
+    pub(crate) fn take(&self) -> Option<Connected<S, E>> {
         if !self.has_brought.load(Acquire) {
             return None;
         }
@@ -148,8 +164,8 @@ impl<S> Line<S> {
         self.lock().take()
     }
 
-    /// Nothing more is wanted. What was brought and not taken comes back.
-    pub(super) fn close(&self) -> Option<Connected<S>> {
+    /// Closes the line. Returns a connection that was passed and not taken.
+    pub(crate) fn close(&self) -> Option<Connected<S, E>> {
         let mut brought = self.lock();
         self.closed.store(true, Release);
         brought.take()
@@ -166,20 +182,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_brought_is_taken_once_and_nudges() {
-        let nudges = Arc::new(AtomicU32::new(0));
-        let counted = nudges.clone();
+    fn a_connection_is_taken_once_and_wakes_the_queue() {
+        let wakes = Arc::new(AtomicU32::new(0));
+        let counted = wakes.clone();
         let line = Line::new(Arc::new(move || _ = counted.fetch_add(1, Relaxed)));
         assert!(line.take().is_none());
         line.bring(connected(7)).unwrap();
         assert_eq!(line.bring(connected(8)).unwrap_err().stream, 8, "one at a time");
         assert_eq!(line.take().unwrap().stream, 7);
         assert!(line.take().is_none());
-        assert_eq!(nudges.load(Relaxed), 1);
+        assert_eq!(wakes.load(Relaxed), 1);
     }
 
     #[test]
-    fn a_closed_line_takes_nothing() {
+    fn a_closed_line_accepts_no_connection() {
         let line = Line::new(Arc::new(|| {}));
         line.bring(connected(1)).unwrap();
         assert_eq!(line.close().unwrap().stream, 1);

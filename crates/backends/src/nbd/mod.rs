@@ -1,15 +1,16 @@
-//! `nbd:`, an export of an NBD server as a backend: the client's half of the protocol over the ring's sockets.
+//! `nbd:`, an export of an NBD server as a backend: the client's half of the protocol over the ring's
+//! sockets.
 //!
-//! Each hardware queue has a connection of its own where the server allows several (CAN_MULTI_CONN: a flush on one
-//! covers all), so queues share nothing on the I/O path. Where it does not, the device has one queue. The handshake
-//! happens in the control plane, which brings each node a [`Connected`] over its [`Line`], also after a loss.
+//! Each hardware queue has a connection of its own if the server supports several (CAN_MULTI_CONN: a flush on
+//! one covers all), so queues share nothing on the I/O path. Otherwise the device has one queue. The control
+//! plane does the handshake and passes each node a [`Connected`] over its [`Line`], also after a loss.
 //!
-//! What is promised across a loss: a request that was not answered is sent again on the next connection, which must be
-//! to an export that is no smaller and can do no less. A write that was answered and not flushed is where the server put
-//! it: NBD has no way to ask whether a server that is back has lost its cache, as by a power cut, so a flush after
-//! the loss covers earlier writes only as far as the server's host kept them, as it does when the server's process dies.
+//! Guarantees across a loss: a request that was not answered is sent again on the next connection, whose
+//! export must be at least as large and as capable. A write that was answered but not flushed is as durable
+//! as the server made it. NBD cannot tell whether a server that is back has lost its cache, for example by a
+//! power cut, so a flush after the loss covers earlier writes only as far as the server's host kept them.
 //!
-//! Not here: names, sockets, TLS, the handshake, back-off.
+//! Names, sockets, TLS, the handshake and reconnection delays are not handled here.
 
 mod connection;
 mod flight;
@@ -22,6 +23,6 @@ mod shared;
 #[cfg(test)]
 mod testing;
 
-pub use link::{Connected, Connector, Line, Loss, Nudge};
+pub use link::{Connected, Connector, Line, Loss};
 pub use node::NbdNode;
 pub use shared::{Export, Nbd, NbdError, NbdSpec, Patience};

@@ -1,92 +1,93 @@
-//! An NBD export as one hardware queue sees it: requests become commands on a connection of its own.
+//! Node of an NBD export: requests become commands on a connection of its own.
 //!
-//! A request is held from its submit until the server has answered its last command. While there is no connection,
-//! requests wait in line; what a lost connection had not answered goes back into the line, in its old place, and is sent
-//! again. When that lasts too long they fail, and so does what arrives, until there is a connection again.
+//! A request is held until the server has answered its last command. Without a connection, requests wait in
+//! order; those that a lost connection had not answered return to their place and are sent again. If that
+//! lasts too long they fail, and so do new ones, until there is a connection again.
 //!
-//! *Invariant:* a request ends only when neither the ring nor the server's data can touch its memory any more: its
-//! command is out and answered, or its connection is gone.
-//! *Invariant:* a node holds no memory of the ring while nothing is being sent.
+//! *Invariant:* a request completes only when neither the ring nor data from the server can access its memory
+//! any more: its command was sent and answered, or its connection is closed.
+//! *Invariant:* a node holds no memory of the ring while it sends nothing.
 
 use super::connection::Connection;
 use super::flight::{Flight, Plan, State, plan};
-use super::link::{Connected, Connector, Line, Loss, Nudge};
+use super::link::{Connected, Connector, Line, Loss};
 use super::shared::{Patience, Shared, style_number};
-use crate::pieces::one_extent;
+use crate::segments::one_extent;
 use block::{Cookie, Extent, Request, Status, Tag};
-use queue::{Cx, Nanos, Node, NodeEvent, NodeId, SocketEvent, Sockets, Verdict};
+use queue::{Cx, Nanos, Node, NodeEvent, NodeId, QueueWaker, SocketEvent, Sockets, Verdict};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long the first connection of a queue is waited for at least, however little patience there is with later ones.
+/// Minimum time to wait for the first connection of a queue, even if later ones are given less time. Not if
+/// nothing listens at the address.
 const FIRST_NS: u64 = 10_000_000_000;
-/// How often it is looked whether something takes too long, as a part of the time that is too long.
+/// Fraction of a timeout between checks for it.
 const LOOKS: u64 = 8;
 const LOOK_NS_MIN: u64 = 1_000_000;
 const LOOK_NS_MAX: u64 = 250_000_000;
-/// A server that answers others but not this request is given up after so many times the timeout.
+/// A server that answers other requests but not this one is given up after this multiple of the timeout.
 const FORGOTTEN: u64 = 4;
-/// A connection that lasted for less counts as an attempt that failed, whatever it served.
+/// A connection that lasted for less counts as a failed attempt, whatever it transferred.
 const OF_USE_NS: u64 = 1_000_000_000;
-/// How long a farewell may take to be sent.
+/// Most time for sending NBD_CMD_DISC.
 const GOODBYE_NS: u64 = 1_000_000_000;
 
-/// The way to the server.
+/// State of the connection.
 pub(super) enum Link {
-    /// There is none.
+    /// Not connected.
     Down,
-    /// There is one.
+    /// Connected.
     Up(Box<Connection>),
-    /// The ring is letting go of one that was lost or is no longer wanted.
+    /// The ring is closing a connection that was lost or is no longer needed.
     Closing(Box<Connection>),
 }
 
-/// The node.
+/// The node of an NBD export in one hardware queue.
 pub struct NbdNode<S> {
     pub(super) shared: Arc<Shared>,
     line: Arc<Line<S>>,
     connector: Arc<dyn Connector<S>>,
-    nudge: Nudge,
-    /// By tag; empty where we hold nothing.
+    waker: QueueWaker,
+    /// By tag; empty if the node does not hold the request.
     pub(super) flights: Box<[Option<Flight>]>,
     in_flight: usize,
-    /// Those that wait to be sent, in order.
+    /// Requests to send, in order.
     pub(super) waiting: VecDeque<Tag>,
     pub(super) link: Link,
     /// Since when there is no connection; empty while there is one, and before the first turn.
     down_since: Option<Nanos>,
-    /// There was one since the node was created or opened anew.
+    /// There was a connection since the node was created or reopened.
     was_up: bool,
-    /// The connector was asked for one, or one is on its way.
+    /// The connector was asked for a connection.
     asked: bool,
-    /// The last session told of extents, or there was none yet.
+    /// The last session supports block status, or there was none yet.
     allocation: bool,
     has_alarm: bool,
-    /// The alarm was called off, and has yet to come.
+    /// The alarm was cancelled, and has not come yet.
     alarm_cancelled: bool,
     serial: u64,
-    /// It was asked to let go of everything, and nothing has arrived since.
+    /// It was closed, and has received no request since.
     closing: bool,
-    /// The server takes one connection, and it may be ours.
+    /// The server accepts one connection, and this node may have it.
     claimed: bool,
 }
 
 impl<S> NbdNode<S> {
-    /// A node that has claimed its place at the server. `first`: a connection that there is already.
+    /// Creates a node that has claimed its place at the server. `first`: an existing connection.
     pub(super) fn new(
         shared: Arc<Shared>,
         connector: Arc<dyn Connector<S>>,
-        nudge: Nudge,
+        waker: QueueWaker,
         first: Option<Connected<S>>,
     ) -> NbdNode<S> {
-        let line = Arc::new(Line::new(nudge.clone()));
+        let line = Arc::new(Line::new(waker.clone()));
         let brought = first.is_some_and(|first| line.bring(first).is_ok());
         NbdNode {
             shared,
             line,
             connector,
-            nudge,
+            waker,
             flights: Box::default(),
             in_flight: 0,
             waiting: VecDeque::new(),
@@ -103,31 +104,32 @@ impl<S> NbdNode<S> {
         }
     }
 
-    /// Begins anew with a request that arrives after [`close`](Node::close): it waits for a first connection, as that of a new
-    /// node does. False when the only place at the server is another's by now.
+    /// Reopens the node for a request that arrives after [`close`](Node::close): like a new node, it waits
+    /// for a first connection. `false`: another node has taken the only place at the server.
     fn reopen(&mut self) -> bool {
         if !self.claimed && !self.shared.claim() {
             return false;
         }
-        self.line = Arc::new(Line::new(self.nudge.clone()));
+        self.line = Arc::new(Line::new(self.waker.clone()));
         (self.claimed, self.closing, self.asked) = (true, false, false);
         (self.down_since, self.was_up) = (None, false);
         true
     }
 
-    /// How long requests wait for a connection.
+    /// Returns how long requests wait for a connection.
     fn reconnect_ns(&self) -> u64 {
         let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
-        if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
+        if self.was_up || self.line.is_refused() { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
-    /// How long a request is sent again and again: a server that connects each time and never answers is as good as none.
+    /// Returns how long a request is sent again: a server that accepts connections but never answers is given
+    /// up as well.
     fn tries_ns(&self) -> u64 {
         let Patience { timeout, reconnect } = self.shared.patience;
         timeout.map_or(u64::MAX, |timeout| timeout.saturating_add(reconnect).as_nanos() as u64)
     }
 
-    /// When to look next whether something takes too long: an answer, or a connection.
+    /// Returns when to check the timeouts of answers and of connecting next.
     fn look_ns(&self) -> u64 {
         let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
@@ -140,7 +142,7 @@ impl<S> NbdNode<S> {
         self.down_since.is_some_and(|since| now.since(since) >= self.reconnect_ns())
     }
 
-    /// Whether the server keeps a request waiting for too long.
+    /// Whether an answer of the server is overdue.
     fn is_silent(&self, connection: &Connection, now: Nanos) -> bool {
         let Some(timeout) = self.shared.patience.timeout else { return false };
         let timeout_ns = timeout.as_nanos() as u64;
@@ -150,8 +152,8 @@ impl<S> NbdNode<S> {
         forgotten || now.since(oldest.max(connection.heard_at)) >= timeout_ns
     }
 
-    /// Whether the connection is on its way out: the server was told that the session is over, or is about to be. It may
-    /// not carry another command, even if one has arrived since.
+    /// Whether the connection is being closed: NBD_CMD_DISC was sent or is about to be. It must not carry
+    /// another command, even if one has arrived since.
     fn has_ended_session(&self) -> bool {
         self.closing || matches!(&self.link, Link::Up(connection) if connection.said_goodbye)
     }
@@ -165,14 +167,14 @@ impl<S> NbdNode<S> {
 }
 
 impl<S: Send + 'static> NbdNode<S> {
-    /// A request is over.
+    /// Completes a request.
     pub(super) fn finish<R: Sockets<Stream = S>>(&mut self, tag: Tag, status: Status, cx: &mut Cx<'_, R>) {
         let Some(flight) = self.flights[tag.index()].take() else { return };
         self.in_flight -= 1;
         cx.resume(flight.io, -i64::from(status.errno()));
     }
 
-    /// A command was answered.
+    /// Processes the answer to a command.
     pub(super) fn command_ended<R: Sockets<Stream = S>>(
         &mut self,
         tag: Tag,
@@ -193,7 +195,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// What was being sent is out, or lost.
+    /// Processes the end of a send.
     fn sent<R: Sockets<Stream = S>>(&mut self, result: i64, cx: &mut Cx<'_, R>) {
         let (Link::Up(connection) | Link::Closing(connection)) = &mut self.link else { return };
         connection.batch.headers.take().into_iter().for_each(|headers| cx.ring.free(headers));
@@ -220,13 +222,13 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// The connection is of no more use: drop it, and have another one made.
+    /// Closes a connection that failed, and requests another one.
     pub(super) fn lose<R: Sockets<Stream = S>>(&mut self, loss: Loss, cx: &mut Cx<'_, R>) {
         if !matches!(self.link, Link::Up(_)) {
             return;
         }
         if self.has_ended_session() {
-            // A server may close before we do.
+            // A server may close the connection before we do.
             return self.let_go(cx);
         }
         self.shared.counts.lost.fetch_add(1, Relaxed);
@@ -240,15 +242,15 @@ impl<S: Send + 'static> NbdNode<S> {
         self.connector.connect(self.line.clone(), loss);
     }
 
-    /// Whether the connection lasted for a while and served what was asked of it, so that losing it is no reason to wait with
-    /// the next attempt.
+    /// Whether the connection lasted for a while and answered its commands, so that the next attempt need not
+    /// be delayed after its loss.
     fn was_of_use(&self, now: Nanos) -> bool {
         let Link::Up(connection) = &self.link else { return false };
         let was_asked = || self.flights.iter().flatten().any(|flight| flight.state != State::Waiting);
         now.since(connection.since) >= OF_USE_NS && (connection.heard || !was_asked())
     }
 
-    /// Have the ring close the connection.
+    /// Makes the ring close the connection.
     fn let_go<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         match std::mem::replace(&mut self.link, Link::Down) {
             Link::Up(connection) => {
@@ -260,11 +262,11 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// The ring has let go of the connection: what it had not answered is sent again on the next.
+    /// Processes the closing of the connection: unanswered requests are sent again on the next one.
     fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         let link = std::mem::replace(&mut self.link, Link::Down);
         let heard = matches!(link, Link::Closing(connection) if connection.heard);
-        // It was set for an answer; a connection may be missed sooner.
+        // It was set for an answer; the wait for a connection may end sooner.
         self.cancel_alarm(cx);
         let (mut replayed, now, tries_ns) = (0, cx.now(), self.tries_ns());
         for index in 0..self.flights.len() {
@@ -298,7 +300,7 @@ impl<S: Send + 'static> NbdNode<S> {
         self.give_up_if_due(cx);
     }
 
-    /// Fail what has waited for a connection for too long.
+    /// Fails requests that have waited for a connection for too long.
     fn give_up_if_due<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         if matches!(self.link, Link::Down) && self.has_given_up(cx.now()) {
             while let Some(tag) = self.waiting.pop_front() {
@@ -307,7 +309,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Here is a connection.
+    /// Starts to use a connection.
     fn adopt<R: Sockets<Stream = S>>(&mut self, connected: Connected<S>, cx: &mut Cx<'_, R>) {
         let Connected { stream, session } = connected;
         let Ok(socket) = cx.ring.add_socket(stream, cx.socket_owner()) else {
@@ -332,6 +334,9 @@ impl<S: Send + 'static> NbdNode<S> {
         self.down_since.get_or_insert(cx.now());
         if !std::mem::replace(&mut self.asked, true) {
             self.connector.connect(self.line.clone(), Loss::New);
+        }
+        if !self.was_up && self.line.is_refused() {
+            self.give_up_if_due(cx);
         }
     }
 
@@ -407,7 +412,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
             self.waiting.retain(|&waiting| waiting != io.tag);
             return self.finish(io.tag, Status::Timeout, cx);
         }
-        // The protocol has no way to take a command back.
+        // The protocol cannot cancel a command.
         flight.cancelled = true;
         self.lose(Loss::Cancelled, cx);
     }
@@ -415,6 +420,8 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
     fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
         match event {
             NodeEvent::Alarm => self.alarm(cx),
+            // It watches no eventfd.
+            NodeEvent::Signalled | NodeEvent::WatchEnded => {}
             NodeEvent::Socket(_, SocketEvent::Received { segment, chunk }) => {
                 self.received(segment, cx);
                 cx.ring.give_back(chunk);

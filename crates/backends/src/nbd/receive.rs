@@ -1,46 +1,46 @@
-//! From bytes to ended requests: what the server sends, parsed where it lies.
+//! Parses the server's replies where they were received, and completes requests.
 //!
-//! Messages are short and come in chunks. The data of a read is copied from its chunk to where it belongs, or, when much
-//! of it is still to come, received straight into the request's memory.
+//! Messages are short and come in chunks. The data of a read is copied from its chunk to the request's memory
+//! or, if much of it is missing, received into that memory directly.
 
 use super::connection::{Input, Receiving};
 use super::flight::{Flight, State};
 use super::link::Loss;
 use super::node::{Link, NbdNode};
-use crate::pieces::{Records, fill_zeroes};
+use crate::segments::{Records, fill_zeroes};
 use block::{Bytes, Extent, Segment, Status, Tag};
 use proto::nbd::client::{Progress, Reply, parse_reply};
 use proto::nbd::{Fatal, NbdError, status_of, wire};
 use queue::{Cx, ReceiveEnd, Sockets};
 
-/// Data of which this much is still to come is received straight into its memory; less is copied from chunks, which
-/// costs less than stopping and starting the stream of chunks.
+/// If this much data is missing, it is received into its memory directly. Less is copied from chunks, which
+/// costs less than stopping and restarting the stream of chunks.
 const DIRECT_FILL_MIN: u64 = 96 << 10;
-/// The longest header of a message.
+/// Longest header of a message.
 const HEADER_MAX: usize = 40;
-/// How much of a long message is looked at at a time.
+/// Bytes of a long message that are parsed at a time.
 const STASH_STEP: usize = 64 << 10;
-/// Stretches that are kept of a status message; what lies behind them is asked for again.
-const TOLD_MAX: usize = 4096;
+/// Most descriptors kept of a block-status reply; ranges behind them are requested again.
+const EXTENTS_MAX: usize = 4096;
 
-/// What a message means, without its bytes.
+/// Meaning of a message.
 #[derive(Clone, Copy)]
 enum Message {
     /// Data of a read follows.
     Data { tag: Tag, at: u64, len: u64, end: Option<Status> },
     /// Zeroes of a read.
     Zeroes { tag: Tag, at: u64, len: u64, end: Option<Status> },
-    /// Stretches, which were written down.
+    /// Block status, which was stored.
     Extents { tag: Tag, end: Option<Status> },
-    /// The command is over.
+    /// The command is complete.
     Ended { tag: Tag, status: Status },
-    /// More follows.
+    /// More messages follow.
     Nothing,
-    /// The server is going away: nothing it says of this command counts.
+    /// The server is shutting down: its replies to this command do not count.
     ShuttingDown,
 }
 
-/// What is wrong with what the server sent, or that it goes away.
+/// A protocol violation, or a shutdown of the server.
 enum Over {
     Nonsense,
     ShuttingDown,
@@ -53,7 +53,7 @@ impl From<Fatal> for Over {
 }
 
 impl<S: Send + 'static> NbdNode<S> {
-    /// A chunk has come.
+    /// Processes a received chunk.
     pub(super) fn received<R: Sockets<Stream = S>>(&mut self, segment: Segment, cx: &mut Cx<'_, R>) {
         let now = cx.now();
         let Some(connection) = self.connection() else { return };
@@ -83,7 +83,7 @@ impl<S: Send + 'static> NbdNode<S> {
         Ok(())
     }
 
-    /// Where the next bytes of data belong: at most `most`, in one piece.
+    /// Returns the memory for the next bytes of data: at most `most` bytes, in one segment.
     fn place<R: Sockets<Stream = S>>(&mut self, most: u64, cx: &mut Cx<'_, R>) -> Option<Segment> {
         let Input::Data { tag, at, left, .. } = self.connection()?.input else { return None };
         let flight = self.flights[tag.index()].as_ref()?;
@@ -91,7 +91,7 @@ impl<S: Send + 'static> NbdNode<S> {
         cx.segments(data, left.min(most)).next()
     }
 
-    /// So much of the data is where it belongs.
+    /// Counts data as received.
     fn data_came<R: Sockets<Stream = S>>(&mut self, len: u32, cx: &mut Cx<'_, R>) {
         let Some(connection) = self.connection() else { return };
         let Input::Data { tag, at, left, end } = connection.input else { return };
@@ -110,7 +110,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Take a message, or as much as there is of it, from the front of `rest`: how much that was.
+    /// Processes a message at the front of `rest`, or as much as there is of it. Returns the number of bytes.
     fn message<R: Sockets<Stream = S>>(&mut self, rest: Segment, cx: &mut Cx<'_, R>) -> Result<u32, Over> {
         let Some(connection) = self.connection() else { return Ok(rest.len) };
         if connection.stash.is_empty() {
@@ -141,15 +141,15 @@ impl<S: Send + 'static> NbdNode<S> {
         match parsed {
             Some((message, used)) => {
                 self.act(message, cx)?;
-                // What was there before was no whole message.
+                // The bytes before were no whole message.
                 Ok((used - before) as u32)
             }
             None => Ok(taken as u32),
         }
     }
 
-    /// The message at the front of `bytes` and its length; `None` when it is not whole. It is one that the server may
-    /// send now.
+    /// Parses the message at the front of `bytes`, and returns its length; `None` if it is incomplete. The
+    /// server has to be allowed to send it now.
     fn parse(&mut self, bytes: &[u8]) -> Result<Option<(Message, usize)>, Over> {
         let Link::Up(connection) = &mut self.link else { return Ok(None) };
         let Some((reply, used)) = parse_reply(bytes, connection.session.style)? else { return Ok(None) };
@@ -182,8 +182,10 @@ impl<S: Send + 'static> NbdNode<S> {
                 Message::Zeroes { tag, at: offset - start, len, end }
             }
             Reply::Status { descriptors, .. } => {
-                connection.told.clear();
-                connection.told.extend(descriptors.take(TOLD_MAX).map(|told| (told.len, told.state)));
+                connection.extents.clear();
+                connection
+                    .extents
+                    .extend(descriptors.take(EXTENTS_MAX).map(|extent| (extent.len, extent.state)));
                 Message::Extents { tag, end }
             }
             _ => end.map_or(Message::Nothing, |status| Message::Ended { tag, status }),
@@ -223,8 +225,8 @@ impl<S: Send + 'static> NbdNode<S> {
         let Some(flight) = &self.flights[tag.index()] else { return };
         let mut records = Records::new(cx, flight.req.data);
         let mut left = flight.len;
-        for &(len, state) in &connection.told {
-            // The last one may reach past what was asked about.
+        for &(len, state) in &connection.extents {
+            // The last descriptor may extend beyond the requested range.
             let len = Bytes(len.min(left));
             if len == Bytes::ZERO {
                 break;
@@ -239,7 +241,7 @@ impl<S: Send + 'static> NbdNode<S> {
         records.finish(cx);
     }
 
-    /// When much of a read's data is still to come, have it received where it belongs.
+    /// Receives the rest of a read's data into its memory directly, if it is long.
     fn stop_for_large_data<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         if self.large_place(cx).is_none() {
             return;
@@ -251,7 +253,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Memory that is worth receiving into.
+    /// Returns memory that is worth receiving into directly.
     fn large_place<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) -> Option<Segment> {
         self.place(u64::MAX, cx).filter(|place| u64::from(place.len) >= DIRECT_FILL_MIN)
     }
@@ -264,7 +266,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Nothing is being received: go on with what is due.
+    /// Continues after receiving into chunks has stopped.
     fn receive_on<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         let place = self.large_place(cx);
         let Some(connection) = self.connection() else { return };
@@ -280,7 +282,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// The ring has filled a piece of a read's memory, or met the end of the stream.
+    /// Processes the end of a direct receive.
     pub(super) fn filled<R: Sockets<Stream = S>>(&mut self, result: i64, cx: &mut Cx<'_, R>) {
         let now = cx.now();
         let Some(connection) = self.connection() else { return };

@@ -1,31 +1,31 @@
-//! From requests in line to bytes: commands are gathered into one send, with the data of writes where it lies.
+//! Gathers commands of waiting requests into one send, with the data of writes from the requests' memory.
 
 use super::connection::Connection;
 use super::node::{Link, NbdNode};
-use crate::pieces::one_extent;
+use crate::segments::one_extent;
 use block::{Data, Extent, Op, Segment, Status};
 use proto::nbd::{Command, Request as Wire, request};
 use queue::{Cx, Ring, Sockets};
 
-/// Memory of the headers of one send.
+/// Memory for the headers of one send.
 const HEADERS_LEN: u32 = 4096;
-/// Bytes of data after which a send is full. The next one starts when this is out; a longer one would keep answers to
-/// its first commands waiting.
+/// Bytes of data after which a send is full. The next one starts when it completes; a longer one would delay
+/// the replies to its first commands.
 const DATA_MAX: u64 = 4 << 20;
-/// Pieces of memory in one send: what a ring takes.
-const PIECES_MAX: usize = 1024;
-/// How long to wait for memory when there is none.
+/// Most segments of one send: the limit of the ring.
+const SEGMENTS_MAX: usize = 1024;
+/// How long to wait for memory if there is none.
 const MEMORY_NS: u64 = 1_000_000;
 
-/// Entries that a request's data may be.
-fn pieces_of(data: Data) -> usize {
+/// Most segments of a request's data.
+fn segments_of(data: Data) -> usize {
     match data {
         Data::One(_) => 1,
         Data::Run { count, .. } => usize::from(count),
     }
 }
 
-/// Add the header of a command to what is gathered.
+/// Adds the header of a command to the send.
 fn put_header<R: Ring>(
     connection: &mut Connection,
     headers: Segment,
@@ -41,7 +41,7 @@ fn put_header<R: Ring>(
 }
 
 impl<S: Send + 'static> NbdNode<S> {
-    /// Start to send what waits, unless something is on its way.
+    /// Starts to send waiting requests, unless a send is in flight.
     #[inline]
     pub(super) fn send<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         match &self.link {
@@ -51,17 +51,17 @@ impl<S: Send + 'static> NbdNode<S> {
         let Some(headers) = cx.ring.allocate(HEADERS_LEN) else { return self.set_alarm(MEMORY_NS, cx) };
         self.gather(headers, cx);
         let Link::Up(connection) = &mut self.link else { return };
-        if connection.batch.pieces.is_empty() {
+        if connection.batch.segments.is_empty() {
             return cx.ring.free(headers);
         }
         connection.batch.headers = Some(headers);
-        cx.ring.send(connection.socket, &connection.batch.pieces);
+        cx.ring.send(connection.socket, &connection.batch.segments);
     }
 
     fn gather<R: Sockets<Stream = S>>(&mut self, headers: Segment, cx: &mut Cx<'_, R>) {
         let (mut used, mut bytes) = (0, 0);
         let Link::Up(connection) = &mut self.link else { return };
-        connection.batch.pieces.clear();
+        connection.batch.segments.clear();
         let header_len = request::header_len(connection.session.extended()) as u32;
         while let Some(&tag) = self.waiting.front() {
             let Link::Up(connection) = &mut self.link else { return };
@@ -69,8 +69,8 @@ impl<S: Send + 'static> NbdNode<S> {
                 self.waiting.pop_front();
                 continue;
             };
-            let pieces = connection.batch.pieces.len() + 1 + pieces_of(flight.req.data);
-            if used + header_len > HEADERS_LEN || bytes >= DATA_MAX || pieces > PIECES_MAX {
+            let segments = connection.batch.segments.len() + 1 + segments_of(flight.req.data);
+            if used + header_len > HEADERS_LEN || bytes >= DATA_MAX || segments > SEGMENTS_MAX {
                 return;
             }
             self.waiting.pop_front();
@@ -86,22 +86,22 @@ impl<S: Send + 'static> NbdNode<S> {
             put_header(connection, headers, &mut used, &wire, cx.ring);
             if wire.command == Command::Write {
                 let data = cx.advance(flight.req.data, flight.done);
-                cx.segments(data, flight.len).for_each(|piece| connection.batch.push(piece));
+                cx.segments(data, flight.len).for_each(|segment| connection.batch.push(segment));
                 bytes += flight.len;
             }
             connection.batch.tags.push(tag);
         }
     }
 
-    /// Tell the server that the session is over. Whether that is on its way.
+    /// Sends NBD_CMD_DISC. Returns whether it is being sent.
     pub(super) fn say_goodbye<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) -> bool {
         let Link::Up(connection) = &mut self.link else { return false };
         let Some(headers) = cx.ring.allocate(HEADERS_LEN) else { return false };
         let (mut used, wire) = (0, Wire::new(Command::Disc, 0, 0, 0));
-        connection.batch.pieces.clear();
+        connection.batch.segments.clear();
         put_header(connection, headers, &mut used, &wire, cx.ring);
         connection.batch.headers = Some(headers);
-        cx.ring.send(connection.socket, &connection.batch.pieces);
+        cx.ring.send(connection.socket, &connection.batch.segments);
         true
     }
 }

@@ -1,81 +1,82 @@
-//! What all queues of an `nbd:` device share: what the export is, how long is waited, and what has happened.
+//! State that all queues of an `nbd:` device share: the export's properties, timeouts, and counters.
 //!
-//! The first session settles what the device is for as long as it lives; every later one, of another queue or after a
-//! loss, must keep that, or it is refused before a node sees it.
+//! The first session determines the properties of the device for its lifetime. Every later one, of another
+//! queue or after a loss, has to preserve them, or is refused before a node gets it.
 
-use super::link::{Connected, Connector, Nudge};
+use super::link::{Connected, Connector};
 use super::node::NbdNode;
 use crate::{Backend, CLEAR_MAX, Fact, REQUEST_MAX, base_limits};
 use block::{Abilities, Bytes, Features, LimitsError, QueueLimits, Sectors};
 use proto::nbd::{BlockSizes, Session, Style, TransmissionFlags};
+use queue::QueueWaker;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Why an export cannot be used, or is not the one that it was.
+/// Why an export cannot be used, or differs from the earlier one.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NbdError {
-    /// Nothing fits into it.
+    /// The export is smaller than a block.
     #[error("the export is smaller than one block of {block} bytes")]
     TooSmall {
-        /// The device's block.
+        /// Block size of the device.
         block: u64,
     },
-    /// Its block sizes are none that a device can have.
+    /// Its block sizes are not valid for a device.
     #[error("the server's block sizes cannot be kept: {0}")]
     Limits(#[from] LimitsError),
-    /// It holds less than the device.
+    /// The export is smaller than the device.
     #[error("the export has shrunk from {was} to {is} bytes")]
     Shrunk {
-        /// What the device needs.
+        /// Size of the device.
         was: u64,
-        /// What there is.
+        /// Size of the export.
         is: u64,
     },
-    /// It can no longer do what the device was said to do.
+    /// It lacks an ability of the device.
     #[error("the export has changed: {0}")]
     Changed(&'static str),
-    /// It may have one connection, and has it.
+    /// It supports one connection, which is in use.
     #[error(
         "the server takes one connection at a time (no CAN_MULTI_CONN), and another queue of the device has it"
     )]
     Single,
 }
 
-/// How long is waited.
+/// Timeouts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// A server that leaves requests unanswered and says nothing for so long is given up; `None`: never.
+    /// A server that sends nothing for so long while requests are unanswered is given up; `None`: never.
     pub timeout: Option<Duration>,
-    /// How long requests wait for another connection before they fail.
+    /// How long requests wait for a new connection before they fail.
     pub reconnect: Duration,
 }
 
-/// What is asked for.
+/// Options of an NBD backend.
 #[derive(Clone, Debug)]
 pub struct NbdSpec {
-    /// Where, for people.
+    /// The server and export, for messages.
     pub uri: String,
-    /// How long is waited.
+    /// Timeouts.
     pub patience: Patience,
-    /// Nothing is to be written, whatever the server allows.
+    /// Fail writes, even if the server allows them.
     pub read_only: bool,
 }
 
-/// What the first session settled.
+/// Properties of the export by the first session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// Bytes, a whole number of blocks.
+    /// Size in bytes, a whole number of blocks.
     pub size: u64,
-    /// Nothing may be written.
+    /// Writes fail.
     pub read_only: bool,
-    /// What it can do.
+    /// Supported operations.
     pub flags: TransmissionFlags,
-    /// What requests keep to.
+    /// Limits of requests.
     pub block_sizes: BlockSizes,
 }
 
-/// What a device relies on once it was told that it may.
+/// Abilities that a later session must not lack.
 const KEPT: [(TransmissionFlags, &str); 7] = [
     (TransmissionFlags::SEND_FLUSH, "it cannot flush any more"),
     (TransmissionFlags::SEND_FUA, "it cannot write through any more"),
@@ -87,21 +88,21 @@ const KEPT: [(TransmissionFlags, &str); 7] = [
 ];
 
 impl Export {
-    /// What a session says.
+    /// Returns the properties of a session's export.
     ///
     /// # Errors
-    /// It holds nothing.
+    /// The export is smaller than a block.
     pub fn new(session: &Session, read_only: bool) -> Result<Export, NbdError> {
         let block = u64::from(session.block_sizes.minimum.max(512));
         let size = session.size - session.size % block;
         if size == 0 || size > i64::MAX as u64 {
             return Err(NbdError::TooSmall { block });
         }
-        let read_only = read_only || session.flags.has(TransmissionFlags::READ_ONLY);
+        let read_only = read_only || session.flags.contains(TransmissionFlags::READ_ONLY);
         Ok(Export { size, read_only, flags: session.flags, block_sizes: session.block_sizes })
     }
 
-    /// What an export is taken to be that nobody has seen yet: what common servers offer.
+    /// Returns the assumed properties of an export that was never reached: what common servers offer.
     pub fn assumed(size: Bytes, read_only: bool) -> Export {
         let flags = [
             TransmissionFlags::SEND_FLUSH,
@@ -110,24 +111,24 @@ impl Export {
             TransmissionFlags::SEND_WRITE_ZEROES,
             TransmissionFlags::CAN_MULTI_CONN,
         ];
-        let flags = flags.into_iter().fold(TransmissionFlags::HAS_FLAGS, TransmissionFlags::with);
-        // What a server that says nothing of block sizes can be asked for.
+        let flags = flags.into_iter().fold(TransmissionFlags::HAS_FLAGS, TransmissionFlags::union);
+        // Safe limits for a server that does not report block sizes.
         let block_sizes = BlockSizes { minimum: 512, preferred: 4096, maximum: REQUEST_MAX.0 as u32 };
         Export { size: size.0, read_only, flags, block_sizes }
     }
 
-    /// Whether another session is about the same: nothing that the device was said to be is lost.
+    /// Checks that another session's export has all properties of the device.
     ///
     /// # Errors
-    /// What is lost.
+    /// The property that it lacks.
     pub fn admits(&self, session: &Session) -> Result<(), NbdError> {
         if session.size < self.size {
             return Err(NbdError::Shrunk { was: self.size, is: session.size });
         }
-        if session.flags.has(TransmissionFlags::READ_ONLY) && !self.read_only {
+        if session.flags.contains(TransmissionFlags::READ_ONLY) && !self.read_only {
             return Err(NbdError::Changed("it cannot be written any more"));
         }
-        let lost = KEPT.iter().find(|(flag, _)| self.flags.has(*flag) && !session.flags.has(*flag));
+        let lost = KEPT.iter().find(|(flag, _)| self.flags.contains(*flag) && !session.flags.contains(*flag));
         if let Some((_, what)) = lost {
             return Err(NbdError::Changed(what));
         }
@@ -146,19 +147,20 @@ impl Export {
 
     /// Whether every queue may have a connection of its own.
     pub fn is_multi(&self) -> bool {
-        self.flags.has(TransmissionFlags::CAN_MULTI_CONN)
+        self.flags.contains(TransmissionFlags::CAN_MULTI_CONN)
     }
 
     fn limits(&self) -> Result<QueueLimits, LimitsError> {
-        let can = |flag| self.flags.has(flag) && !self.read_only;
-        let features = Features::NONE;
+        let can = |flag| self.flags.contains(flag) && !self.read_only;
+        let features = Features::empty();
         let features =
-            if can(TransmissionFlags::SEND_FLUSH) { features.with(Features::WRITE_CACHE) } else { features };
-        let features = if can(TransmissionFlags::SEND_FUA) { features.with(Features::FUA) } else { features };
-        let rotational = self.flags.has(TransmissionFlags::ROTATIONAL);
-        let features = if rotational { features.with(Features::ROTATIONAL) } else { features };
+            if can(TransmissionFlags::SEND_FLUSH) { features.union(Features::WRITE_CACHE) } else { features };
+        let features =
+            if can(TransmissionFlags::SEND_FUA) { features.union(Features::FUA) } else { features };
+        let rotational = self.flags.contains(TransmissionFlags::ROTATIONAL);
+        let features = if rotational { features.union(Features::ROTATIONAL) } else { features };
         let block = Bytes(u64::from(self.block_sizes.minimum.max(512)));
-        // A hint of many megabytes is one for readers of whole files, not the unit of a medium.
+        // A preferred size of many megabytes is a hint for sequential readers, not the unit of a medium.
         let preferred = Bytes(u64::from(self.block_sizes.preferred.clamp(512, 65536)));
         let most = Bytes(self.payload_max()).sectors();
         let clear = |flag| if can(flag) { CLEAR_MAX } else { Sectors(0) };
@@ -179,28 +181,29 @@ impl Export {
     }
 }
 
-/// The most data of one command: a whole number of the server's blocks, and no more than a ring has in one piece.
+/// Returns the most data of one command: a whole number of the server's blocks, and at most a ring's largest
+/// buffer.
 pub(super) fn payload_max(sizes: &BlockSizes) -> u64 {
     let most = u64::from(sizes.maximum).min(REQUEST_MAX.0);
     most - most % u64::from(sizes.minimum.max(1))
 }
 
-/// What has happened, for whoever asks.
+/// Counters.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
-    /// Connections there are.
+    /// Current connections.
     pub(super) connected: AtomicU32,
-    /// Connections that were lost.
+    /// Lost connections.
     pub(super) lost: AtomicU64,
     /// Commands that were sent again.
     pub(super) replayed: AtomicU64,
-    /// The style of the last session.
+    /// Reply style of the last session.
     pub(super) structured: AtomicU32,
-    /// The only queue that the server takes has its node.
+    /// The node for the only connection that the server supports exists.
     taken: AtomicBool,
 }
 
-/// What nodes read of it.
+/// State that nodes read.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) export: Export,
@@ -208,22 +211,22 @@ pub(super) struct Shared {
     pub(super) counts: Counts,
 }
 
-/// The shared part of an `nbd:` device. `S`: streams, as the ring takes them.
+/// The shared part of an `nbd:` device. `S`: streams in the form in which the ring accepts them.
 pub struct Nbd<S> {
     spec: NbdSpec,
     shared: Arc<Shared>,
     limits: QueueLimits,
     connector: Arc<dyn Connector<S>>,
-    /// The connection by which the export became known, until a node has it.
+    /// The first connection, until a node takes it.
     first: Mutex<Option<Connected<S>>>,
     tls: bool,
 }
 
 impl<S> Nbd<S> {
-    /// A device on an export, with the first connection to it.
+    /// Creates a device on an export, with the first connection to it.
     ///
     /// # Errors
-    /// The export is none that a device can be.
+    /// The export is not usable as a device.
     pub fn new(
         spec: NbdSpec,
         first: Connected<S>,
@@ -237,38 +240,38 @@ impl<S> Nbd<S> {
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::new(Some(first)), tls })
     }
 
-    /// A device on an export that cannot be reached yet, as which it is assumed to be.
+    /// Creates a device on an export that cannot be reached yet, with the assumed properties.
     ///
     /// # Errors
-    /// None that a device can be.
+    /// They are not usable as a device.
     pub fn away(spec: NbdSpec, export: Export, connector: Arc<dyn Connector<S>>) -> Result<Nbd<S>, NbdError> {
         let limits = export.limits()?;
         let shared = Shared { export, patience: spec.patience, counts: Counts::default() };
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::default(), tls: false })
     }
 
-    /// What the first session settled, for whoever connects to hold others against.
+    /// Returns the properties of the first session, for checking later ones.
     pub fn export(&self) -> &Export {
         &self.shared.export
     }
 
-    /// The node of one hardware queue, which `nudge` has take a turn.
+    /// Creates the node of one hardware queue. `waker` wakes that queue.
     ///
     /// # Errors
-    /// The server takes one connection, and there is another node.
-    pub fn node(&self, nudge: Nudge) -> Result<NbdNode<S>, NbdError> {
+    /// The server supports one connection, and another node has it.
+    pub fn node(&self, waker: QueueWaker) -> Result<NbdNode<S>, NbdError> {
         if !self.shared.claim() {
             return Err(NbdError::Single);
         }
-        Ok(NbdNode::new(self.shared.clone(), self.connector.clone(), nudge, self.take_first()))
+        Ok(NbdNode::new(self.shared.clone(), self.connector.clone(), waker, self.take_first()))
     }
 
-    /// The connection that no node has taken, to be ended by whoever can.
+    /// Takes the connection that no node has taken, for closing it.
     pub fn take_first(&self) -> Option<Connected<S>> {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The URI of the server's export.
+    /// Returns the URI of the server's export.
     pub fn uri(&self) -> &str {
         &self.spec.uri
     }
@@ -280,12 +283,12 @@ impl<S> Nbd<S> {
 }
 
 impl Shared {
-    /// A node wants a connection. False when the server takes one, and another node has it.
+    /// Claims a connection for a node. `false`: the server supports one, and another node has it.
     pub(super) fn claim(&self) -> bool {
         self.export.is_multi() || !self.counts.taken.swap(true, Relaxed)
     }
 
-    /// A node that had claimed one wants none any more.
+    /// Releases a claim.
     pub(super) fn leave(&self) {
         self.counts.taken.store(false, Relaxed);
     }
@@ -310,16 +313,16 @@ impl<S: Send> Backend for Nbd<S> {
 
     fn features(&self) -> Abilities {
         let Export { flags, read_only, .. } = *self.export();
-        let can = |flag| flags.has(flag) && !read_only;
+        let can = |flag| flags.contains(flag) && !read_only;
         let flush = can(TransmissionFlags::SEND_FLUSH);
         Abilities {
             flush,
-            // Where the server cannot, a flush follows the write. Without either nothing is ever unstable.
+            // Without FUA a flush follows the write. Without both, written data is never volatile.
             fua: true,
             discard: can(TransmissionFlags::SEND_TRIM),
             write_zeroes: can(TransmissionFlags::SEND_WRITE_ZEROES),
             fast_zero: can(TransmissionFlags::SEND_FAST_ZERO),
-            rotational: flags.has(TransmissionFlags::ROTATIONAL),
+            rotational: flags.contains(TransmissionFlags::ROTATIONAL),
         }
     }
 
@@ -332,6 +335,10 @@ impl<S: Send> Backend for Nbd<S> {
         let (counts, patience) = (&self.shared.counts, &self.spec.patience);
         let replies = ["simple", "structured", "extended"][counts.structured.load(Relaxed).min(2) as usize];
         let timeout = patience.timeout.map_or("never".to_owned(), |time| format!("{time:?}"));
+        let reconnect = match patience.reconnect {
+            Duration::ZERO => "off".to_owned(),
+            time => format!("{time:?}"),
+        };
         let BlockSizes { minimum, preferred, maximum } = block_sizes;
         let mut facts = vec![
             ("backend", "nbd".to_owned()),
@@ -346,7 +353,7 @@ impl<S: Send> Backend for Nbd<S> {
             ("connections lost", counts.lost.load(Relaxed).to_string()),
             ("requests replayed", counts.replayed.load(Relaxed).to_string()),
             ("timeout", timeout),
-            ("reconnect", format!("{:?}", patience.reconnect)),
+            ("reconnect", reconnect),
         ];
         facts.extend(self.connector.describe());
         facts

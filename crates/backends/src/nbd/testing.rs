@@ -1,14 +1,14 @@
-//! What the tests here share.
+//! Helpers of the tests.
 
 use proto::nbd::{BlockSizes, ExportId, Session, Style, TransmissionFlags};
 
-/// A session with a server that can do everything.
+/// Returns a session with a server that supports everything.
 pub(super) fn session(size: u64) -> Session {
     Session {
         export: ExportId(0),
         name: "disk".to_owned(),
         size,
-        flags: TransmissionFlags::KNOWN.without(TransmissionFlags::READ_ONLY),
+        flags: TransmissionFlags::all().difference(TransmissionFlags::READ_ONLY),
         style: Style::Structured,
         block_sizes: BlockSizes::DEFAULT,
         block_sizes_agreed: true,

@@ -1,7 +1,7 @@
-//! Bad blocks: ranges of sectors that can be neither read nor written, which may change while the device is served.
+//! Bad blocks: ranges of sectors that can be neither read nor written, and that may change online.
 //!
-//! The list is the control plane's and that of whoever meets a range that is bad once; a queue's node keeps a copy, and
-//! compares one number to see that it is still right.
+//! The control plane changes the list, and so does a request that reaches a range which is bad once. A
+//! queue's node keeps a copy, and compares one number to detect changes.
 
 use block::Sectors;
 use std::fmt;
@@ -11,11 +11,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Ranges of sectors, apart from each other and in order.
+/// Ranges of sectors, disjoint and in order.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct BadRanges(Vec<Range<u64>>);
 
-/// It is no range.
+/// The text is no range.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ParseBadError(String);
@@ -25,7 +25,7 @@ impl ParseBadError {
         ParseBadError(format!("\"{text}\" is not a range of sectors on the device, FIRST-LAST"))
     }
 
-    /// A device that keeps nothing and was made without any has no place to look at them.
+    /// The device was created without support for bad blocks.
     pub(super) fn unheeded() -> ParseBadError {
         ParseBadError(
             "the device was made without bad blocks (make it with badblocks_once or badblocks=…)".into(),
@@ -33,7 +33,7 @@ impl ParseBadError {
     }
 }
 
-/// `FIRST-LAST`, both bad, as null_blk writes them.
+/// Parses `FIRST-LAST`, both inclusive, as null_blk writes them.
 fn range(text: &str) -> Result<Range<u64>, ParseBadError> {
     let error = || ParseBadError::new(text);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -45,7 +45,7 @@ fn range(text: &str) -> Result<Range<u64>, ParseBadError> {
 impl FromStr for BadRanges {
     type Err = ParseBadError;
 
-    /// `FIRST-LAST[+FIRST-LAST…]`, as null_blk's `+FIRST-LAST` each.
+    /// Parses `FIRST-LAST[+FIRST-LAST…]`, as null_blk's `+FIRST-LAST` each.
     fn from_str(text: &str) -> Result<BadRanges, ParseBadError> {
         let mut ranges = BadRanges::default();
         let text = text.strip_prefix('+').unwrap_or(text);
@@ -64,12 +64,12 @@ impl fmt::Display for BadRanges {
 }
 
 impl BadRanges {
-    /// Whether all is good.
+    /// Whether no sector is bad.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The sector behind the last bad one.
+    /// Returns the sector behind the last bad one.
     pub(super) fn end(&self) -> Option<Sectors> {
         self.0.last().map(|range| Sectors(range.end))
     }
@@ -94,18 +94,18 @@ impl BadRanges {
         self.0 = self.0.iter().flat_map(parts).filter(|part| !part.is_empty()).collect();
     }
 
-    /// The first bad range that one of sectors touches.
+    /// Returns the first bad range that overlaps with these sectors.
     fn first(&self, within: &Range<u64>) -> Option<Range<u64>> {
         let at = self.0.partition_point(|range| range.end <= within.start);
         self.0.get(at).filter(|range| range.start < within.end).cloned()
     }
 }
 
-/// What all queues of a device know of its bad blocks.
+/// The bad blocks of a device, shared by all queues.
 #[derive(Debug)]
 pub(super) struct BadBlocks {
     list: Mutex<BadRanges>,
-    /// Stepped after each change of the list.
+    /// Incremented after each change of the list.
     epoch: AtomicU64,
     once: bool,
     pub(super) partial: bool,
@@ -124,7 +124,7 @@ impl BadBlocks {
         self.lock().clone()
     }
 
-    /// `+FIRST-LAST` makes sectors bad, `-FIRST-LAST` good, as null_blk's attribute does.
+    /// Applies `+FIRST-LAST` (bad) or `-FIRST-LAST` (good), as null_blk's attribute does.
     pub(super) fn change(&self, text: &str, end: Sectors) -> Result<(), ParseBadError> {
         let error = || ParseBadError::new(text);
         let (sign, rest) = text.split_at_checked(1).ok_or_else(error)?;
@@ -141,7 +141,7 @@ impl BadBlocks {
         Ok(())
     }
 
-    /// What was met is good from now on, if it is bad only once.
+    /// Makes a range good that a request reached, if it is bad only once.
     fn met(&self, range: &Range<u64>) {
         if self.once {
             self.lock().remove(range);
@@ -158,7 +158,7 @@ pub(super) struct KnownBad {
 }
 
 impl KnownBad {
-    /// Where the first bad sector within a range of them is.
+    /// Returns the first bad sector within a range.
     #[inline]
     pub(super) fn find(&mut self, shared: &BadBlocks, within: Range<u64>) -> Option<Sectors> {
         let epoch = shared.epoch.load(Acquire);
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_join_and_come_apart() {
+    fn ranges_are_merged_and_split() {
         let bad = BadBlocks::new("8-15+0-1+2-3".parse().unwrap(), false, false);
         assert_eq!(bad.ranges().to_string(), "0-3+8-15");
         bad.change("+4-7", Sectors(100)).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bad_once_is_good_afterwards() {
+    fn a_range_that_is_bad_once_becomes_good() {
         let bad = BadBlocks::new("8-15+32-40".parse().unwrap(), true, false);
         let mut known = KnownBad::default();
         assert_eq!(known.find(&bad, 0..64), Some(Sectors(8)));

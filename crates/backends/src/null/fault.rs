@@ -1,27 +1,28 @@
-//! Fault injection as the kernel's lib/fault-inject.c has it: `interval:probability:space:times`.
+//! Fault injection as in the kernel's lib/fault-inject.c: `interval:probability:space:times`.
 //!
-//! A fault passes `space` times, then counts; every `interval`th time that `probability` in a hundred says so, and at
-//! most `times` times, it happens. Shared by all queues of a device; what a race between two costs is one fault.
+//! The first `space` opportunities pass. After that, every `interval`th one is a fault with `probability`
+//! percent, at most `times` times. All queues of a device share the counts; a race between two can cost one
+//! fault.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-/// How often something is to go wrong.
+/// Options of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultSpec {
-    /// Every how many times it is considered; 0 and 1: each time.
+    /// Every how many opportunities one is considered; 0 and 1: each.
     pub interval: u64,
-    /// In how many of a hundred of those cases it happens.
+    /// Probability of a fault in percent.
     pub probability: u32,
-    /// How many times pass before it is considered at all.
+    /// Number of opportunities that pass first.
     pub space: i64,
-    /// How often it happens at most; -1: without end.
+    /// Most faults; -1: no limit.
     pub times: i64,
 }
 
-/// It is not four numbers.
+/// The text is not four numbers.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{0}\" is not INTERVAL:PROBABILITY:SPACE:TIMES")]
 pub struct ParseFaultError(String);
@@ -29,7 +30,7 @@ pub struct ParseFaultError(String);
 impl FromStr for FaultSpec {
     type Err = ParseFaultError;
 
-    /// Colons or commas between the numbers; a comma of the kernel's is written twice in a stack.
+    /// Parses numbers separated by colons or commas; in a stack, commas are doubled.
     fn from_str(text: &str) -> Result<FaultSpec, ParseFaultError> {
         let error = || ParseFaultError(text.to_owned());
         let words: Vec<&str> = text.split([':', ',']).collect();
@@ -51,7 +52,7 @@ impl fmt::Display for FaultSpec {
     }
 }
 
-/// What has become of a fault so far.
+/// State of a fault.
 #[derive(Debug)]
 pub(super) struct Fault {
     spec: FaultSpec,
@@ -72,7 +73,7 @@ impl Fault {
         }
     }
 
-    /// Whether it happens now: the kernel's `should_fail` with a size of 1.
+    /// Whether the fault occurs now: the kernel's `should_fail` with a size of 1.
     pub(super) fn strikes(&self, chance: &mut Chance) -> bool {
         if self.spec.probability == 0 || self.times.load(Relaxed) == 0 {
             return false;
@@ -97,7 +98,7 @@ impl Fault {
     }
 }
 
-/// Decides by a seeded generator, so that a simulation that is replayed has the same faults.
+/// A seeded random number generator, so that a replayed simulation has the same faults.
 #[derive(Debug)]
 pub(super) struct Chance(fastrand::Rng);
 
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn interval_space_and_times_are_the_kernels() {
+    fn interval_space_and_times_match_the_kernel() {
         assert_eq!(strikes("1:100:0:-1", 5), "xxxxx");
         assert_eq!(strikes("3:100:0:-1", 7), "..x..x.");
         assert_eq!(strikes("1:100:0:2", 5), "xx...");
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_is_refused() {
+    fn an_invalid_fault_is_refused() {
         for text in ["", "1", "1:2:3", "1:101:0:1", "1:1:-1:1", "a:1:1:1", "1:1:0:-2", "1:1:0:1:1"] {
             assert!(text.parse::<FaultSpec>().is_err(), "{text}");
         }

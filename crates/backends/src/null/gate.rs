@@ -1,10 +1,10 @@
-//! What a request to a `null:` passes on its way in and out, where knobs ask for more than an end after some time: tags,
-//! faults, a budget, bad blocks, a cache. Kept apart, so that a device without such knobs stays a few instructions.
+//! Applies the options of a `null:` that limit or break requests: tags, faults, a budget, bad blocks, a
+//! cache. Kept apart, so that a device without such options stays a few instructions.
 //!
-//! The order is null_blk's: a tag, then what may send it back, then the budget, then bad blocks, then the data. A request
-//! whose end is to be forgotten has its data moved, and fails when null_blk's timeout has passed.
+//! The order is null_blk's: a tag, then faults that requeue, then the budget, then bad blocks, then the data.
+//! A request whose completion is dropped moves its data, and fails after null_blk's timeout.
 //!
-//! *Invariant:* a request that holds a tag gives it back when it goes up or is parked.
+//! *Invariant:* a request that has a tag returns it when it completes or is parked.
 
 use super::bad_blocks::{BadBlocks, KnownBad};
 use super::cache::Cache;
@@ -14,17 +14,15 @@ use super::tags::Tags;
 use super::throttle::Budget;
 use super::{Body, Completion, NullNode};
 use block::{Bytes, Cookie, Flags, Op, Request, Sectors, Status};
-use queue::{Cx, Ring, Verdict};
+use queue::{Cx, HeldRequests, Ring, Verdict};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long null_blk's requests may take before the block layer gives them up.
+/// After this time the block layer cancels requests of null_blk.
 const TIMEOUT_NS: u64 = 5_000_000_000;
-/// How soon a request looks again for a tag that queues of other threads may have given back.
-const TAG_LOOK_NS: u64 = 100_000;
 
-/// What all queues of a device share of its knobs.
+/// State that all queues of a device share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) knobs: Knobs,
@@ -54,22 +52,22 @@ impl Shared {
         }
     }
 
-    /// A seed that no other node of the device has.
+    /// Returns a seed that is unique among the nodes of the device.
     pub(super) fn seed(&self) -> u64 {
         self.nodes.fetch_add(1, Relaxed)
     }
 }
 
-/// What a request that is held here waits for.
+/// What a held request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// To begin, or to begin again.
+    /// To start, or to start again.
     Enter,
     /// The budget.
     Budget,
-    /// What holds data.
+    /// The backend with the data.
     Content,
-    /// Its time, to end like this.
+    /// The request's completion time has come; it ends with this status.
     Done(Status),
 }
 
@@ -77,9 +75,9 @@ enum Stage {
 struct State {
     stage: Stage,
     tagged: bool,
-    /// Its end is to be forgotten.
+    /// The completion is dropped, as for an injected timeout.
     forgotten: bool,
-    /// It meets a bad block: how long it was before it was cut.
+    /// It reaches a bad block: its length before it was shortened.
     cut: Option<Bytes>,
 }
 
@@ -87,7 +85,7 @@ impl State {
     const NEW: State = State { stage: Stage::Enter, tagged: false, forgotten: false, cut: None };
 }
 
-/// A queue's part.
+/// State of one queue.
 #[derive(Debug)]
 pub(super) struct Gate {
     shared: Arc<Shared>,
@@ -96,24 +94,47 @@ pub(super) struct Gate {
     chance: Chance,
     requeues: u64,
     states: Box<[State]>,
+    /// Requests that wait for a tag.
+    held: HeldRequests,
 }
 
 impl Drop for Gate {
-    /// Others share the tags that requests of this queue still have: they would wait for ever.
+    /// Returns tags of requests in flight, for which other queues may wait.
     fn drop(&mut self) {
-        self.states.iter().filter(|state| state.tagged).for_each(|_| self.tags.give_back());
+        self.states.iter().filter(|state| state.tagged).for_each(|_| self.tags.give_back(None));
     }
 }
 
 impl Gate {
     pub(super) fn new(shared: Arc<Shared>) -> Gate {
-        let tags = shared.tags.clone().unwrap_or_else(Tags::own);
+        let tags = shared.tags.clone().unwrap_or_default();
         let chance = Chance::new(shared.seed());
-        Gate { shared, tags, known: KnownBad::default(), chance, requeues: 0, states: Box::default() }
+        Gate {
+            shared,
+            tags,
+            known: KnownBad::default(),
+            chance,
+            requeues: 0,
+            states: Box::default(),
+            held: HeldRequests::default(),
+        }
     }
 
     pub(super) fn attach(&mut self, tags: usize) {
         self.states = vec![State::NEW; tags].into();
+        self.held.reserve(tags);
+    }
+
+    /// Resumes the requests that wait for a tag, if one was returned.
+    pub(super) fn commit<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
+        self.held.resume_woken(cx);
+    }
+
+    /// Ends a request that waits for a tag, or asks the ring to end what it waits for.
+    pub(super) fn cancel<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
+        if !self.held.cancel(io, cx) {
+            cx.cancel(io);
+        }
     }
 
     fn state(&mut self, io: Cookie) -> &mut State {
@@ -122,11 +143,11 @@ impl Gate {
 
     fn give_back(&mut self, io: Cookie) {
         if std::mem::take(&mut self.state(io).tagged) {
-            self.tags.give_back();
+            self.tags.give_back(self.held.waiter());
         }
     }
 
-    /// Where the first bad sector of a request is, in bytes from its beginning.
+    /// Returns the offset of the first bad sector in a request, in bytes.
     fn bad(&mut self, req: &Request) -> Option<Bytes> {
         if req.len == Bytes::ZERO {
             return None;
@@ -137,21 +158,21 @@ impl Gate {
         Some(good.align_down(self.shared.knobs.blocksize.0))
     }
 
-    /// What a request that ended well means to the cache.
+    /// Updates the cache after a successful request.
     fn cached(&self, req: &Request) {
         let Some(cache) = &self.shared.cache else { return };
         let (at, len) = (req.offset.0, req.len.0);
         match req.op {
             Op::Flush => cache.flush(),
             Op::Discard => cache.passed_by(at, len),
-            Op::Write | Op::WriteZeroes if req.flags.has(Flags::FUA) => cache.passed_by(at, len),
+            Op::Write | Op::WriteZeroes if req.flags.contains(Flags::FUA) => cache.passed_by(at, len),
             Op::Write | Op::WriteZeroes | Op::ZoneAppend => cache.written(at, len),
             _ => {}
         }
     }
 }
 
-/// Whether it is one that null_blk would be sent: the rest are questions that move nothing.
+/// Whether null_blk would receive it: the other operations are queries without data.
 fn is_work(op: Op) -> bool {
     !matches!(op, Op::Prefetch | Op::Extents | Op::ReportZones)
 }
@@ -161,7 +182,7 @@ impl NullNode {
         self.gate.as_mut().expect("only asked for where there is one")
     }
 
-    /// A request arrives, or begins again.
+    /// Starts a request, or starts it again.
     pub(super) fn enter<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         *self.gate().state(io) = State::NEW;
         if !is_work(req.op) {
@@ -170,14 +191,16 @@ impl NullNode {
         let gate = self.gate();
         if let Some(depth) = gate.shared.knobs.depth() {
             if !gate.tags.take(depth) {
-                cx.timer(io, cx.now().after(TAG_LOOK_NS));
-                return Verdict::Held;
+                gate.held.listen(&gate.tags.waiting, cx);
+                if !gate.tags.take(depth) {
+                    return gate.held.hold(io);
+                }
             }
             gate.state(io).tagged = true;
         }
         if gate.shared.requeue.as_ref().is_some_and(|fault| fault.strikes(&mut gate.chance)) {
             gate.give_back(io);
-            // In turn as no room for it, and as taken and sent back.
+            // Alternately as parked and as requeued.
             gate.requeues += 1;
             if gate.requeues % 2 == 1 {
                 return Verdict::Busy;
@@ -195,7 +218,7 @@ impl NullNode {
         self.spend(io, req, cx)
     }
 
-    /// It goes on once the budget allows it.
+    /// Continues when the budget allows it.
     fn spend<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let gate = self.gate();
         if let Some(budget) = &gate.shared.budget
@@ -218,7 +241,7 @@ impl NullNode {
         self.work(io, req, cx)
     }
 
-    /// The data.
+    /// Moves the data.
     fn work<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.gate().state(io).stage = Stage::Content;
         let verdict = match &mut self.body {
@@ -253,7 +276,7 @@ impl NullNode {
         self.finish(io, status, cx)
     }
 
-    /// It ends, now or in its time.
+    /// Completes a request, now or after its completion time.
     fn finish<R: Ring>(&mut self, io: Cookie, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
         let completion = self.completion;
         let gate = self.gate();
@@ -270,7 +293,7 @@ impl NullNode {
         Verdict::Held
     }
 
-    /// What a request waited for is there, or it is given up.
+    /// Continues a held request, or fails it if it was cancelled.
     pub(super) fn go_on<R: Ring>(
         &mut self,
         io: Cookie,

@@ -1,4 +1,4 @@
-//! The knobs by what a request meets, and the rules of which go together.
+//! Tests of the options: their effect on requests, and which of them fit together.
 
 use super::*;
 use crate::testing::Harness;
@@ -23,7 +23,7 @@ fn fact(null: &Null, name: &str) -> String {
 }
 
 #[test]
-fn knobs_that_need_others_say_so() {
+fn options_that_need_others_are_refused_without_them() {
     let none = Knobs::default;
     assert_eq!(
         refused(false, Knobs { discard: true, ..none() }),
@@ -46,7 +46,7 @@ fn knobs_that_need_others_say_so() {
 }
 
 #[test]
-fn limits_follow_the_knobs() {
+fn limits_follow_the_options() {
     let knobs = Knobs {
         blocksize: Bytes(4096),
         max_sectors: Some(Sectors(64)),
@@ -60,33 +60,33 @@ fn limits_follow_the_knobs() {
     let limits = null.limits();
     assert_eq!((limits.logical_block_size, limits.max_sectors), (Bytes(4096), Sectors(64)));
     assert_eq!((limits.virt_boundary_mask, limits.max_discard_sectors), (4095, Sectors(0)));
-    assert!(limits.features.has(block::Features::ROTATIONAL.with(block::Features::WRITE_CACHE)));
-    assert!(!limits.features.has(block::Features::FUA));
+    assert!(limits.features.contains(block::Features::ROTATIONAL.union(block::Features::WRITE_CACHE)));
+    assert!(!limits.features.contains(block::Features::FUA));
     assert!(!null.features().fua && !null.features().discard && null.features().rotational);
     let (null, _) = disk(true, Knobs { discard: true, ..Knobs::default() });
     assert!(null.features().discard && null.limits().max_discard_sectors.0 > 0);
-    assert!(!null.limits().features.has(block::Features::WRITE_CACHE));
+    assert!(!null.limits().features.contains(block::Features::WRITE_CACHE));
 }
 
 #[test]
-fn bad_blocks_fail_and_the_rest_does_not() {
+fn only_requests_that_touch_bad_blocks_fail() {
     let (null, mut disk) = disk(true, Knobs { badblocks: "8-15".parse().unwrap(), ..Knobs::default() });
-    assert_eq!(disk.write(0, &[1; 4096], Flags::NONE), Status::Ok);
-    assert_eq!(disk.write(0, &[2; 8192], Flags::NONE), Status::IoError);
+    assert_eq!(disk.write(0, &[1; 4096], Flags::empty()), Status::Ok);
+    assert_eq!(disk.write(0, &[2; 8192], Flags::empty()), Status::IoError);
     assert_eq!(disk.read(0, 4096), (Status::Ok, vec![1; 4096]), "nothing of it was written");
     assert_eq!(disk.read(4096, 512).0, Status::IoError);
     assert_eq!(disk.read(8192, 512).0, Status::Ok);
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
     assert_eq!(disk.bare(Op::WriteZeroes, 0, 1 << 20), Status::IoError);
     null.change_bad_blocks("-8-15").unwrap();
-    assert_eq!(disk.write(0, &[2; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(0, &[2; 8192], Flags::empty()), Status::Ok);
     null.change_bad_blocks("+0-0").unwrap();
     assert_eq!(disk.read(0, 512).0, Status::IoError);
     assert_eq!(fact(&null, "bad blocks"), "0-0");
 }
 
 #[test]
-fn partial_io_moves_what_lies_before_a_bad_block() {
+fn partial_io_moves_data_before_a_bad_block() {
     let knobs = Knobs {
         badblocks: "9-9".parse().unwrap(),
         badblocks_partial_io: true,
@@ -94,8 +94,8 @@ fn partial_io_moves_what_lies_before_a_bad_block() {
         ..Knobs::default()
     };
     let (_, mut disk) = disk(true, knobs);
-    assert_eq!(disk.write(0, &[7; 8192], Flags::NONE), Status::IoError);
-    // Sector 9 lies in the block of sectors 8 and 9.
+    assert_eq!(disk.write(0, &[7; 8192], Flags::empty()), Status::IoError);
+    // Sector 9 is in the block of sectors 8 and 9.
     assert_eq!(disk.read(0, 4096), (Status::Ok, vec![7; 4096]));
     assert_eq!(disk.read(5120, 1024), (Status::Ok, vec![0; 1024]));
     let (status, bytes) = disk.read(2048, 4096);
@@ -112,56 +112,56 @@ fn a_block_that_is_bad_once_is_good_afterwards() {
 }
 
 #[test]
-fn a_forgotten_request_fails_after_five_seconds() {
+fn a_request_whose_completion_is_dropped_fails_after_five_seconds() {
     let (null, mut disk) =
         disk(true, Knobs { timeout: Some("2:100:0:1".parse().unwrap()), ..Knobs::default() });
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
-    let before = disk.ring.time;
-    assert_eq!(disk.write(0, &[2; 512], Flags::NONE), Status::Timeout);
-    assert_eq!(disk.ring.time - before, 5_000_000_000);
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
+    let before = disk.ring.now.0;
+    assert_eq!(disk.write(0, &[2; 512], Flags::empty()), Status::Timeout);
+    assert_eq!(disk.ring.now.0 - before, 5_000_000_000);
     assert_eq!(disk.read(0, 512), (Status::Ok, vec![2; 512]), "its data was moved");
     assert_eq!(fact(&null, "timeouts injected"), "1");
 }
 
 #[test]
-fn a_request_that_is_sent_back_comes_again() {
+fn a_requeued_request_is_offered_again() {
     let (null, mut disk) =
         disk(true, Knobs { requeue: Some("1:100:0:5".parse().unwrap()), ..Knobs::default() });
-    assert_eq!(disk.write(512, &[3; 512], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(512, &[3; 512], Flags::empty()), Status::Ok);
     assert_eq!(disk.read(512, 512), (Status::Ok, vec![3; 512]));
     assert_eq!(fact(&null, "requeues injected"), "5");
 }
 
 #[test]
-fn a_queue_can_be_refused() {
+fn creating_a_queue_can_fail() {
     let (null, _) = disk(false, Knobs { init_hctx: Some("1:100:0:1".parse().unwrap()), ..Knobs::default() });
     assert_eq!(null.admit_queue().unwrap_err().raw_os_error(), Some(libc::EFAULT));
     assert!(null.admit_queue().is_ok());
 }
 
 #[test]
-fn a_rate_is_kept() {
+fn the_rate_limit_holds() {
     let (_, mut disk) = disk(true, Knobs { mbps: Some(10), ..Knobs::default() });
-    let before = disk.ring.time;
+    let before = disk.ring.now.0;
     for _ in 0..20 {
-        assert_eq!(disk.write(0, &[1; 1 << 19], Flags::NONE), Status::Ok);
+        assert_eq!(disk.write(0, &[1; 1 << 19], Flags::empty()), Status::Ok);
     }
-    let seconds = (disk.ring.time - before) as f64 / 1e9;
+    let seconds = (disk.ring.now.0 - before) as f64 / 1e9;
     assert!((0.85..1.1).contains(&seconds), "10 MiB at 10 MiB/s took {seconds} s");
 }
 
 #[test]
-fn no_more_requests_than_tags_are_under_way() {
+fn no_more_requests_than_tags_are_in_flight() {
     let knobs = Knobs { hw_queue_depth: Some(2), ..Knobs::default() };
-    let spec = NullSpec { completion: Completion::After(1_000_000), ..spec(false, knobs) };
+    let spec = spec(false, knobs).completing_after(1_000_000);
     let null = Null::new(&spec).unwrap();
     let mut disk = Harness::new(Box::new(null.node(None)));
-    let before = disk.ring.time;
+    let before = disk.ring.now.0;
     for _ in 0..6 {
         disk.submit(block::Request::flush(), &[]);
     }
     assert!(disk.drain().iter().all(|end| end.0 == Status::Ok));
-    let took = disk.ring.time - before;
+    let took = disk.ring.now.0 - before;
     assert!((3_000_000..3_500_000).contains(&took), "six by two of 1 ms each took {took} ns");
 }
 
@@ -171,37 +171,36 @@ fn tags_are_shared_by_the_queues_of_a_device() {
     let shared = gate::Shared::new(&knobs, Bytes::mib(1));
     let tags = tags::Tags::shared(&shared.knobs).unwrap();
     assert!(tags.take(1) && !tags.take(1));
-    tags.give_back();
+    tags.give_back(None);
     assert!(tags.take(1));
     assert_eq!(Knobs { sharing: Sharing::Process, ..Knobs::default() }.depth(), Some(64));
 }
 
 #[test]
-fn shared_tags_are_those_of_all_devices_that_say_so() {
+fn shared_tags_are_shared_by_all_devices_with_that_option() {
     let tags_of = |sharing| {
         let knobs = Knobs { sharing, hw_queue_depth: Some(1), ..Knobs::default() };
         tags::Tags::shared(&gate::Shared::new(&knobs, Bytes::mib(1)).knobs)
     };
     let [one, other] = [(); 2].map(|()| tags_of(Sharing::Process).unwrap());
     assert!(one.take(1) && !other.take(1), "the other device has it");
-    one.give_back();
+    one.give_back(None);
     assert!(other.take(1));
-    other.give_back();
+    other.give_back(None);
     assert!(tags_of(Sharing::Queue).is_none(), "a queue counts its own");
 }
 
 #[test]
-fn a_queue_that_goes_amid_its_requests_leaves_the_shared_tags() {
+fn a_dropped_queue_returns_its_shared_tags() {
     let knobs = Knobs { sharing: Sharing::Device, hw_queue_depth: Some(1), ..Knobs::default() };
-    let null =
-        Null::new(&NullSpec { completion: Completion::After(1_000_000), ..spec(false, knobs) }).unwrap();
+    let null = Null::new(&spec(false, knobs).completing_after(1_000_000)).unwrap();
     let mut gone = Harness::new(Box::new(null.node(None)));
     gone.submit(block::Request::flush(), &[]);
     drop(gone);
     let mut disk = Harness::new(Box::new(null.node(None)));
     disk.submit(block::Request::flush(), &[]);
     assert_eq!(disk.drain()[0].0, Status::Ok);
-    assert!(disk.ring.time < 3_000_000, "it waited for a tag");
+    assert!(disk.ring.now.0 < 3_000_000, "it waited for a tag");
 }
 
 #[test]
@@ -209,10 +208,10 @@ fn a_flush_empties_the_cache() {
     let knobs = Knobs { cache_size: Some(Bytes(16384)), discard: true, ..Knobs::default() };
     let (null, mut disk) = disk(true, knobs);
     let held = || fact(&null, "write cache").split(' ').next().unwrap().to_owned();
-    assert_eq!(disk.write(0, &[1; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(0, &[1; 8192], Flags::empty()), Status::Ok);
     assert_eq!(disk.write(65536, &[1; 4096], Flags::FUA), Status::Ok);
     assert_eq!(held(), "8K");
-    assert_eq!(disk.write(0, &[1; 32768], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(0, &[1; 32768], Flags::empty()), Status::Ok);
     assert_eq!(held(), "16K", "the rest was evicted");
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
     assert_eq!(held(), "0");

@@ -1,66 +1,66 @@
-//! null_blk's knobs that make a device misbehave, or be less than it could: what they are, and which go together.
+//! null_blk's options that inject faults or reduce abilities, and which of them fit together.
 //!
-//! Source: `null_validate_conf` and its neighbours in drivers/block/null_blk/main.c, lib/fault-inject.c. Where the kernel
-//! silently ignores a knob that needs another one, this says so.
+//! Source: `null_validate_conf` and its neighbours in drivers/block/null_blk/main.c, lib/fault-inject.c.
+//! Where the kernel silently ignores an option that needs another one, it is refused here.
 
 use super::bad_blocks::BadRanges;
 use super::fault::FaultSpec;
 use super::throttle::MBPS_MAX;
 use block::{Bytes, Sectors};
 
-/// How many tags null_blk shares when nothing is said: its `hw_queue_depth`.
+/// Default number of shared tags: null_blk's `hw_queue_depth`.
 const SHARED_DEPTH: u32 = 64;
 /// null_blk's largest block is a page.
 const BLOCK_MAX: u64 = 4096;
 
-/// Whose requests one set of tags bounds.
+/// Scope of a set of tags.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Sharing {
-    /// Those of one hardware queue.
+    /// One hardware queue.
     #[default]
     Queue,
-    /// Those of the device: `shared_tag_bitmap`.
+    /// The device: `shared_tag_bitmap`.
     Device,
-    /// Those of all null devices of the process that say so: `shared_tags`.
+    /// All null devices of the process with `shared_tags`.
     Process,
 }
 
-/// The knobs, with null_blk's meanings and defaults.
+/// The options, with null_blk's meanings and defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Knobs {
-    /// The logical block: 512, 1024, 2048 or 4096.
+    /// Logical block size: 512, 1024, 2048 or 4096.
     pub blocksize: Bytes,
-    /// The largest request; none: what there is otherwise.
+    /// Largest request; `None`: the default.
     pub max_sectors: Option<Sectors>,
-    /// Pieces of memory meet at page boundaries only.
+    /// Segments have to meet at page boundaries (`virt_boundary`).
     pub virt_boundary: bool,
-    /// It claims to seek.
+    /// Reports itself as rotational.
     pub rotational: bool,
-    /// It can discard.
+    /// Supports discard.
     pub discard: bool,
-    /// Requests are carried out at the next turn rather than within their submission.
+    /// Executes requests in the next turn rather than within submission.
     pub blocking: bool,
-    /// How much a volatile cache holds; none: there is no cache.
+    /// Size of a volatile cache; `None`: no cache.
     pub cache_size: Option<Bytes>,
-    /// It takes writes past its cache.
+    /// Supports FUA.
     pub fua: bool,
-    /// MiB that it moves in a second, at most; none: no limit.
+    /// Most MiB per second; `None`: no limit.
     pub mbps: Option<u32>,
-    /// Requests under way at once; none: what the queues allow.
+    /// Most requests in flight; `None`: the depth of the queues.
     pub hw_queue_depth: Option<u32>,
-    /// Whose requests those are.
+    /// Scope of that limit.
     pub sharing: Sharing,
     /// Sectors that cannot be read or written.
     pub badblocks: BadRanges,
-    /// A bad range is good once it was met.
+    /// A bad range becomes good once a request reached it.
     pub badblocks_once: bool,
-    /// What lies before the first bad block is transferred.
+    /// Data before the first bad block is transferred.
     pub badblocks_partial_io: bool,
-    /// Requests whose end is forgotten.
+    /// Requests whose completion is dropped.
     pub timeout: Option<FaultSpec>,
-    /// Requests that are sent back.
+    /// Requests that are requeued.
     pub requeue: Option<FaultSpec>,
-    /// Hardware queues that cannot be made.
+    /// Hardware queues that fail to be created.
     pub init_hctx: Option<FaultSpec>,
 }
 
@@ -88,45 +88,45 @@ impl Default for Knobs {
     }
 }
 
-/// Why knobs do not go together.
+/// Why options do not fit together.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KnobError {
-    /// The kernel takes pages at most.
+    /// The kernel supports at most a page.
     #[error("blocksize cannot be {0} (use 512, 1024, 2048 or 4096)")]
     BlockSize(Bytes),
     /// The device ends within a block.
     #[error("{size} are no whole blocks of {block} (choose another size or blocksize)")]
     HalfBlock {
-        /// The device.
+        /// Size of the device.
         size: Bytes,
-        /// Its block.
+        /// Block size.
         block: Bytes,
     },
     /// Nothing could be transferred.
     #[error("max_sectors cannot be {0} (it is a page at least: 8)")]
     MaxSectors(u64),
-    /// A knob without what it acts on.
+    /// An option without the one that it needs.
     #[error("{0} does nothing without {1} (add {1}, or leave it out)")]
     Needs(&'static str, &'static str),
-    /// Two that exclude each other.
+    /// Two options that exclude each other.
     #[error("{0} does not go with {1} (leave one out)")]
     Excludes(&'static str, &'static str),
-    /// Not a number of MiB that null_blk would keep to.
+    /// A rate that null_blk would not support.
     #[error("mbps cannot be {0} (use 1 to {MBPS_MAX}, or leave it out for no limit)")]
     Rate(u32),
-    /// Nothing could be under way.
+    /// No request could be in flight.
     #[error("hw_queue_depth cannot be 0")]
     NoDepth,
     /// A range that is not on the device.
     #[error("bad blocks end at sector {0}, which is beyond the device")]
     BadBeyond(u64),
-    /// A cache that holds nothing.
+    /// A cache of size 0.
     #[error("cache_size cannot be {0} (it is a page at least: 4K)")]
     CacheSize(Bytes),
 }
 
 impl Knobs {
-    /// Whether nothing but the defaults was asked for on the path of a request.
+    /// Whether all options on the path of a request are defaults.
     pub(super) fn are_idle(&self) -> bool {
         !self.blocking
             && self.cache_size.is_none()
@@ -139,7 +139,7 @@ impl Knobs {
             && self.requeue.is_none()
     }
 
-    /// Requests under way at once.
+    /// Returns the most requests in flight.
     pub(super) fn depth(&self) -> Option<u32> {
         match self.sharing {
             Sharing::Queue => self.hw_queue_depth,
@@ -147,7 +147,7 @@ impl Knobs {
         }
     }
 
-    /// Whether they go together, on a device of that size.
+    /// Checks whether the options fit together, on a device of that size.
     ///
     /// # Errors
     /// See [`KnobError`].

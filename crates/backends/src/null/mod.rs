@@ -1,10 +1,10 @@
-//! `null:`, a device that does nothing, to measure everything else with; null_blk's counterpart.
+//! `null:`, a device without data, as a baseline for measurements; the counterpart of null_blk.
 //!
-//! The kernel's leaves the memory of a read as it found it. That would show one client what another sent,
-//! so here a read without `memory_backed` is zeroes: lent where the sender takes any memory, which costs
-//! nothing, and filled elsewhere. With a set time each request is held that long, by a timer of the ring.
-//! With `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`]. The other
-//! knobs, which make it slow, narrow or faulty, are in [`knobs`]; requests heed them in [`gate`].
+//! null_blk does not write to the memory of a read. That would show one client data of another, so here a
+//! read without `memory_backed` returns zeroes: zero-copy where the submitter allows it, and filled
+//! otherwise. With a completion time each request is held for that long by a timer of the ring. With
+//! `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`]. The
+//! other options, which limit its speed or inject faults, are in [`knobs`] and applied in [`gate`].
 
 mod bad_blocks;
 mod cache;
@@ -30,110 +30,96 @@ pub use fault::{FaultSpec, ParseFaultError};
 use gate::{Gate, Shared};
 pub use knobs::{KnobError, Knobs, Sharing};
 use queue::{Cx, FileId, Node, NodeId, Ring, Verdict};
-use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 use zoned::ZonedNode;
 pub use zoned_spec::{ZonedError, ZonedSpec};
 use zones::Zones;
 
-/// How null_blk ends a request. A user-space queue has one thread, so `none` and `softirq` are one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How null_blk completes requests: `irqmode`. A user-space queue has one thread, so `none` and `softirq` are
+/// equal.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum IrqMode {
-    /// At once, where it was submitted.
+    /// Within submission.
+    #[default]
     None,
-    /// At once; in the kernel, on the processor that submitted it.
+    /// Within submission; in the kernel, on the processor that submitted it.
     Softirq,
-    /// After a set time.
+    /// After the completion time.
     Timer,
 }
 
-impl FromStr for IrqMode {
-    type Err = CompletionError;
-
-    fn from_str(word: &str) -> Result<IrqMode, CompletionError> {
-        match word {
-            "none" | "0" => Ok(IrqMode::None),
-            "softirq" | "1" => Ok(IrqMode::Softirq),
-            "timer" | "2" => Ok(IrqMode::Timer),
-            _ => Err(CompletionError::Word(word.to_owned())),
-        }
-    }
-}
-
-/// Why the words do not say when a request ends.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum CompletionError {
-    /// Not one of the modes.
-    #[error("irqmode=\"{0}\" is not known (use none, softirq or timer)")]
-    Word(String),
-    /// A time without a timer.
-    #[error("completion= needs a timer (leave irqmode= out, or say irqmode=timer)")]
-    TimeWithoutTimer,
-}
-
-/// When a request ends.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub enum Completion {
-    /// At once.
-    #[default]
+/// When requests complete.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Completion {
+    /// Inline.
     Instant,
-    /// That many nanoseconds after it arrived, or soon after.
+    /// That many nanoseconds after submission, or soon after.
     After(u64),
 }
 
-impl Completion {
-    /// null_blk's `completion_nsec`.
-    pub const DEFAULT_NS: u64 = 10_000;
+/// Options of `null:SIZE`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NullSpec {
+    /// Size of the device.
+    pub size: Bytes,
+    /// When requests complete.
+    pub irqmode: IrqMode,
+    /// Completion time with [`IrqMode::Timer`].
+    pub completion: Duration,
+    /// Store written data in memory.
+    pub memory_backed: bool,
+    /// Be a zoned device.
+    pub zoned: Option<ZonedSpec>,
+    /// All other options.
+    pub knobs: Knobs,
+}
 
-    /// From the user's `irqmode=` and `completion=`, either of which may be missing.
-    ///
-    /// # Errors
-    /// A time was given for a mode that has none.
-    pub fn new(irqmode: Option<IrqMode>, completion_ns: Option<u64>) -> Result<Completion, CompletionError> {
-        match (irqmode, completion_ns) {
-            (None, None) | (Some(IrqMode::None | IrqMode::Softirq), None) => Ok(Completion::Instant),
-            (Some(IrqMode::None | IrqMode::Softirq), Some(_)) => Err(CompletionError::TimeWithoutTimer),
-            (Some(IrqMode::Timer) | None, time) => {
-                Ok(Completion::After(time.unwrap_or(Completion::DEFAULT_NS)))
+/// Why a null device could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum NullError {
+    /// The size is not a valid size of a disk, or memory is not available.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// The zone options are invalid.
+    #[error(transparent)]
+    Zoned(#[from] ZonedError),
+    /// Options contradict each other.
+    #[error(transparent)]
+    Knobs(#[from] KnobError),
+}
+
+impl NullSpec {
+    /// Default of null_blk's `completion_nsec`.
+    pub const COMPLETION: Duration = Duration::from_micros(10);
+
+    /// Returns the options with a completion time in nanoseconds.
+    #[must_use]
+    pub fn completing_after(self, nanos: u64) -> NullSpec {
+        NullSpec { irqmode: IrqMode::Timer, completion: Duration::from_nanos(nanos), ..self }
+    }
+
+    fn completes(&self) -> Completion {
+        match self.irqmode {
+            IrqMode::None | IrqMode::Softirq => Completion::Instant,
+            IrqMode::Timer => {
+                Completion::After(u64::try_from(self.completion.as_nanos()).unwrap_or(u64::MAX))
             }
         }
     }
 }
 
-/// What is asked for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NullSpec {
-    /// How much it claims to hold.
-    pub size: Bytes,
-    /// When requests end.
-    pub completion: Completion,
-    /// Keep what is written, in memory.
-    pub memory_backed: bool,
-    /// Be a zoned device.
-    pub zoned: Option<ZonedSpec>,
-    /// Everything else.
-    pub knobs: Knobs,
-}
-
-/// Why there is no such null device.
-#[derive(Debug, thiserror::Error)]
-pub enum NullError {
-    /// The size is not one that a disk has, or memory cannot be had.
-    #[error(transparent)]
-    Ram(#[from] RamError),
-    /// It cannot be zoned like that.
-    #[error(transparent)]
-    Zoned(#[from] ZonedError),
-    /// Knobs do not go together.
-    #[error(transparent)]
-    Knobs(#[from] KnobError),
-}
-
 impl Default for NullSpec {
-    /// null_blk's size, and no waiting.
+    /// null_blk's size, completing inline.
     fn default() -> Self {
-        let (completion, memory_backed, zoned) = (Completion::Instant, false, None);
-        NullSpec { size: Bytes::gib(250), completion, memory_backed, zoned, knobs: Knobs::default() }
+        NullSpec {
+            size: Bytes::gib(250),
+            irqmode: IrqMode::None,
+            completion: NullSpec::COMPLETION,
+            memory_backed: false,
+            zoned: None,
+            knobs: Knobs::default(),
+        }
     }
 }
 
@@ -148,7 +134,7 @@ pub struct Null {
 }
 
 impl Null {
-    /// Make one.
+    /// Creates a device.
     ///
     /// # Errors
     /// See [`NullError`].
@@ -161,16 +147,22 @@ impl Null {
         knobs.check(size, spec.memory_backed, spec.zoned.is_some())?;
         let zones = spec.zoned.as_ref().map(|zoned| Zones::new(zoned, size)).transpose()?.map(Arc::new);
         let ram = match spec.memory_backed {
-            true => Some(Ram::new(&RamSpec { size, huge: false, integrity: None })?),
+            true => Some(Ram::new(&RamSpec { size, hugepages: false, integrity: None })?),
             false => None,
         };
-        Ok(Null { size, completion: spec.completion, ram, zones, shared: Arc::new(Shared::new(knobs, size)) })
+        Ok(Null {
+            size,
+            completion: spec.completes(),
+            ram,
+            zones,
+            shared: Arc::new(Shared::new(knobs, size)),
+        })
     }
 
-    /// Make sectors bad (`+FIRST-LAST`) or good (`-FIRST-LAST`) from now on.
+    /// Marks sectors as bad (`+FIRST-LAST`) or good (`-FIRST-LAST`) from now on.
     ///
     /// # Errors
-    /// It is no such range, or not on the device, or nothing of this device looks at bad blocks.
+    /// The range is invalid or not on the device, or the device does not support bad blocks.
     pub fn change_bad_blocks(&self, change: &str) -> Result<(), ParseBadError> {
         if !self.is_gated() {
             return Err(ParseBadError::unheeded());
@@ -178,7 +170,7 @@ impl Null {
         self.shared.bad.change(change, self.size.sectors())
     }
 
-    /// Whether another hardware queue can be made: `init_hctx` says now and then that it cannot.
+    /// Whether another hardware queue can be created: `init_hctx` injects failures.
     ///
     /// # Errors
     /// `EFAULT`, as null_blk.
@@ -190,26 +182,26 @@ impl Null {
         }
     }
 
-    /// Knobs stand between a request and its end, or may come to.
+    /// Whether options need the slow path of requests, now or later.
     fn is_gated(&self) -> bool {
         !self.shared.knobs.are_idle() || self.ram.is_some()
     }
 
-    /// The memory behind it, with `memory_backed`.
+    /// Returns the memory behind it, with `memory_backed`.
     pub fn ram(&self) -> Option<&Arc<Ram>> {
         self.ram.as_ref()
     }
 
-    /// Nothing that is written is kept, and there are no zones: nobody looks at data.
+    /// Whether no data is stored and there are no zones, so that no data is accessed.
     pub fn is_hollow(&self) -> bool {
         self.ram.is_none() && self.zones.is_none()
     }
 
-    /// The node of one hardware queue. `region`: what reads are lent from, if the queue's ring knows it: the
-    /// memory of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages) where there is none.
+    /// Creates the node of one hardware queue. `region`: the memory for zero-copy reads, if it is registered
+    /// with the queue's ring: that of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages).
     pub fn node(&self, region: Option<Region>) -> NullNode {
         let content = match &self.ram {
-            Some(ram) => Content::Kept(ram.node(region)),
+            Some(ram) => Content::Kept(ram.inline_node(region)),
             None => Content::Zero(Zero::new(self.size).node(region)),
         };
         let body = match &self.zones {
@@ -221,7 +213,7 @@ impl Null {
         NullNode { body, completion: self.completion, at_once, gate, ended: Box::default() }
     }
 
-    /// Only of knobs that were turned.
+    /// Only options other than the default.
     fn knob_facts(&self) -> Vec<Fact> {
         let shared = &self.shared;
         let mut facts = Vec::new();
@@ -260,7 +252,7 @@ impl Null {
     fn zone_facts(zones: &Zones) -> Vec<Fact> {
         let (count, conventional) = zones.count();
         let spec = zones.spec();
-        // A limit that could never be reached is none, as in null_blk.
+        // A limit that could never be reached is no limit, as in null_blk.
         let limit = |held: u32, asked: u32| match (held, asked) {
             (0, 0) => "none".to_owned(),
             (0, asked) => format!("none ({asked} could never be reached)"),
@@ -302,7 +294,7 @@ impl Backend for Null {
             None => crate::memory_limits(),
         };
         limits.logical_block_size = knobs.blocksize;
-        // As null_blk's: it has no medium that would write larger ones.
+        // As null_blk: no medium prefers larger ones.
         limits.physical_block_size = knobs.blocksize;
         limits.io_min = knobs.blocksize;
         if let Some(sectors) = knobs.max_sectors {
@@ -312,12 +304,12 @@ impl Backend for Null {
             limits.virt_boundary_mask = 4095;
         }
         if knobs.rotational {
-            limits.features = limits.features.with(block::Features::ROTATIONAL);
+            limits.features = limits.features.union(block::Features::ROTATIONAL);
         }
         if knobs.cache_size.is_some() {
-            limits.features = limits.features.with(block::Features::WRITE_CACHE);
+            limits.features = limits.features.union(block::Features::WRITE_CACHE);
             if knobs.fua {
-                limits.features = limits.features.with(block::Features::FUA);
+                limits.features = limits.features.union(block::Features::FUA);
             }
         }
         if !knobs.discard {
@@ -348,12 +340,12 @@ impl Backend for Null {
     }
 }
 
-/// What a device with those zones takes, before other knobs.
+/// Returns the limits of a device with those zones, before other options.
 fn zoned_limits(zones: &Zones) -> QueueLimits {
     let (max_open_zones, max_active_zones) = zones.limits();
     let plain = crate::memory_limits();
     QueueLimits {
-        features: plain.features.with(block::Features::ZONED),
+        features: plain.features.union(block::Features::ZONED),
         chunk_sectors: zones.zone_len(),
         max_hw_zone_append_sectors: zones.append_max(),
         max_open_zones,
@@ -366,7 +358,7 @@ fn zoned_limits(zones: &Zones) -> QueueLimits {
     }
 }
 
-/// What answers requests that nothing else has to say about.
+/// What answers requests behind the options.
 #[derive(Debug)]
 enum Content {
     Zero(ZeroNode),
@@ -401,22 +393,22 @@ enum Body {
     Zoned(ZonedNode),
 }
 
-/// A null device as one hardware queue sees it.
+/// A null device in one hardware queue.
 #[derive(Debug)]
 pub struct NullNode {
     body: Body,
     completion: Completion,
-    /// A request without content is over as soon as it is submitted.
+    /// Requests without data complete within submission.
     at_once: bool,
-    /// Where knobs ask for more than an end after some time.
+    /// State of the slow path. `None`: no option needs it.
     gate: Option<Box<Gate>>,
-    /// By tag: how a request that waits for its time ended; `None` while the RAM disk has it.
+    /// By tag: status of a request that waits for its completion time; `None` while the RAM disk holds it.
     ended: Box<[Option<Status>]>,
 }
 
 impl NullNode {
-    /// With [`zero_file`](crate::zero_file), as the queue's ring knows it: then requests may bring memory that only
-    /// the kernel can reach. Without effect on a device that keeps what is written.
+    /// Sets [`zero_file`](crate::zero_file) on the queue's ring: then requests may use memory that only the
+    /// kernel can access. No effect on a device that stores data.
     #[must_use]
     pub fn with_file(mut self, file: FileId) -> NullNode {
         if let Body::Plain(Content::Zero(zero)) = &mut self.body {
@@ -425,7 +417,7 @@ impl NullNode {
         self
     }
 
-    /// What the content answered: keep it for its time.
+    /// Holds a request for its completion time.
     fn hold<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) -> Verdict {
         let (Verdict::Up(status), Completion::After(nanos)) = (verdict, self.completion) else {
             return verdict;
@@ -435,13 +427,13 @@ impl NullNode {
         Verdict::Held
     }
 
-    /// With knobs, a content or a time; kept apart so that a request with none of them stays a few instructions.
+    /// Requests with options, data or a completion time; kept apart so that others stay a few instructions.
     #[inline(never)]
     fn submit_otherwise<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         if self.gate.is_some() { self.enter(io, req, cx) } else { self.submit_slowly(io, req, cx) }
     }
 
-    /// With a content, a time, or both.
+    /// Requests with data, a completion time, or both.
     fn submit_slowly<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let verdict = match &mut self.body {
             Body::Plain(content) => content.submit(io, req, cx),
@@ -484,6 +476,19 @@ impl<R: Ring> Node<R> for NullNode {
         };
         self.hold(io, verdict, cx)
     }
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        if let Some(gate) = &mut self.gate {
+            gate.commit(cx);
+        }
+    }
+
+    fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
+        match &mut self.gate {
+            Some(gate) => gate.cancel(io, cx),
+            None => cx.cancel(io),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -497,41 +502,36 @@ mod tests {
     }
 
     #[test]
-    fn a_null_read_shows_nobody_elses_memory() {
+    fn a_null_read_discloses_no_other_memory() {
         let mut disk = null(NullSpec::default(), None);
-        assert_eq!(disk.write(0, &[9; 4096], Flags::NONE), Status::Ok);
+        assert_eq!(disk.write(0, &[9; 4096], Flags::empty()), Status::Ok);
         assert_eq!(disk.read(0, 4096), (Status::Ok, vec![0; 4096]));
     }
 
     #[test]
-    fn a_null_read_is_lent_zeroes() {
+    fn a_zero_copy_null_read_returns_zeroes() {
         let mut disk = null(NullSpec::default(), Some(Region(7)));
-        let lent = Data::One(Segment { offset: 0, len: 4096, region: Region(7) });
-        assert_eq!(disk.read_lent(1 << 30, 4096), (Status::Ok, lent));
+        let zeroes = Data::One(Segment { offset: 0, len: 4096, region: Region(7) });
+        assert_eq!(disk.read_zero_copy(1 << 30, 4096), (Status::Ok, zeroes));
     }
 
     #[test]
-    fn a_timed_null_ends_when_its_time_has_come() {
-        let spec = NullSpec { completion: Completion::After(10_000), ..NullSpec::default() };
+    fn a_timed_null_completes_at_its_time() {
+        let spec = NullSpec::default().completing_after(10_000);
         let mut disk = null(spec, None);
-        let before = disk.ring.time;
+        let before = disk.ring.now.0;
         assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
-        assert_eq!(disk.ring.time - before, 10_000);
+        assert_eq!(disk.ring.now.0 - before, 10_000);
     }
 
     #[test]
-    fn a_memory_backed_null_keeps_what_is_written() {
-        for completion in [Completion::Instant, Completion::After(500)] {
+    fn a_memory_backed_null_stores_data() {
+        for is_timed in [false, true] {
             let knobs = Knobs { discard: true, ..Knobs::default() };
-            let spec = NullSpec {
-                size: Bytes::mib(64),
-                completion,
-                memory_backed: true,
-                knobs,
-                ..NullSpec::default()
-            };
+            let spec = NullSpec { size: Bytes::mib(64), memory_backed: true, knobs, ..NullSpec::default() };
+            let spec = if is_timed { spec.completing_after(500) } else { spec };
             let mut disk = null(spec, None);
-            assert_eq!(disk.write(4096, &[9; 4096], Flags::NONE), Status::Ok);
+            assert_eq!(disk.write(4096, &[9; 4096], Flags::empty()), Status::Ok);
             assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![9; 4096]));
             assert_eq!(disk.bare(Op::Discard, 0, 64 << 20), Status::Ok, "in several steps");
             assert_eq!(disk.read(4096, 4096), (Status::Ok, vec![0; 4096]));
@@ -540,14 +540,12 @@ mod tests {
 
     #[test]
     fn completion_follows_irqmode() {
-        let of = |mode: &str, time| Completion::new(Some(mode.parse().unwrap()), time);
-        assert_eq!(of("none", None), Ok(Completion::Instant));
-        assert_eq!(of("softirq", None), Ok(Completion::Instant));
-        assert_eq!(of("timer", None), Ok(Completion::After(10_000)));
-        assert_eq!(of("timer", Some(5)), Ok(Completion::After(5)));
-        assert_eq!(of("none", Some(5)), Err(CompletionError::TimeWithoutTimer));
-        assert_eq!(Completion::new(None, Some(5)), Ok(Completion::After(5)));
-        assert_eq!(Completion::new(None, None), Ok(Completion::Instant));
-        assert!("soon".parse::<IrqMode>().is_err());
+        for irqmode in [IrqMode::None, IrqMode::Softirq] {
+            let spec = NullSpec { irqmode, ..NullSpec::default() };
+            assert_eq!(spec.completes(), Completion::Instant, "{irqmode:?}");
+        }
+        let spec = NullSpec { irqmode: IrqMode::Timer, ..NullSpec::default() };
+        assert_eq!(spec.completes(), Completion::After(10_000));
+        assert_eq!(spec.completing_after(5).completes(), Completion::After(5));
     }
 }

@@ -1,41 +1,40 @@
-//! How many requests are under way at once, where a knob says so.
+//! Limits the number of requests in flight, where an option says so.
 
 use super::knobs::{Knobs, Sharing};
+use queue::{WaitList, Waiter};
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 
-/// Tags that are taken and given back.
-#[derive(Debug)]
+/// A number of tags, which requests take and return.
+#[derive(Debug, Default)]
 pub(super) struct Tags {
     used: AtomicU32,
+    /// Queues whose requests wait for a tag.
+    pub(super) waiting: WaitList,
 }
 
-/// Those of all devices with `shared_tags`.
+/// The tags of all devices with `shared_tags`.
 static ALL: OnceLock<Arc<Tags>> = OnceLock::new();
 
 impl Tags {
-    /// Those of a device, if its queues share some.
+    /// Returns the tags of a device, if its queues share some.
     pub(super) fn shared(knobs: &Knobs) -> Option<Arc<Tags>> {
-        let new = || Arc::new(Tags { used: AtomicU32::new(0) });
         match knobs.sharing {
             Sharing::Queue => None,
-            Sharing::Device => Some(new()),
-            Sharing::Process => Some(ALL.get_or_init(new).clone()),
+            Sharing::Device => Some(Arc::default()),
+            Sharing::Process => Some(ALL.get_or_init(Arc::default).clone()),
         }
     }
 
-    /// Those of one queue.
-    pub(super) fn own() -> Arc<Tags> {
-        Arc::new(Tags { used: AtomicU32::new(0) })
-    }
-
-    /// Take one, if fewer than that many are taken.
+    /// Takes a tag if fewer than `depth` are taken.
     pub(super) fn take(&self, depth: u32) -> bool {
-        self.used.fetch_update(AcqRel, Relaxed, |used| (used < depth).then_some(used + 1)).is_ok()
+        self.used.fetch_update(SeqCst, SeqCst, |used| (used < depth).then_some(used + 1)).is_ok()
     }
 
-    pub(super) fn give_back(&self) {
-        self.used.fetch_sub(1, AcqRel);
+    /// Returns a tag. `own`: the waiter of the calling queue.
+    pub(super) fn give_back(&self, own: Option<&Waiter>) {
+        self.used.fetch_sub(1, SeqCst);
+        self.waiting.wake(own);
     }
 }

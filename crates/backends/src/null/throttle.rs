@@ -1,20 +1,20 @@
-//! `mbps`: how much a device moves in a second.
+//! `mbps`: limits the throughput of a device.
 //!
-//! null_blk's budget: a fiftieth of a second's worth is there at each tick, and who finds nothing left waits for the next
-//! one. Unlike there, a request larger than a tick's worth takes what is to come rather than waiting for ever, and the next
-//! ones wait for it: the rate is the same.
+//! null_blk's budget: each tick provides a fiftieth of a second's worth, and requests that find too little
+//! wait for the next tick. Unlike there, a request larger than a tick's worth uses the budget of later ticks
+//! instead of waiting for ever, and the next requests wait for it: the rate is the same.
 
 use queue::Nanos;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-/// null_blk's largest.
+/// null_blk's largest rate.
 pub(super) const MBPS_MAX: u32 = 40960;
-/// Ticks in a second: null_blk's `TICKS_PER_SEC`.
+/// Ticks per second: null_blk's `TICKS_PER_SEC`.
 const TICKS: u64 = 50;
 const TICK_NS: u64 = 1_000_000_000 / TICKS;
 
-/// What is left of this tick's worth, for all queues of a device.
+/// Remaining budget of this tick, for all queues of a device.
 #[derive(Debug)]
 pub(super) struct Budget {
     per_tick: i64,
@@ -28,10 +28,10 @@ impl Budget {
         Budget { per_tick, left: AtomicI64::new(per_tick), tick: AtomicU64::new(0) }
     }
 
-    /// Take so many bytes.
+    /// Takes that many bytes.
     ///
     /// # Errors
-    /// There is nothing left; when to ask again.
+    /// The time at which to try again.
     pub(super) fn take(&self, bytes: u64, now: Nanos) -> Result<(), Nanos> {
         let (tick, last) = (now.0 / TICK_NS, self.tick.load(Acquire));
         if tick > last && self.tick.compare_exchange(last, tick, AcqRel, Relaxed).is_ok() {
@@ -53,7 +53,7 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// Bytes moved in a second of requests of that size, one after the other.
+    /// Returns the bytes per second that sequential requests of that size move.
     fn second_of(mbps: u32, len: u64) -> u64 {
         let budget = Budget::new(mbps);
         let (mut now, mut moved) = (Nanos(TICK_NS), 0);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_moves_that_many_megabytes() {
+    fn throughput_matches_the_limit() {
         for (mbps, len) in [(1, 4096), (1, 65536), (100, 4096), (100, 4 << 20)] {
             let wanted = u64::from(mbps) << 20;
             let moved = second_of(mbps, len);

@@ -1,23 +1,23 @@
-//! A zoned `null:` as one hardware queue sees it: every request is held to the rules of [`Zones`], then goes
-//! to what keeps data or does not.
+//! A zoned `null:` in one hardware queue: checks requests against the rules of [`Zones`], then passes them to
+//! the backend for data.
 //!
-//! *Invariant:* data is stored, and memory cleared, by the same thread that changed the zone's state for it.
+//! *Invariant:* the thread that changed a zone's state also stores data or clears memory for it.
 
 use super::Content;
 use super::zones::{Place, Reset, Zones};
-use crate::pieces::{capacity, fill_zeroes, store};
+use crate::segments::{capacity, fill_zeroes, store};
 use block::{Cookie, Op, Request, Status, Zone};
 use queue::{Cx, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// What a request that is held here waits for.
+/// What a held request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Nothing of ours: what it stands for is the content's matter.
+    /// The backend with the data.
     Content,
-    /// This zone's memory to be cleared.
+    /// The memory of this zone to be cleared.
     Clearing(usize),
-    /// A turn, before the zones from this one on are looked at.
+    /// The next turn, before the zones from this one on are reset.
     Next(usize),
 }
 
@@ -25,7 +25,7 @@ enum Stage {
 pub(super) struct ZonedNode {
     zones: Arc<Zones>,
     content: Content,
-    /// Data is kept, so that a reset has something to clear.
+    /// Data is stored, so a reset has to clear memory.
     keeps: bool,
     /// By tag.
     stages: Box<[Stage]>,
@@ -57,7 +57,7 @@ impl ZonedNode {
         }
     }
 
-    /// Writes and appends end within their submission: neither content holds one.
+    /// Writes and appends complete within submission: neither backend holds one.
     fn write<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let append = req.op == Op::ZoneAppend;
         let at = match self.zones.take(req.offset, req.len, append, self.keeps) {
@@ -69,7 +69,7 @@ impl ZonedNode {
         if self.keeps {
             self.zones.copied(at);
         }
-        // For an append this is the answer; a write goes where it said.
+        // For an append this is the result; a write keeps its offset.
         req.offset = at;
         verdict
     }
@@ -99,7 +99,7 @@ impl ZonedNode {
         }
     }
 
-    /// Start to clear a zone's memory. The RAM disk either does it or holds it.
+    /// Starts to clear a zone's memory. The RAM disk completes or holds it.
     fn clear<R: Ring>(&mut self, io: Cookie, index: usize, cx: &mut Cx<'_, R>) -> Verdict {
         self.stages[io.tag.index()] = Stage::Clearing(index);
         let mut req = self.clearing(index);
@@ -107,13 +107,13 @@ impl ZonedNode {
         self.clear_on(io, index, verdict)
     }
 
-    /// The request that clears a zone's memory.
+    /// Returns the request that clears a zone's memory.
     fn clearing(&self, index: usize) -> Request {
         let (start, len) = self.zones.range(index);
         Request::new(Op::Discard, start, len)
     }
 
-    /// What the content says about clearing a zone.
+    /// Processes the verdict on clearing a zone.
     fn clear_on(&mut self, io: Cookie, index: usize, verdict: Verdict) -> Verdict {
         if let Verdict::Up(_) = verdict {
             self.stages[io.tag.index()] = Stage::Content;
@@ -122,8 +122,8 @@ impl ZonedNode {
         verdict
     }
 
-    /// Reset the zones from `index` on, as far as that goes this turn. One that cannot be reset is left
-    /// alone, and no error.
+    /// Resets the zones from `index` on, as far as possible in this turn. Zones that cannot be reset are
+    /// skipped.
     fn reset_from<R: Ring>(&mut self, io: Cookie, index: usize, cx: &mut Cx<'_, R>) -> Verdict {
         let (count, conventional) = self.zones.count();
         for index in index.max(conventional)..count {
@@ -132,7 +132,7 @@ impl ZonedNode {
                 Reset::Busy => return Verdict::Busy,
                 Reset::Clear => {
                     let Verdict::Up(_) = self.clear(io, index, cx) else { return Verdict::Held };
-                    // Clearing takes time: others have their turn between two zones.
+                    // Clearing takes time: other requests get a turn between two zones.
                     self.stages[io.tag.index()] = Stage::Next(index + 1);
                     cx.timer(io, cx.now());
                     return Verdict::Held;

@@ -1,38 +1,38 @@
-//! null_blk's zone knobs, and what they come to for a device of some size.
+//! null_blk's zone options, and the zones that they give a device of some size.
 //!
 //! Source: `null_init_zoned_dev` in drivers/block/null_blk/zoned.c. As there, a limit on open or active zones
-//! that could never be reached is no limit, and a zone at least stays sequential.
+//! that could never be reached is no limit, and at least one zone stays sequential.
 
 use block::{Bytes, Sectors, UNLIMITED_SECTORS};
 
-/// The most zones: their states then take 32 MiB.
+/// Most zones: their states then take 32 MiB.
 const ZONES_MAX: u64 = 1 << 22;
 
-/// How a null device is zoned. The words are null_blk's; sizes are in bytes.
+/// Zone options, with null_blk's names; sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZonedSpec {
-    /// How long a zone is: a power of two.
+    /// Length of a zone: a power of two.
     pub zone_size: Bytes,
-    /// How much of a sequential zone can be written; `None`: all of it.
+    /// Capacity of a sequential zone; `None`: its length.
     pub zone_capacity: Option<Bytes>,
-    /// How many zones, from the first on, are conventional.
+    /// Number of conventional zones at the beginning.
     pub nr_conv: u32,
-    /// The most zones that are open at once; 0: no limit.
+    /// Most open zones; 0: no limit.
     pub max_open: u32,
-    /// The most zones that are open or closed, which is partly written, at once; 0: no limit.
+    /// Most active zones, that is, open or partly written; 0: no limit.
     pub max_active: u32,
-    /// The largest append; 0: it is not the device that appends, but who uses it.
+    /// Largest zone append; 0: the device does not support it, and the kernel emulates it.
     pub append_max: Sectors,
     /// Zones start out full rather than empty.
     pub full: bool,
-    /// A sector in each zone that can only be read.
+    /// A sector in each zone that is to be read-only.
     pub read_only: Vec<Sectors>,
-    /// A sector in each zone that is gone.
+    /// A sector in each zone that is to be offline.
     pub offline: Vec<Sectors>,
 }
 
 impl ZonedSpec {
-    /// null_blk's default zone.
+    /// null_blk's default zone size.
     pub const ZONE_SIZE: Bytes = Bytes::mib(256);
 }
 
@@ -52,37 +52,37 @@ impl Default for ZonedSpec {
     }
 }
 
-/// Why a device cannot be zoned like that.
+/// Why zone options are invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ZonedError {
     /// Not a power of two.
     #[error("a zone cannot be {0} bytes (zone_size is a power of two from 4K on)")]
     ZoneSize(Bytes),
-    /// Not even one zone.
+    /// The device is smaller than one zone.
     #[error("a zone of {zone} does not fit a device of {size} (choose a smaller zone_size)")]
     ZoneBeyondDevice {
-        /// The zone.
+        /// Zone size.
         zone: Bytes,
-        /// The device.
+        /// Device size.
         size: Bytes,
     },
-    /// More than the bookkeeping is for.
+    /// More zones than supported.
     #[error("{0} zones are more than the {ZONES_MAX} that a device can have (choose a larger zone_size)")]
     TooMany(u64),
-    /// A capacity that is no part of a zone.
+    /// A capacity that is 0 or larger than a zone.
     #[error("zone_capacity cannot be {0} (it is whole sectors, at most zone_size)")]
     Capacity(Bytes),
-    /// A last zone that is smaller than the others, which have a capacity of their own.
+    /// A last zone that is smaller than the others, with a zone capacity.
     #[error("the device ends within a zone, which does not go with zone_capacity (make zones fit its size)")]
     SmallerLastZone,
-    /// A sector that lies in no sequential zone.
+    /// A sector outside of sequential zones.
     #[error("sector {0} is in no sequential zone (zone_readonly and zone_offline name one of 512 bytes)")]
     NoSuchZone(u64),
 }
 
-/// What the knobs come to.
+/// The zones that result from the options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Made {
+pub(super) struct ZoneLayout {
     pub(super) zone_len: Sectors,
     pub(super) capacity: Sectors,
     pub(super) count: usize,
@@ -93,7 +93,7 @@ pub(super) struct Made {
 }
 
 impl ZonedSpec {
-    pub(super) fn check(&self, size: Bytes) -> Result<Made, ZonedError> {
+    pub(super) fn check(&self, size: Bytes) -> Result<ZoneLayout, ZonedError> {
         let zone = self.zone_size;
         if !zone.0.is_power_of_two() || zone.0 < 4096 {
             return Err(ZonedError::ZoneSize(zone));
@@ -126,7 +126,7 @@ impl ZonedSpec {
                 return Err(ZonedError::NoSuchZone(sector.0));
             }
         }
-        Ok(Made {
+        Ok(ZoneLayout {
             zone_len: zone.sectors(),
             capacity: capacity.sectors(),
             count: count as usize,

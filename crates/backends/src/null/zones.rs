@@ -1,14 +1,14 @@
-//! The zones of a zoned `null:`, with null_blk's rules: conditions, write pointers, and the limits on open
-//! and active zones. One instance is shared by all hardware queues of a device.
+//! Zones of a zoned `null:`, with null_blk's rules: conditions, write pointers, and the limits on open and
+//! active zones. All hardware queues of a device share one instance.
 //!
-//! A zone's state is one word: its condition, how many writers are copying, and its write pointer. Writing
-//! on in a zone that is open and stays open is one compare-and-swap. Every change of condition is made under
-//! the lock on the counts of open and closed zones, so it happens a few times in a zone's life.
+//! The state of a zone is one word: its condition, the number of writers that copy data, and its write
+//! pointer. A write to a zone that is open and stays open is one compare-and-swap. Conditions change under
+//! the mutex on the counts of open and closed zones, a few times in a zone's life.
 //!
-//! *Invariant:* a word's condition changes only under the lock. *Invariant:* a zone is cleared only while
-//! nobody copies into it, and nobody starts to while it is being cleared.
+//! *Invariant:* a condition changes only under the mutex. *Invariant:* a zone is cleared only while no writer
+//! copies data to it, and none starts while it is being cleared.
 //!
-//! Source of the rules: drivers/block/null_blk/zoned.c. Not here: data, and the size of requests.
+//! Source of the rules: drivers/block/null_blk/zoned.c. Data and request sizes are not handled here.
 
 use super::zoned_spec::{ZonedError, ZonedSpec};
 use block::{Bytes, Op, Sectors, Status, Zone, ZoneCondition, ZoneKind};
@@ -16,18 +16,18 @@ use queue::Verdict;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A zone that is being cleared on the way to empty. Not one of the kernel's conditions: nobody sees it.
+/// A zone that is being reset. Not a condition of the kernel, and not reported.
 const CLEARING: u64 = 7;
-/// Bits of a state word that hold the condition.
+/// Bits of the condition in a state word.
 const CONDITION_BITS: u32 = 4;
 const CONDITION_MASK: u64 = (1 << CONDITION_BITS) - 1;
-/// The first bit of the write pointer, which counts sectors from the zone's start. The bits between hold the
-/// number of writers that are copying: one a thread at most, so 12 are plenty.
+/// Lowest bit of the write pointer, which counts sectors from the zone's start. The bits between hold the
+/// number of writers that copy data: at most one per thread, so 12 bits suffice.
 const POINTER_SHIFT: u32 = 16;
-/// One writer that is copying.
+/// One writer that copies data.
 const COPYING: u64 = 1 << CONDITION_BITS;
 
-/// A zone's state, unpacked.
+/// State of a zone, unpacked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State {
     word: u64,
@@ -38,7 +38,7 @@ impl State {
         State { word: written << POINTER_SHIFT | condition as u64 }
     }
 
-    /// `None`: it is being cleared.
+    /// `None`: it is being reset.
     fn condition(self) -> Option<ZoneCondition> {
         ZoneCondition::from_number((self.word & CONDITION_MASK) as u8)
     }
@@ -52,19 +52,19 @@ impl State {
         self.word & ((1 << POINTER_SHIFT) - 1) >= COPYING
     }
 
-    /// The same writers and write pointer under another condition.
+    /// Returns the state with another condition.
     const fn with(self, condition: ZoneCondition) -> State {
         State { word: self.word >> CONDITION_BITS << CONDITION_BITS | condition as u64 }
     }
 }
 
-/// What counts against the limits, kept also where there are none.
+/// Zones that count towards the limits, also counted without limits.
 #[derive(Default)]
 struct Counts {
     implicit: u32,
     explicit: u32,
     closed: u32,
-    /// Where to look first for an open zone to close.
+    /// Where the search for an open zone to close starts.
     close_next: usize,
 }
 
@@ -79,35 +79,35 @@ impl Counts {
     }
 }
 
-/// How a reset of a zone stands.
+/// Result of a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reset {
-    /// It is empty, or cannot be reset.
+    /// The zone is empty, or cannot be reset.
     Over(Status),
-    /// Its memory is to be cleared, then [`Zones::cleared`] called.
+    /// Its memory has to be cleared; then call [`Zones::cleared`].
     Clear,
-    /// Someone is writing to it or clearing it.
+    /// A writer copies data to it, or it is being reset.
     Busy,
 }
 
-/// Where a write goes.
+/// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// There, and [`Zones::copied`] is to be called when the data is.
+    /// Write the data there, then call [`Zones::copied`].
     At(Bytes),
-    /// It must not be done, or not now.
+    /// The write fails, or has to wait.
     No(Verdict),
 }
 
 /// The zones of one device.
 pub(super) struct Zones {
-    /// As they were asked for.
+    /// Their options.
     spec: ZonedSpec,
     /// log2 of a zone's length in sectors.
     shift: u32,
     device_len: u64,
     conventional: usize,
-    /// Sectors that can be written in a sequential zone.
+    /// Capacity of a sequential zone in sectors.
     capacity: u64,
     max_open: u32,
     max_active: u32,
@@ -127,33 +127,33 @@ fn no(status: Status) -> Place {
 }
 
 impl Zones {
-    /// The zones of a device of that size.
+    /// Creates the zones of a device of that size.
     ///
     /// # Errors
-    /// What the knobs ask for cannot be.
+    /// The options are invalid.
     pub(super) fn new(spec: &ZonedSpec, size: Bytes) -> Result<Zones, ZonedError> {
-        let made = spec.check(size)?;
+        let layout = spec.check(size)?;
         let device_len = size.sectors().0;
-        let shift = made.zone_len.0.ilog2();
+        let shift = layout.zone_len.0.ilog2();
         let mut zones = Zones {
             spec: spec.clone(),
             shift,
             device_len,
-            conventional: made.conventional,
-            capacity: made.capacity.0,
-            max_open: made.max_open,
-            max_active: made.max_active,
-            append_max: made.append_max,
+            conventional: layout.conventional,
+            capacity: layout.capacity.0,
+            max_open: layout.max_open,
+            max_active: layout.max_active,
+            append_max: layout.append_max,
             states: Box::default(),
             counts: Mutex::default(),
         };
-        zones.counts.get_mut().unwrap_or_else(PoisonError::into_inner).close_next = made.conventional;
-        let first = |index: usize| match (index < made.conventional, spec.full) {
+        zones.counts.get_mut().unwrap_or_else(PoisonError::into_inner).close_next = layout.conventional;
+        let first = |index: usize| match (index < layout.conventional, spec.full) {
             (true, _) => State::new(ZoneCondition::NotWritePointer, 0),
             (_, true) => State::new(ZoneCondition::Full, zones.capacity_of(index)),
             (_, false) => State::new(ZoneCondition::Empty, 0),
         };
-        let states: Vec<_> = (0..made.count).map(|index| AtomicU64::new(first(index).word)).collect();
+        let states: Vec<_> = (0..layout.count).map(|index| AtomicU64::new(first(index).word)).collect();
         for (list, condition) in
             [(&spec.read_only, ZoneCondition::ReadOnly), (&spec.offline, ZoneCondition::Offline)]
         {
@@ -166,27 +166,27 @@ impl Zones {
         Ok(zones)
     }
 
-    /// What was asked for.
+    /// Returns the options.
     pub(super) fn spec(&self) -> &ZonedSpec {
         &self.spec
     }
 
-    /// How many there are, and how many of them are conventional.
+    /// Returns the number of zones, and of conventional ones.
     pub(super) fn count(&self) -> (usize, usize) {
         (self.states.len(), self.conventional)
     }
 
-    /// The limits on open and active zones that hold; 0: none.
+    /// Returns the effective limits on open and active zones; 0: none.
     pub(super) fn limits(&self) -> (u32, u32) {
         (self.max_open, self.max_active)
     }
 
-    /// The largest append; 0: the kernel is to emulate it.
+    /// Returns the largest append; 0: the kernel emulates it.
     pub(super) fn append_max(&self) -> Sectors {
         self.append_max
     }
 
-    /// How long a zone is. The last one may be shorter.
+    /// Returns the length of a zone. The last one may be shorter.
     pub(super) fn zone_len(&self) -> Sectors {
         Sectors(1 << self.shift)
     }
@@ -195,7 +195,7 @@ impl Zones {
         (at.sectors().0 >> self.shift) as usize
     }
 
-    /// Where a zone starts, and how long it is.
+    /// Returns the start and length of a zone.
     pub(super) fn range(&self, index: usize) -> (Bytes, Bytes) {
         let start = (index as u64) << self.shift;
         (Sectors(start).bytes(), Sectors((1 << self.shift).min(self.device_len - start)).bytes())
@@ -210,7 +210,7 @@ impl Zones {
         State { word: self.states[index].load(Ordering::Acquire) }
     }
 
-    /// Whether the state was still `from` and is `to` now.
+    /// Changes a state from `from` to `to`. Returns whether it still was `from`.
     fn change(&self, index: usize, from: State, to: State) -> bool {
         let word = &self.states[index];
         word.compare_exchange(from.word, to.word, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -220,8 +220,8 @@ impl Zones {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Take the place for a write or an append of `len` bytes at `at`. `copies`: its data will be stored,
-    /// which a reset waits for.
+    /// Reserves the sectors of a write or an append of `len` bytes at `at`. `copies`: data will be stored,
+    /// for which a reset has to wait.
     #[inline]
     pub(super) fn take(&self, at: Bytes, len: Bytes, append: bool, copies: bool) -> Place {
         let index = self.index(at);
@@ -253,7 +253,7 @@ impl Zones {
         }
     }
 
-    /// The same where the zone's condition may have to change.
+    /// Reserves sectors where the zone's condition may have to change.
     #[cold]
     fn take_locked(&self, index: usize, within: Option<u64>, count: u64, writers: u64) -> Place {
         let mut counts = self.lock();
@@ -283,7 +283,7 @@ impl Zones {
         }
     }
 
-    /// The data of a write whose place was taken with `copies` is stored. `at`: where it is.
+    /// Ends a write that was reserved with `copies`, at offset `at`: its data is stored.
     pub(super) fn copied(&self, at: Bytes) {
         let index = self.index(at);
         if index >= self.conventional {
@@ -304,8 +304,8 @@ impl Zones {
         }
     }
 
-    /// Whether one more zone may be open that was in that condition, closing another if need be: the
-    /// kernel's `null_check_zone_resources`.
+    /// Whether another zone in that condition may be opened, closing another one if necessary: the kernel's
+    /// `null_check_zone_resources`.
     fn make_room(&self, before: ZoneCondition, counts: &mut Counts) -> Result<(), Status> {
         if !matches!(before, ZoneCondition::Empty | ZoneCondition::Closed) {
             return Ok(());
@@ -318,7 +318,7 @@ impl Zones {
         if self.max_open == 0 || counts.implicit + counts.explicit < self.max_open {
             return Ok(());
         }
-        // As in the kernel, a zone is not closed to open another while all that may be active are.
+        // As in the kernel, no zone is closed to open another while the limit on active zones is reached.
         if counts.implicit == 0 || !may_activate {
             return Err(Status::ZoneOpenResource);
         }
@@ -326,7 +326,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Close the next zone in turn that was opened implicitly.
+    /// Closes the next implicitly open zone, round robin.
     fn close_one(&self, counts: &mut Counts) {
         let first = counts.close_next;
         let in_turn = (first..self.states.len()).chain(self.conventional..first);
@@ -334,15 +334,15 @@ impl Zones {
             if self.state(index).condition() == Some(ZoneCondition::ImplicitOpen) {
                 let next = index + 1;
                 counts.close_next = if next == self.states.len() { self.conventional } else { next };
-                // Whatever is written there meanwhile, it stays open until we close it.
+                // Writes meanwhile leave it open until we close it.
                 let _ = self.transition(index, counts, |state, _| Ok(closed(state)));
                 return;
             }
         }
     }
 
-    /// Change a zone's condition. `rule` says to which, or why not; it is asked again when the write pointer
-    /// moved meanwhile.
+    /// Changes a zone's condition. `rule` returns the new one, or the error; it is called again if the write
+    /// pointer moved meanwhile.
     fn transition(
         &self,
         index: usize,
@@ -362,7 +362,7 @@ impl Zones {
         }
     }
 
-    /// Open, close or finish the zone at `at`.
+    /// Opens, closes or finishes the zone at `at`.
     pub(super) fn manage(&self, op: Op, at: Bytes) -> Verdict {
         let index = self.index(at);
         if index < self.conventional {
@@ -395,7 +395,7 @@ impl Zones {
         changed.map_or_else(|verdict| verdict, |()| Verdict::Up(Status::Ok))
     }
 
-    /// Reset the zone at `index`. `clears`: it has memory.
+    /// Resets the zone at `index`. `clears`: it has memory to clear.
     pub(super) fn reset(&self, index: usize, clears: bool) -> Reset {
         let mut counts = self.lock();
         loop {
@@ -417,12 +417,12 @@ impl Zones {
         }
     }
 
-    /// A zone's memory is clear: it is empty now.
+    /// Ends a reset after the zone's memory was cleared.
     pub(super) fn cleared(&self, index: usize) {
         self.states[index].store(State::new(ZoneCondition::Empty, 0).word, Ordering::Release);
     }
 
-    /// The zone at `at`.
+    /// Returns the index of the zone at `at`.
     pub(super) fn index_of(&self, at: Bytes) -> usize {
         self.index(at)
     }
@@ -433,7 +433,7 @@ impl Zones {
         (self.index(at)..=last).all(|index| self.state(index).condition() != Some(ZoneCondition::Offline))
     }
 
-    /// What a report says of a zone.
+    /// Returns a zone's record in a report.
     pub(super) fn report(&self, index: usize) -> Zone {
         let (start, len) = self.range(index);
         let (start, len) = (start.sectors(), len.sectors());
@@ -456,7 +456,7 @@ impl Zones {
     }
 }
 
-/// A zone that was open, closed: empty if nothing was written.
+/// Returns the condition of a closed zone: empty if nothing was written.
 fn closed(state: State) -> State {
     let empty = state.written() == 0;
     state.with(if empty { ZoneCondition::Empty } else { ZoneCondition::Closed })

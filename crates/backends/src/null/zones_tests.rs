@@ -1,4 +1,4 @@
-//! The zones of a null device: null_blk's state machine, rule by rule, then at random against a plain model.
+//! Zones of a null device: null_blk's state machine, rule by rule, then at random against a simple model.
 
 use super::*;
 use crate::testing::Harness;
@@ -31,21 +31,21 @@ impl Disk {
         Disk::of(&zoned(change))
     }
 
-    /// Write one block at a zone's `block`.
+    /// Writes one block at a zone's `block`.
     fn write(&mut self, zone: u64, block: u64) -> Status {
-        self.harness.write(zone * ZONE + block * BLOCK, &[7; BLOCK as usize], Flags::NONE)
+        self.harness.write(zone * ZONE + block * BLOCK, &[7; BLOCK as usize], Flags::empty())
     }
 
     fn fill(&mut self, zone: u64, from: u64) -> Status {
         let len = (ZONE - from * BLOCK) as usize;
-        self.harness.write(zone * ZONE + from * BLOCK, &vec![7; len], Flags::NONE)
+        self.harness.write(zone * ZONE + from * BLOCK, &vec![7; len], Flags::empty())
     }
 
     fn tell(&mut self, op: Op, zone: u64) -> Status {
         self.harness.bare(op, zone * ZONE, 0)
     }
 
-    /// Where an append of `blocks` blocks went, in blocks from the zone's start.
+    /// Returns the offset of an append of `blocks` blocks, in blocks from the zone's start.
     fn append(&mut self, zone: u64, blocks: u64) -> Result<u64, Status> {
         let data = vec![8; (blocks * BLOCK) as usize];
         let (status, offset) = self.harness.append(zone * ZONE, &data);
@@ -60,7 +60,7 @@ impl Disk {
         self.zone(zone).condition
     }
 
-    /// A write pointer in blocks from the zone's start.
+    /// Returns a write pointer in blocks from the zone's start.
     fn pointer(&mut self, zone: u64) -> u64 {
         let zone = self.zone(zone);
         (zone.write_pointer.0 - zone.start.0) * 512 / BLOCK
@@ -103,17 +103,17 @@ fn a_zone_written_to_its_end_is_full() {
 }
 
 #[test]
-fn nothing_is_written_past_a_zones_capacity() {
+fn writes_beyond_a_zones_capacity_fail() {
     let mut disk = Disk::new(|zoned| zoned.zone_capacity = Some(Bytes(3 * BLOCK)));
     assert_eq!(disk.zone(0).capacity, Bytes(3 * BLOCK).sectors());
-    assert_eq!(disk.harness.write(0, &[1; 4 * BLOCK as usize], Flags::NONE), Status::IoError);
-    assert_eq!(disk.harness.write(0, &[1; 3 * BLOCK as usize], Flags::NONE), Status::Ok);
+    assert_eq!(disk.harness.write(0, &[1; 4 * BLOCK as usize], Flags::empty()), Status::IoError);
+    assert_eq!(disk.harness.write(0, &[1; 3 * BLOCK as usize], Flags::empty()), Status::Ok);
     assert_eq!(disk.condition(0), Full);
     assert_eq!(disk.write(0, 3), Status::IoError);
 }
 
 #[test]
-fn an_append_is_told_where_it_went() {
+fn an_append_returns_its_offset() {
     let mut disk = Disk::new(|_| {});
     assert_eq!(disk.append(1, 1), Ok(0));
     assert_eq!(disk.append(1, 2), Ok(1));
@@ -124,7 +124,7 @@ fn an_append_is_told_where_it_went() {
 }
 
 #[test]
-fn an_append_names_a_zones_start_and_is_no_longer_than_it_may_be() {
+fn an_append_needs_a_zones_start_and_has_a_maximum_length() {
     let mut disk = Disk::new(|zoned| zoned.append_max = Sectors(16));
     assert_eq!(disk.null.limits().max_zone_append_sectors, Sectors(16));
     assert_eq!(disk.append(0, 2), Ok(0));
@@ -146,7 +146,7 @@ fn conventional_zones_are_written_anywhere_and_never_appended_to() {
 }
 
 #[test]
-fn one_zone_at_least_stays_sequential() {
+fn at_least_one_zone_stays_sequential() {
     let mut disk = Disk::new(|zoned| zoned.nr_conv = 100);
     let kinds: Vec<_> = disk.report(0, 8 * ZONE, 9).iter().map(|zone| zone.kind).collect();
     assert_eq!(kinds.iter().filter(|&&kind| kind == ZoneKind::Conventional).count(), 7);
@@ -155,7 +155,7 @@ fn one_zone_at_least_stays_sequential() {
 
 #[test]
 fn opening_closing_finishing_and_resetting_follow_the_state_machine() {
-    // From each condition a zone can be in: what open, close, finish and reset make of it.
+    // The results of open, close, finish and reset in each condition of a zone.
     let make = |disk: &mut Disk, from| match from {
         Empty => Status::Ok,
         ImplicitOpen => disk.write(0, 0),
@@ -175,8 +175,8 @@ fn opening_closing_finishing_and_resetting_follow_the_state_machine() {
         (Closed, [Some(ExplicitOpen), Some(Closed), Some(Full), Some(Empty)]),
         (Full, [failed, failed, Some(Full), Some(Empty)]),
     ] {
-        let told = [Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish, Op::ZoneReset];
-        for (op, expected) in told.into_iter().zip(expected) {
+        let ops = [Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish, Op::ZoneReset];
+        for (op, expected) in ops.into_iter().zip(expected) {
             let mut disk = Disk::new(|_| {});
             assert_eq!(make(&mut disk, from), Status::Ok);
             assert_eq!(disk.condition(0), from);
@@ -201,7 +201,7 @@ fn a_finished_zones_pointer_is_at_its_end_and_a_reset_ones_at_its_start() {
 }
 
 #[test]
-fn an_open_zone_is_closed_in_turn_when_too_many_would_be() {
+fn an_implicitly_open_zone_is_closed_to_open_another() {
     let mut disk = Disk::new(|zoned| zoned.max_open = 2);
     assert_eq!((disk.write(0, 0), disk.write(1, 0), disk.write(2, 0)), (Status::Ok, Status::Ok, Status::Ok));
     let conditions = |disk: &mut Disk| [0, 1, 2, 3].map(|zone| disk.condition(zone));
@@ -213,7 +213,7 @@ fn an_open_zone_is_closed_in_turn_when_too_many_would_be() {
 }
 
 #[test]
-fn a_zone_that_was_opened_explicitly_is_never_closed_for_another() {
+fn an_explicitly_open_zone_is_never_closed_for_another() {
     let mut disk = Disk::new(|zoned| zoned.max_open = 2);
     assert_eq!((disk.tell(Op::ZoneOpen, 0), disk.tell(Op::ZoneOpen, 1)), (Status::Ok, Status::Ok));
     assert_eq!(disk.write(2, 0), Status::ZoneOpenResource);
@@ -236,7 +236,7 @@ fn closed_zones_stay_active_until_they_are_full_or_reset() {
 }
 
 #[test]
-fn no_zone_is_closed_for_another_while_all_that_may_be_active_are() {
+fn no_zone_is_closed_for_another_at_the_limit_of_active_zones() {
     let mut disk = Disk::new(|zoned| (zoned.max_open, zoned.max_active) = (1, 2));
     assert_eq!((disk.write(0, 0), disk.write(1, 0)), (Status::Ok, Status::Ok));
     assert_eq!([disk.condition(0), disk.condition(1)], [Closed, ImplicitOpen]);
@@ -246,7 +246,7 @@ fn no_zone_is_closed_for_another_while_all_that_may_be_active_are() {
 }
 
 #[test]
-fn limits_that_could_never_be_reached_are_none() {
+fn unreachable_limits_are_no_limits() {
     let limits = |open, active| {
         let spec = zoned(|zoned| (zoned.max_open, zoned.max_active, zoned.nr_conv) = (open, active, 3));
         let limits = Null::new(&spec).unwrap().limits();
@@ -268,7 +268,7 @@ fn zone_full_starts_full() {
 }
 
 #[test]
-fn read_only_zones_are_read_and_offline_zones_are_gone() {
+fn read_only_zones_are_readable_and_offline_zones_are_not() {
     let spec = zoned(|zoned| {
         zoned.read_only = vec![Bytes(ZONE).sectors()];
         zoned.offline = vec![Bytes(2 * ZONE + 512).sectors()];
@@ -307,7 +307,7 @@ fn reset_all_empties_every_sequential_zone() {
 }
 
 #[test]
-fn a_reset_zone_reads_as_zeroes_and_gives_its_memory_back() {
+fn a_reset_zone_reads_as_zeroes_and_frees_its_memory() {
     let spec = NullSpec {
         memory_backed: true,
         size: Bytes::mib(128),
@@ -315,7 +315,7 @@ fn a_reset_zone_reads_as_zeroes_and_gives_its_memory_back() {
     };
     let mut disk = Disk::of(&spec);
     let at = 64 << 20;
-    assert_eq!(disk.harness.write(at, &[5; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.harness.write(at, &[5; 8192], Flags::empty()), Status::Ok);
     assert_eq!(disk.harness.append(at, &[6; 4096]), (Status::Ok, at + 8192));
     assert_eq!(disk.harness.read(at + 8000, 400).1, [[5; 192].as_slice(), &[6; 208]].concat());
     let allocated = |disk: &Disk| disk.null.ram().unwrap().allocated();
@@ -338,7 +338,7 @@ fn a_zoned_null_neither_discards_nor_zeroes() {
 }
 
 #[test]
-fn a_report_holds_as_many_zones_as_fit_and_are_asked_for() {
+fn a_report_has_as_many_requested_zones_as_fit() {
     let mut disk = Disk::of(&NullSpec { size: Bytes(3 * ZONE + BLOCK), ..zoned(|_| {}) });
     let starts = |zones: Vec<Zone>| zones.iter().map(|zone| zone.start.0 / 128).collect::<Vec<_>>();
     assert_eq!(starts(disk.report(0, 3 * ZONE + BLOCK, 9)), [0, 1, 2, 3]);
@@ -348,17 +348,17 @@ fn a_report_holds_as_many_zones_as_fit_and_are_asked_for() {
 }
 
 #[test]
-fn a_timed_zoned_null_answers_when_its_time_has_come() {
-    let spec = NullSpec { completion: Completion::After(10_000), memory_backed: true, ..zoned(|_| {}) };
+fn a_timed_zoned_null_completes_at_its_time() {
+    let spec = NullSpec { memory_backed: true, ..zoned(|_| {}) }.completing_after(10_000);
     let mut disk = Disk::of(&spec);
-    let before = disk.harness.ring.time;
+    let before = disk.harness.ring.now.0;
     assert_eq!((disk.write(0, 0), disk.append(0, 1)), (Status::Ok, Ok(1)));
     assert_eq!((disk.tell(Op::ZoneReset, 0), disk.write(0, 0)), (Status::Ok, Status::Ok));
-    assert_eq!(disk.harness.ring.time - before, 40_000);
+    assert_eq!(disk.harness.ring.now.0 - before, 40_000);
 }
 
 #[test]
-fn knobs_that_cannot_be_are_refused() {
+fn invalid_zone_options_are_refused() {
     let why = |change: fn(&mut ZonedSpec)| Null::new(&zoned(change)).map(|_| ()).unwrap_err().to_string();
     assert!(why(|z| z.zone_size = Bytes(96 << 10)).contains("power of two"));
     assert!(why(|z| z.zone_size = Bytes::gib(1)).contains("smaller zone_size"));
@@ -372,7 +372,7 @@ fn knobs_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn queues_that_append_at_once_never_share_a_place() {
+fn concurrent_appends_never_share_an_offset() {
     let spec = zoned(|zoned| (zoned.max_open, zoned.max_active) = (2, 3));
     let zones = Zones::new(spec.zoned.as_ref().unwrap(), spec.size).unwrap();
     let places: Vec<Vec<u64>> = std::thread::scope(|scope| {
@@ -405,7 +405,7 @@ fn queues_that_append_at_once_never_share_a_place() {
     assert!((0..3).all(|zone| zones.reset(zone, true) == zones::Reset::Clear), "nobody is copying");
 }
 
-/// What null_blk says, as plainly as it can be said: no words, no lock, no limits that are none.
+/// null_blk's rules as simply as possible: no packed words, no lock, no unreachable limits.
 struct Model {
     zones: Vec<(ZoneCondition, u64)>,
     max_open: usize,
@@ -471,7 +471,7 @@ impl Model {
 }
 
 #[test]
-fn random_requests_end_as_a_plain_model_says() {
+fn random_requests_match_a_simple_model() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut below = |limit: u64| random.u64(..limit);
     for (max_open, max_active) in [(2, 4), (1, 1), (3, 0), (0, 3)] {
@@ -491,7 +491,7 @@ fn random_requests_end_as_a_plain_model_says() {
                     let (at, blocks) =
                         (if below(8) == 0 { below(16) } else { written.min(15) }, 1 + below(5));
                     let data = vec![1; (blocks * BLOCK) as usize];
-                    let status = disk.harness.write(zone * ZONE + at * BLOCK, &data, Flags::NONE);
+                    let status = disk.harness.write(zone * ZONE + at * BLOCK, &data, Flags::empty());
                     assert_eq!(status, model.write(number, at, blocks), "step {step}");
                 }
                 6..=7 => {
@@ -503,8 +503,8 @@ fn random_requests_end_as_a_plain_model_says() {
                     assert_eq!(disk.append(zone, blocks), expected, "step {step}");
                 }
                 other => {
-                    let told = [Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish, Op::ZoneReset];
-                    let op = told[other as usize % 4];
+                    let ops = [Op::ZoneOpen, Op::ZoneClose, Op::ZoneFinish, Op::ZoneReset];
+                    let op = ops[other as usize % 4];
                     assert_eq!(disk.tell(op, zone), model.tell(op, number), "step {step} {op:?}");
                 }
             }
@@ -515,9 +515,9 @@ fn random_requests_end_as_a_plain_model_says() {
 }
 
 #[test]
-fn a_zoned_read_may_be_lent_zeroes() {
+fn a_zoned_zero_copy_read_returns_zeroes() {
     let null = Null::new(&zoned(|_| {})).unwrap();
     let mut harness = Harness::new(Box::new(null.node(Some(Region(7)))));
-    let (status, data) = harness.read_lent(ZONE, 4096);
+    let (status, data) = harness.read_zero_copy(ZONE, 4096);
     assert!(status.is_ok() && matches!(data, Data::One(segment) if segment.region == Region(7)));
 }

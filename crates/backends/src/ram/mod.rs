@@ -1,12 +1,15 @@
 //! `ram:`, a disk in memory.
 //!
-//! One mapping is shared by all queues, and filled as it is written: reading what was never written takes
-//! no memory, and discarding gives memory back. Requests are answered in place, by copying between the
-//! request's memory and the disk's. A read whose sender takes any memory is *lent* the disk's own pages,
-//! once they are registered with the queue's ring: nothing is copied at all. What is lent is live: a later
-//! write can change it before it is sent, which a device's reader may see as well while its read is under way.
+//! All queues share one mapping, which is populated as it is written: reading pages that were never written
+//! takes no memory, and a discard frees memory. Data is copied between the request's memory and the disk's.
+//! Short copies are done at the end of the turn, so that the memory of the next one is loaded while one is
+//! copied.
 //!
-//! *Invariant:* `pages` says of every page with content that it is populated.
+//! A zero-copy read names the disk's own pages, if they are registered with the queue's ring, and copies
+//! nothing. Such pages are live: a later write can change them before they are sent, which a reader of any
+//! device may observe while its read is in flight.
+//!
+//! *Invariant:* `pages` marks every page with content as populated.
 
 mod memory;
 mod pages;
@@ -16,7 +19,7 @@ mod tuples;
 
 pub(crate) use memory::Memory;
 
-use crate::pieces::{Records, each_piece};
+use crate::segments::{Records, each_segment};
 use crate::{Backend, Fact, Features};
 use block::{
     Bytes, Cookie, Data, Extent, Flags, Integrity, Op, QueueLimits, Region, Request, Segment, Status,
@@ -29,29 +32,29 @@ use std::io;
 use std::sync::Arc;
 use tuples::Tuples;
 
-/// What is asked for.
+/// Options of a RAM disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RamSpec {
-    /// How much: whole sectors.
+    /// Size in bytes: whole sectors.
     pub size: Bytes,
-    /// With huge pages: fewer faults and translations, but 2 MiB are taken at the first byte written.
-    pub huge: bool,
-    /// It keeps integrity data, of that shape.
+    /// Use huge pages: fewer faults and TLB misses, but 2 MiB are allocated at the first byte written.
+    pub hugepages: bool,
+    /// Shape of the integrity data that it stores.
     pub integrity: Option<Integrity>,
 }
 
-/// Why there is no such RAM disk.
+/// Why a RAM disk could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
-    /// The size is not one that a disk has.
+    /// The size is not a valid size of a disk.
     #[error("a disk of {0} is not possible (give a whole number of 512-byte sectors, above 0)")]
     Size(Bytes),
-    /// The address space could not be had.
+    /// The address space could not be reserved.
     #[error("reserving address space of {size} failed (give a smaller size, or raise `ulimit -v`)")]
     Map {
-        /// How much was asked for.
+        /// Requested size.
         size: Bytes,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -66,43 +69,54 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// Make one, empty.
+    /// Creates an empty disk.
     ///
     /// # Errors
     /// See [`RamError`].
     pub fn new(spec: &RamSpec) -> Result<Arc<Ram>, RamError> {
-        let RamSpec { size, huge, integrity } = *spec;
+        let RamSpec { size, hugepages, integrity } = *spec;
         if size == Bytes::ZERO || !size.is_aligned(512) {
             return Err(RamError::Size(size));
         }
         let map_error = |source| RamError::Map { size, source };
         let len = usize::try_from(size.0).map_err(|_| map_error(io::ErrorKind::OutOfMemory.into()))?;
-        let memory = Memory::map(len, huge).map_err(map_error)?;
+        let memory = Memory::map(len, hugepages).map_err(map_error)?;
         let pages = Pages::new((memory.len() / PAGE) as u64);
         let tuples = integrity.map(|shape| Tuples::new(shape, size)).transpose()?;
         Ok(Arc::new(Ram { memory, pages, tuples, spec: *spec }))
     }
 
-    /// Memory that it takes now, not counting 32 KiB of bookkeeping for each GiB of its size.
+    /// Returns the memory in use, in bytes, without 32 KiB of bookkeeping per GiB of its size.
     pub fn allocated(&self) -> Bytes {
         Bytes(self.pages.populated() * PAGE as u64)
             + self.tuples.as_ref().map_or(Bytes::ZERO, Tuples::allocated)
     }
 
-    /// The shape of the integrity data that it keeps.
+    /// Returns the shape of the integrity data that it stores.
     pub fn integrity(&self) -> Option<Integrity> {
         self.tuples.as_ref().map(Tuples::shape)
     }
 
-    /// Its memory, for a ring to register.
+    /// Returns the memory, for a ring to register.
     pub fn memory(self: &Arc<Ram>) -> ForeignMemory {
         self.memory.lend(self.clone())
     }
 
-    /// The node of one hardware queue. `region`: what the queue's ring calls this disk's memory, if it was
-    /// registered there; reads are then lent where they may be.
+    /// Creates the node of one hardware queue. `region`: this disk's memory as registered with the queue's
+    /// ring; reads are then zero-copy where their submitter allows it.
     pub fn node(self: &Arc<Ram>, region: Option<Region>) -> RamNode {
-        RamNode { ram: Arc::clone(self), region, cleared: Box::default() }
+        self.node_of(region, GATHER_MAX)
+    }
+
+    /// Creates a node for a backend that keeps its data here: unlike [`node`](Ram::node), each copy is done
+    /// within `submit`.
+    pub(crate) fn inline_node(self: &Arc<Ram>, region: Option<Region>) -> RamNode {
+        self.node_of(region, 0)
+    }
+
+    fn node_of(self: &Arc<Ram>, region: Option<Region>, gather_max: u64) -> RamNode {
+        let ram = Arc::clone(self);
+        RamNode { ram, region, cleared: Box::default(), gather_max, gathered: Vec::new(), ahead: Vec::new() }
     }
 
     #[inline]
@@ -113,7 +127,7 @@ impl Ram {
         self.read_sparse(at, into);
     }
 
-    /// Reads what is populated and zeroes the rest, so that reading never takes memory.
+    /// Reads what is populated and zeroes the rest, so that reading never allocates memory.
     #[cold]
     fn read_sparse(&self, at: u64, into: &mut [u8]) {
         let end = at + into.len() as u64;
@@ -130,7 +144,7 @@ impl Ram {
         }
     }
 
-    /// Whether what starts at `next` is populated, and up to which byte it is alike.
+    /// Returns whether the byte at `next` is populated, and the end of the range for which that holds.
     fn run(&self, next: u64, end: u64) -> (bool, u64) {
         let (set, until) = self.pages.run(touched(next, end - next));
         (set, (until * PAGE as u64).min(end))
@@ -142,7 +156,7 @@ impl Ram {
         self.pages.set(touched(at, from.len() as u64));
     }
 
-    /// Zero a range: whole pages are given back unless `keep`, the rest is written.
+    /// Zeroes a range: frees whole pages unless `keep`, and writes the rest.
     fn clear(&self, at: u64, len: u64, keep: bool) {
         if keep {
             self.memory.zero(at, len as usize);
@@ -160,7 +174,7 @@ impl Ram {
         self.blank(end, at + len);
     }
 
-    /// Zero a part of a page, or of two; a page that holds nothing is left alone.
+    /// Zeroes a part of one or two pages. Pages that are not populated stay so.
     fn blank(&self, mut next: u64, end: u64) {
         while next < end {
             let (set, until) = self.run(next, end);
@@ -191,28 +205,62 @@ impl Backend for Ram {
             ("size", self.spec.size.to_string()),
             ("allocated", self.allocated().to_string()),
             ("integrity", self.integrity().map_or("none".to_owned(), |shape| shape.to_string())),
-            ("huge pages", if self.spec.huge { "asked for" } else { "no" }.to_owned()),
+            ("huge pages", if self.spec.hugepages { "asked for" } else { "no" }.to_owned()),
         ]
     }
 }
 
-/// Clearing more than this is done in steps, with a turn of the loop between: releasing 16 MiB of populated
-/// pages, or writing as much, takes 2 to 4 ms.
+/// Longer copies, in bytes, are done within `submit`: loading their first lines takes a small part of the
+/// time.
+const GATHER_MAX: u64 = 16 << 10;
+
+/// Longer ranges are cleared in steps, one per turn: freeing 16 MiB of populated pages, or writing as much,
+/// takes 2 to 4 ms.
 const CLEAR_STEP: u64 = 16 << 20;
 
-/// A RAM disk as one hardware queue sees it.
+/// A RAM disk in one hardware queue.
 #[derive(Debug)]
 pub struct RamNode {
     ram: Arc<Ram>,
     region: Option<Region>,
-    /// By tag: how much of a discard or write zeroes that we hold is done.
+    /// By tag: bytes of a held discard or write zeroes that are done.
     cleared: Box<[u64]>,
+    /// Copies of up to this many bytes are done at the end of the turn; 0: none.
+    gather_max: u64,
+    /// Requests of this turn that are copied at its end, with their offsets. At most one per tag.
+    gathered: Vec<(Cookie, u64)>,
+    /// Offsets of the copies at the end of this turn, the next one last.
+    ahead: Vec<u64>,
 }
 
 impl RamNode {
+    /// Holds a copy until the end of the turn, when the next one is known and its memory can be loaded ahead.
+    #[inline]
+    fn gather(&mut self, io: Cookie, at: u64) -> Verdict {
+        self.gathered.push((io, at));
+        Verdict::Held
+    }
+
+    /// Copies a read's data out, or a write's data in.
+    #[inline]
+    fn copy<R: Ring>(&self, req: &Request, cx: &mut Cx<'_, R>) {
+        let at = req.offset.0;
+        if req.op == Op::Read {
+            return each_segment(cx, req.data, req.len.0, |ring, piece, done| {
+                self.ram.read(at + done, ring.bytes_mut(piece));
+            });
+        }
+        each_segment(cx, req.data, req.len.0, |ring, piece, done| {
+            self.ram.write(at + done, ring.bytes(piece));
+        });
+        if let Some(tuples) = &self.ram.tuples {
+            tuples.forget(at, req.len.0);
+        }
+    }
+
     fn clear<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let done = &mut self.cleared[io.tag.index()];
-        let keep = req.op == Op::WriteZeroes && req.flags.has(Flags::NO_UNMAP);
+        let keep = req.op == Op::WriteZeroes && req.flags.contains(Flags::NO_UNMAP);
         let step = (req.len.0 - *done).min(CLEAR_STEP);
         self.ram.clear(req.offset.0 + *done, step, keep);
         if let Some(tuples) = &self.ram.tuples {
@@ -243,6 +291,8 @@ impl RamNode {
 impl<R: Ring> Node<R> for RamNode {
     fn attach(&mut self, _id: NodeId, tags: usize) {
         self.cleared = vec![0; tags].into();
+        self.gathered.reserve(tags);
+        self.ahead.reserve(tags);
     }
 
     #[inline]
@@ -250,21 +300,14 @@ impl<R: Ring> Node<R> for RamNode {
         let at = req.offset.0;
         match req.op {
             Op::Read => match self.region {
-                Some(region) if req.flags.has(Flags::MAY_LEND) && req.len.0 <= u64::from(u32::MAX) => {
+                Some(region) if req.flags.contains(Flags::ZERO_COPY) && req.len.0 <= u64::from(u32::MAX) => {
                     req.data = Data::One(Segment { offset: at, len: req.len.0 as u32, region });
                 }
-                _ => each_piece(cx, req.data, req.len.0, |ring, piece, done| {
-                    self.ram.read(at + done, ring.bytes_mut(piece));
-                }),
+                _ if req.len.0 <= self.gather_max => return self.gather(io, at),
+                _ => self.copy(req, cx),
             },
-            Op::Write => {
-                each_piece(cx, req.data, req.len.0, |ring, piece, done| {
-                    self.ram.write(at + done, ring.bytes(piece));
-                });
-                if let Some(tuples) = &self.ram.tuples {
-                    tuples.forget(at, req.len.0);
-                }
-            }
+            Op::Write if req.len.0 <= self.gather_max => return self.gather(io, at),
+            Op::Write => self.copy(req, cx),
             Op::ReadTuples | Op::WriteTuples => {
                 let tuples = self.ram.tuples.as_ref();
                 return Verdict::Up(tuples.map_or(Status::NotSupported, |tuples| tuples.carry(req, cx)));
@@ -280,8 +323,24 @@ impl<R: Ring> Node<R> for RamNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// The turn between two steps of clearing is over.
+    /// Does a copy at the end of the turn, or continues clearing after one.
+    #[inline]
     fn reap(&mut self, io: Cookie, req: &mut Request, _result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        if req.op.moves_data() {
+            self.ahead.pop();
+            if let Some(next) = self.ahead.last() {
+                self.ram.memory.prefetch(*next);
+            }
+            self.copy(req, cx);
+            return Verdict::Up(Status::Ok);
+        }
         self.clear(io, req, cx)
+    }
+
+    #[inline]
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.ahead.clear();
+        self.ahead.extend(self.gathered.iter().rev().map(|(_, at)| *at));
+        self.gathered.drain(..).for_each(|(io, _)| cx.resume(io, 0));
     }
 }

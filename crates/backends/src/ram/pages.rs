@@ -1,8 +1,8 @@
-//! Which pages of a RAM disk were ever written: one bit for each 4 KiB page, shared by all queues.
+//! Tracks which pages of a RAM disk were written: one bit for each 4 KiB page, shared by all queues.
 //!
-//! *Invariant:* a page whose content is not zero has its bit set, from the end of the write that made it
-//! so. Writers copy first and set the bit after; who discards clears the bit first and the page after. So
-//! the worst of a race between the two is a bit without content, never content without a bit.
+//! *Invariant:* a page with content other than zeroes has its bit set, from the end of the write on. Writers
+//! copy first and set the bit second; a discard clears the bit first and the page second. So the worst
+//! outcome of a race is a bit without content, never content without a bit.
 
 use super::memory::PAGE;
 use std::ops::Range;
@@ -11,23 +11,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Pages {
     words: Box<[AtomicU64]>,
-    /// How many bits are set. Written only when one changes.
+    /// Number of set bits. Changed only when a bit changes.
     populated: AtomicU64,
 }
 
-/// The pages of a byte range, as numbers: those it touches.
+/// Returns the numbers of the pages that a byte range touches.
 #[inline]
 pub(crate) fn touched(at: u64, len: u64) -> Range<u64> {
     at / PAGE as u64..(at + len).div_ceil(PAGE as u64)
 }
 
-/// The pages that lie wholly within a byte range; empty when none does.
+/// Returns the numbers of the pages that are wholly within a byte range.
 pub(crate) fn whole(at: u64, len: u64) -> Range<u64> {
     let first = at.div_ceil(PAGE as u64);
     first..((at + len) / PAGE as u64).max(first)
 }
 
-/// The words that hold the bits of `pages`, each with those bits.
+/// Iterates over the words that hold the bits of `pages`, each with a mask of those bits.
 #[inline]
 fn masks(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let (mut next, end) = (pages.start, pages.end);
@@ -49,12 +49,12 @@ impl Pages {
         Pages { words: (0..words).map(|_| AtomicU64::new(0)).collect(), populated: AtomicU64::new(0) }
     }
 
-    /// How many are populated.
+    /// Returns the number of populated pages.
     pub(crate) fn populated(&self) -> u64 {
         self.populated.load(Ordering::Relaxed)
     }
 
-    /// The pages hold something from now on.
+    /// Marks pages as populated.
     #[inline]
     pub(crate) fn set(&self, pages: Range<u64>) {
         for (word, bits) in masks(pages) {
@@ -66,7 +66,7 @@ impl Pages {
         }
     }
 
-    /// The pages hold nothing from now on. Whether any of them did.
+    /// Marks pages as empty. Returns whether any was populated.
     pub(crate) fn clear(&self, pages: Range<u64>) -> bool {
         let mut any = false;
         for (word, bits) in masks(pages) {
@@ -80,14 +80,14 @@ impl Pages {
         any
     }
 
-    /// Whether all of them hold something.
+    /// Whether all of the pages are populated.
     #[inline]
     pub(crate) fn all_set(&self, pages: Range<u64>) -> bool {
         masks(pages).all(|(word, bits)| self.words[word].load(Ordering::Acquire) & bits == bits)
     }
 
-    /// Whether the first of `pages`, which is not empty, holds something, and the first page after it that
-    /// differs, or the end.
+    /// Returns whether the first of `pages`, which is not empty, is populated, and the first page after it
+    /// that differs, or the end.
     pub(crate) fn run(&self, pages: Range<u64>) -> (bool, u64) {
         let word_of = |page: u64| self.words[(page / 64) as usize].load(Ordering::Acquire);
         let set = word_of(pages.start) >> (pages.start % 64) & 1 == 1;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut_to_pages_both_ways() {
+    fn ranges_are_rounded_to_pages_outwards_and_inwards() {
         assert_eq!(touched(4095, 2), 0..2);
         assert_eq!(whole(4095, 2), 1..1);
         assert_eq!(whole(1, 3 * 4096), 1..3);

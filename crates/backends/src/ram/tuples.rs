@@ -1,20 +1,20 @@
-//! The integrity data of a RAM disk: a smaller one beside it, with a tuple for every interval.
+//! Integrity data of a RAM disk: a smaller disk beside it, with a tuple for every interval.
 //!
-//! Data that is written without tuples loses those that it had: it reads with tuples of ones, which tell whoever
-//! checks that there is nothing to be checked, or of zeroes where nobody checks. So the two never disagree, however
-//! the data was written; only a reader beside a writer of the same blocks may find the data of one with the tuples of
-//! another.
+//! Data that is written without tuples loses its old ones: it reads with tuples of ones, which mean "not
+//! checked" to checkers, or of zeroes where nothing checks. So data and tuples never contradict each other;
+//! only a reader concurrent with a writer of the same blocks may see the data of one state with the tuples of
+//! the other.
 //!
-//! *Invariant:* what is kept is the tuples' complement where ones mean "not checked", so that what was never written,
-//! and takes no memory, reads as that.
+//! *Invariant:* where ones mean "not checked", the complement of tuples is stored, so that intervals that
+//! were never written, and take no memory, read as that.
 
 use super::{Ram, RamSpec};
-use crate::pieces::each_piece;
+use crate::segments::each_segment;
 use block::{Bytes, Integrity, Op, Request, Status};
 use queue::{Cx, Ring};
 use std::sync::Arc;
 
-/// How much is turned into its complement at a time.
+/// Bytes that are complemented at a time.
 const STEP: usize = 512;
 
 /// The tuples of a RAM disk.
@@ -25,32 +25,32 @@ pub(super) struct Tuples {
 }
 
 impl Tuples {
-    /// For a disk of that size, whose sectors are whole intervals; all of them unwritten.
+    /// Creates the tuples of a disk of that size, all unwritten. Its sectors are whole intervals.
     pub(super) fn new(shape: Integrity, size: Bytes) -> Result<Tuples, super::RamError> {
         let len = Bytes(shape.len_for(size).next_multiple_of(512));
-        Ok(Tuples { shape, kept: Ram::new(&RamSpec { size: len, huge: false, integrity: None })? })
+        Ok(Tuples { shape, kept: Ram::new(&RamSpec { size: len, hugepages: false, integrity: None })? })
     }
 
     pub(super) fn shape(&self) -> Integrity {
         self.shape
     }
 
-    /// Memory that they take now.
+    /// Returns the memory in use, in bytes.
     pub(super) fn allocated(&self) -> Bytes {
         self.kept.allocated()
     }
 
-    /// The data of a range is written without them.
+    /// Marks a range as written without tuples.
     #[inline(never)]
     pub(super) fn forget(&self, at: u64, len: u64) {
-        // Of data that ends within an interval none is left, as what stood there guarded the whole.
+        // If the range ends within an interval, the tuple of that interval is invalid too.
         let interval = self.shape.interval.0;
         let (first, end) = (at / interval, (at + len).div_ceil(interval));
         let tuple = u64::from(self.shape.tuple);
         self.kept.clear(first * tuple, (end - first) * tuple, false);
     }
 
-    /// A request for them, or with them.
+    /// Processes a request that reads or writes tuples.
     #[inline(never)]
     pub(super) fn carry<R: Ring>(&self, req: &Request, cx: &mut Cx<'_, R>) -> Status {
         let interval = self.shape.interval.0;
@@ -58,10 +58,10 @@ impl Tuples {
             return Status::Invalid;
         }
         let (at, len) = (self.shape.len_for(req.offset), self.shape.len_for(req.len));
-        if crate::pieces::capacity(cx, req.data) < len {
+        if crate::segments::capacity(cx, req.data) < len {
             return Status::Invalid;
         }
-        each_piece(cx, req.data, len, |ring, piece, done| match req.op {
+        each_segment(cx, req.data, len, |ring, piece, done| match req.op {
             Op::ReadTuples => self.read(at + done, ring.bytes_mut(piece)),
             _ => self.write(at + done, ring.bytes(piece)),
         });

@@ -1,5 +1,5 @@
-//! Requests of a block device that the ublk export serves, from the model of the driver: with the export, and with
-//! commands given by hand, whose price is the model's own.
+//! Requests of a block device that the ublk export serves, from the model of the driver: with the export, and
+//! with manual commands, whose cost is the model's own.
 
 use super::rig::{Mix, Place, places};
 use super::ring::BenchRing;
@@ -13,15 +13,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use ublk::model::{ClientRequest, Model, ModelConfig};
 use ublk::{Driver as Control, Features, IoCommand, IoFlags, IoOp, KernelOp, NewDevice, ParamTypes, Params};
 
-/// The device.
+/// Size of the device.
 const SIZE: Bytes = Bytes::gib(1);
-/// The server's process.
+/// Process ID of the server.
 const SERVER: u32 = 1;
 
-/// Answers without looking.
-struct Hollow;
+/// A backend that answers at once.
+struct Immediate;
 
-impl Node<ModelRing<BenchRing>> for Hollow {
+impl Node<ModelRing<BenchRing>> for Immediate {
     fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, ModelRing<BenchRing>>) -> Verdict {
         Verdict::Up(Status::Ok)
     }
@@ -32,11 +32,11 @@ pub(crate) struct ExportRig {
     model: Model,
     device: u32,
     ring: ModelRing<BenchRing>,
-    /// `None`: commands are given by hand.
+    /// `None`: manual commands.
     served: Option<Served>,
     finished: u64,
     asked: u64,
-    /// For their coins.
+    /// For their random choices.
     places: Vec<Place>,
 }
 
@@ -83,7 +83,7 @@ impl ExportRig {
         ExportRig { model, device, ring, served, finished: 0, asked: 0, places: places() }
     }
 
-    /// Carry `count` requests, [`DEPTH`] at a time. What is measured.
+    /// Runs `count` requests, [`DEPTH`] at a time. This is measured.
     #[inline(never)]
     pub(crate) fn run(&mut self, mix: Mix, count: u64) {
         let until = self.finished + count;
@@ -126,7 +126,7 @@ impl ExportRig {
     }
 }
 
-/// A command for a tag without the export, which names the same buffer for it.
+/// Sends a command for a tag without the export, with the same buffer.
 fn by_hand(ring: &mut ModelRing<BenchRing>, tag: u16, op: IoOp, result: i32) {
     let buffer = block::Segment { offset: u64::from(tag) * LEN, len: 0, region: super::ring::BUFFERS };
     let command = IoCommand { q_id: 0, tag, result, addr: ring.address(buffer) };
@@ -139,10 +139,10 @@ impl Served {
         let mut queues = Queues::default();
         let id = queues.vacant();
         let mut stack = Stack::default();
-        stack.backend(Box::new(Hollow));
+        stack.backend(Box::new(Immediate));
         let config = QueueConfig { id, depth: DEPTH + 1, segments_per_tag: 1, timeout_ns: None };
         let mut queue = Queue::new(config, stack).expect("a stack that fits");
-        queue.leave_tags(DEPTH);
+        queue.reserve_tags(DEPTH);
         queues.insert(queue);
         let shared = Arc::new(LaneShared::default());
         shared.size.store(SIZE.0, Relaxed);
@@ -154,7 +154,7 @@ impl Served {
             first_tag: 0,
             depth: DEPTH,
             mode: DataMode::Copy,
-            lends: false,
+            zero_copy_reads: false,
             io_max: Bytes(LEN),
             batch: false,
             integrity: None,
@@ -167,13 +167,13 @@ impl Served {
         Served { front, queues, done: Vec::with_capacity(DEPTH.into()), touched: Vec::new() }
     }
 
-    /// One turn, as a reactor makes it.
+    /// Executes one turn, like a reactor.
     fn turn(&mut self, ring: &mut ModelRing<BenchRing>) {
         while let Some((token, result)) = ring.next_ended() {
             self.front.ended(token, result, ring, &mut self.queues);
         }
         self.queues.turn(ring, &mut self.touched);
-        let now = ring.inner.look_at_clock();
+        let now = ring.inner.read_clock();
         for &id in &self.touched {
             let queue = self.queues.get_mut(id);
             queue.account(now);

@@ -1,4 +1,4 @@
-//! A queue with a stack, and a front end that keeps it busy.
+//! A queue with a stack, and a front-end that keeps it busy.
 
 use super::ring::{BUFFERS, BenchRing, ZEROES};
 use super::{DEPTH, LEN, PIECES};
@@ -13,12 +13,13 @@ use queue::{Cx, Done, Nanos, Node, NodeId, Owner, Queue, QueueConfig, QueueId, S
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// How large the RAM disk is: far more than any cache.
+/// Size of the RAM disk: far more than any cache.
 const DISK: Bytes = Bytes::mib(256);
-/// How many places there are before they repeat: a power of two. No branch predictor learns so many coins.
+/// Number of random places before they repeat: a power of two. No branch predictor learns so many random
+/// choices.
 const PLACES: usize = 1 << 16;
 
-/// What is asked of the device.
+/// The operations of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mix {
     Reads,
@@ -48,7 +49,8 @@ impl Mix {
     }
 }
 
-/// Where a request goes: a multiple of [`LEN`], and in its lowest bit a coin that decides between reading and writing.
+/// The place of a request: a multiple of [`LEN`]; its lowest bit is a random choice between reading and
+/// writing.
 #[derive(Clone, Copy)]
 pub(crate) struct Place(u64);
 
@@ -59,24 +61,24 @@ impl Place {
     }
 }
 
-/// What the queue carries requests through.
+/// The stack of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stacking {
-    /// A null device under so many layers that do nothing.
+    /// A null device under this number of layers that do nothing.
     Null { layers: u8 },
-    /// The same over a backend at which each request rests until all of a turn are there.
-    Rest { layers: u8 },
-    /// A hollow device and requests as long as [`PIECES`]: what cutting is held against. Pieces take no lent
-    /// memory, and a null device would fill what they read with zeroes.
+    /// These layers over a backend that holds each request until all of a turn have arrived.
+    Held { layers: u8 },
+    /// A backend that answers at once, and requests as long as [`PIECES`]: the reference for splitting.
+    /// Children accept no zero-copy memory, and a null device would fill their memory with zeroes.
     Long,
-    /// A split: over a null device with requests that fit, or over a hollow one with requests that are as
-    /// `Long` and cut into [`PIECES`].
+    /// A split: over a null device with requests that fit, or over a backend that answers at once with
+    /// requests that are as long as `Long` and split into [`PIECES`].
     Split { whole: bool },
-    /// A RAM disk, every block of which is written, in pages of 4 KiB.
-    Ram,
-    /// mq-deadline over a null device, with requests at random places, or with such as follow on each other.
+    /// A RAM disk, every block of which is written, in pages of 4 KiB or in huge ones.
+    Ram { huge: bool },
+    /// mq-deadline over a null device, with requests at random or at consecutive places.
     Deadline { follow: bool },
-    /// Multipath and what it is held against, as one queue alone sees them.
+    /// Multipath and its references, as one queue alone.
     Multipath(Subject),
 }
 
@@ -85,21 +87,21 @@ pub(crate) struct Rig {
     queue: Queue<BenchRing>,
     ring: BenchRing,
     done: Vec<Done>,
-    /// A power of two of them.
+    /// Their number is a power of two.
     places: Vec<Place>,
     next: usize,
     len: u64,
     flags: Flags,
 }
 
-/// Random places of a disk where a request of `LEN` bytes may lie, with random coins.
+/// Returns random places of a disk for requests of `LEN` bytes, with random choices.
 pub(super) fn places() -> Vec<Place> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut place = || Place(random.u64(..DISK.0 / LEN) * LEN + u64::from(random.bool()));
     (0..PLACES).map(|_| place()).collect()
 }
 
-/// Every block of the disk once.
+/// Returns every block of the disk once.
 fn in_order() -> Vec<Place> {
     (0..DISK.0 / LEN).map(|n| Place(n * LEN)).collect()
 }
@@ -108,26 +110,33 @@ pub(super) fn disk_size() -> usize {
     DISK.0 as usize
 }
 
-/// Answers without looking.
-struct Hollow;
+/// A backend that answers at once.
+struct Immediate;
 
-impl Node<BenchRing> for Hollow {
+impl Node<BenchRing> for Immediate {
     fn submit(&mut self, _: Cookie, _: &mut Request, _: &mut Cx<'_, BenchRing>) -> Verdict {
         Verdict::Up(Status::Ok)
     }
 }
 
-/// Holds each request, and answers all of them once no more come.
+/// A backend that holds each request, and completes all of them at the end of the turn.
 #[derive(Default)]
-struct Resting(Vec<Cookie>);
+struct Holding {
+    /// By order of arrival. As long as the queue has tags: a kernel that holds them does not allocate either.
+    held: Box<[Cookie]>,
+    count: usize,
+}
 
-impl Node<BenchRing> for Resting {
+impl Node<BenchRing> for Holding {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.0.reserve(tags);
+        self.held = vec![Cookie { tag: Tag(0), generation: 0 }; tags].into();
     }
 
     fn submit(&mut self, io: Cookie, _: &mut Request, _: &mut Cx<'_, BenchRing>) -> Verdict {
-        self.0.push(io);
+        if let Some(slot) = self.held.get_mut(self.count) {
+            *slot = io;
+            self.count += 1;
+        }
         Verdict::Held
     }
 
@@ -136,16 +145,17 @@ impl Node<BenchRing> for Resting {
     }
 
     fn commit(&mut self, cx: &mut Cx<'_, BenchRing>) {
-        self.0.drain(..).for_each(|io| cx.resume(io, 0));
+        let count = std::mem::take(&mut self.count);
+        self.held[..count].iter().for_each(|&io| cx.resume(io, 0));
     }
 }
 
 fn backend(stacking: Stacking) -> Box<dyn Node<BenchRing>> {
     match stacking {
-        Stacking::Long | Stacking::Split { whole: false } => Box::new(Hollow),
-        Stacking::Rest { .. } => Box::<Resting>::default(),
-        Stacking::Ram => {
-            let ram = Ram::new(&RamSpec { size: DISK, huge: false, integrity: None })
+        Stacking::Long | Stacking::Split { whole: false } => Box::new(Immediate),
+        Stacking::Held { .. } => Box::<Holding>::default(),
+        Stacking::Ram { huge } => {
+            let ram = Ram::new(&RamSpec { size: DISK, hugepages: huge, integrity: None })
                 .expect("memory for a RAM disk");
             Box::new(Arc::clone(&ram).node(None))
         }
@@ -163,7 +173,7 @@ fn limits() -> QueueLimits {
     limits
 }
 
-/// What a scheduler knows of the null device.
+/// Returns the null device's profile for a scheduler.
 fn profile() -> Profile {
     let mut limits = QueueLimits { max_hw_sectors: Sectors(8192), ..QueueLimits::default() };
     limits.validate().expect("limits of a disk");
@@ -173,11 +183,22 @@ fn profile() -> Profile {
         abilities: Abilities::MEMORY,
         limits,
         bytewise: true,
-        lends: true,
-        in_place: false,
+        zero_copy_reads: true,
+        inline: false,
         sparse: false,
         opaque: false,
     }
+}
+
+/// Returns the next request of a front-end.
+#[inline(always)]
+fn request(mix: Mix, place: Place, tag: Tag, len: u64, flags: Flags) -> Request {
+    let memory = Segment { offset: tag.index() as u64 * len, len: len as u32, region: BUFFERS };
+    let op = mix.op(place);
+    // Exports provide no memory for reads that are certain to be zero-copy.
+    let zero_copy = op == Op::Read && flags.contains(Flags::ZERO_COPY);
+    let data = if zero_copy { Data::NONE } else { Data::One(memory) };
+    Request { offset: Bytes(place.offset()), len: Bytes(len), data, op, flags }
 }
 
 impl Rig {
@@ -186,7 +207,7 @@ impl Rig {
         let is_long = matches!(stacking, Stacking::Long | Stacking::Split { whole: false });
         let len = if is_long { LEN * PIECES } else { LEN };
         match stacking {
-            Stacking::Null { layers } | Stacking::Rest { layers } => (1..=layers).for_each(|below| {
+            Stacking::Null { layers } | Stacking::Held { layers } => (1..=layers).for_each(|below| {
                 stack.layer(Box::new(Pass::new(NodeId(below))), 0);
             }),
             Stacking::Split { .. } => {
@@ -194,20 +215,20 @@ impl Rig {
             }
             Stacking::Deadline { .. } => {
                 let scheduler = Scheduler::new(Choice::of(Policy::MqDeadline));
-                scheduler.made_for(DEPTH);
-                let children = Layer::<BenchRing>::spares(&scheduler, DEPTH);
+                scheduler.set_depth(DEPTH);
+                let children = Layer::<BenchRing>::child_requests(&scheduler, DEPTH);
                 stack.layer(scheduler.node(&profile(), &[NodeId(1)]), children);
             }
-            Stacking::Long | Stacking::Ram => {}
+            Stacking::Long | Stacking::Ram { .. } => {}
             Stacking::Multipath(subject) => {
                 return Rig::of_multipath(&Shared::new::<BenchRing>(subject, 1, DEPTH), 0);
             }
         }
         stack.backend(backend(stacking));
-        // A null device's reads are lent, as the NBD export has them; a RAM disk's are to be copied, and those that are cut
-        // bring memory, too.
-        let is_ram = stacking == Stacking::Ram;
-        let flags = if is_ram || is_long { Flags::NONE } else { Flags::MAY_LEND };
+        // A null device's reads are zero-copy, as with the NBD export; a RAM disk's are copied, and those
+        // that are split bring memory, too.
+        let is_ram = matches!(stacking, Stacking::Ram { .. });
+        let flags = if is_ram || is_long { Flags::empty() } else { Flags::ZERO_COPY };
         let mut rig = Rig::over(stack, len, flags);
         if is_ram {
             rig.fill();
@@ -218,9 +239,9 @@ impl Rig {
         rig
     }
 
-    /// Queue `number` of a device that several share.
+    /// Creates queue `number` of a device with several queues.
     pub(crate) fn of_multipath(shared: &Shared, number: u16) -> Rig {
-        Rig::over(shared.stack(number, DEPTH, Some(ZEROES)), LEN, Flags::MAY_LEND)
+        Rig::over(shared.stack(number, DEPTH, Some(ZEROES)), LEN, Flags::ZERO_COPY)
     }
 
     fn over(stack: Stack<BenchRing>, len: u64, flags: Flags) -> Rig {
@@ -236,7 +257,7 @@ impl Rig {
         }
     }
 
-    /// Write every block of the disk once.
+    /// Writes every block of the disk once.
     fn fill(&mut self) {
         let random = std::mem::replace(&mut self.places, in_order());
         self.run(Mix::Writes, DISK.0 / LEN);
@@ -245,13 +266,13 @@ impl Rig {
         let _ = self.counted();
     }
 
-    /// How many requests were counted so far, in the statistics' sense.
+    /// Returns the number of requests in the statistics so far.
     pub(crate) fn counted(&mut self) -> u64 {
-        let now = self.ring.look_at_clock();
+        let now = self.ring.read_clock();
         self.queue.stats().snapshot(now).ops.iter().map(|op| op.ios).sum()
     }
 
-    /// Carry `count` requests, [`DEPTH`] in flight. What is measured.
+    /// Runs `count` requests, [`DEPTH`] in flight. This is measured.
     #[inline(never)]
     pub(crate) fn run(&mut self, mix: Mix, count: u64) {
         for _ in 0..count / u64::from(DEPTH) {
@@ -265,18 +286,7 @@ impl Rig {
             let index = self.next & (self.places.len() - 1);
             let place = self.places[index];
             self.next += 1;
-            let memory =
-                Segment { offset: tag.index() as u64 * self.len, len: self.len as u32, region: BUFFERS };
-            let op = mix.op(place);
-            // Where reads are sure to be lent memory, the exports bring none.
-            let lent = op == Op::Read && self.flags.has(Flags::MAY_LEND);
-            let req = Request {
-                offset: Bytes(place.offset()),
-                len: Bytes(self.len),
-                data: if lent { Data::NONE } else { Data::One(memory) },
-                op,
-                flags: self.flags,
-            };
+            let req = request(mix, place, tag, self.len, self.flags);
             self.queue.submit(tag, Owner(index as u32), req, &mut self.ring);
         }
         self.queue.turn(&mut self.ring);
@@ -285,12 +295,12 @@ impl Rig {
             assert!(done.status.is_ok(), "{:?}", done.status);
             self.queue.release(done.tag);
         }
-        let now = self.ring.look_at_clock();
+        let now = self.ring.read_clock();
         statistics_of_a_turn(&mut self.queue, now);
     }
 }
 
-/// What keeps a [`Rig`] busy, without its queue: what is taken off to see what the queue takes.
+/// The load of a [`Rig`] without its queue: it is subtracted to get the cost of the queue.
 pub(crate) struct Harness {
     ring: BenchRing,
     free: Vec<Tag>,
@@ -317,23 +327,19 @@ impl Harness {
                 let index = self.next & (self.places.len() - 1);
                 let place = self.places[index];
                 self.next += 1;
-                let memory = Segment { offset: tag.index() as u64 * LEN, len: LEN as u32, region: BUFFERS };
-                let op = mix.op(place);
-                let data = if op == Op::Read { Data::NONE } else { Data::One(memory) };
-                let (offset, len) = (Bytes(place.offset()), Bytes(LEN));
-                black_box(Request { offset, len, data, op, flags: Flags::MAY_LEND });
+                black_box(request(mix, place, tag, LEN, Flags::ZERO_COPY));
                 self.done.push(Done { tag, owner: Owner(index as u32), status: Status::Ok });
             }
             for done in self.done.drain(..) {
                 assert!(done.status.is_ok(), "{:?}", done.status);
                 self.free.push(done.tag);
             }
-            black_box(self.ring.look_at_clock());
+            black_box(self.ring.read_clock());
         }
     }
 }
 
-/// A function of its own, so that what it takes can be counted apart from all else.
+/// A function of its own, so that its instructions can be counted separately.
 #[inline(never)]
 fn statistics_of_a_turn(queue: &mut Queue<BenchRing>, now: Nanos) {
     queue.account(now);

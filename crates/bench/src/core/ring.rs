@@ -1,36 +1,38 @@
-//! A ring that carries nothing: memory for the requests, and a clock that is told the time.
+//! A ring without I/O: memory for the requests, and a clock that is set by calls.
 
 use block::{Region, Segment};
+use memmap2::{Advice, MmapMut};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
 use std::time::Instant;
 
 /// The requests' own memory.
 pub(super) const BUFFERS: Region = Region(0);
-/// What reads of a null device are lent; nobody looks at it.
+/// Lent memory for reads of a null device; it is not accessed.
 pub(super) const ZEROES: Region = Region(1);
 
-/// Memory that begins on a page, as a ring's regions do; each page is touched.
+/// Memory that begins on a page, as a ring's regions do; each page is populated.
 pub(super) struct Pages {
-    memory: Vec<u8>,
-    start: usize,
+    memory: MmapMut,
 }
 
 impl Pages {
-    pub(super) fn new(len: usize) -> Pages {
-        const PAGE: usize = 4096;
-        let memory = vec![1; len + PAGE];
-        let start = memory.as_ptr().align_offset(PAGE);
-        Pages { memory, start }
+    /// `huge`: in pages of 2 MiB where the kernel has them, else in pages of 4 KiB.
+    pub(super) fn new(len: usize, huge: bool) -> Pages {
+        let mut memory = MmapMut::map_anon(len).expect("memory for a disk");
+        // A kernel without huge pages refuses: then the pages are small, like those of a RAM disk.
+        let _ = memory.advise(if huge { Advice::HugePage } else { Advice::NoHugePage });
+        memory.fill(1);
+        Pages { memory }
     }
 
     #[inline]
     pub(super) fn get(&self, at: usize, len: usize) -> &[u8] {
-        &self.memory[self.start + at..][..len]
+        &self.memory[at..][..len]
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
-        &mut self.memory[self.start + at..][..len]
+        &mut self.memory[at..][..len]
     }
 }
 
@@ -42,11 +44,11 @@ pub(crate) struct BenchRing {
 
 impl BenchRing {
     pub(super) fn new(memory: usize) -> BenchRing {
-        BenchRing { origin: Instant::now(), now: Nanos(0), memory: Pages::new(memory) }
+        BenchRing { origin: Instant::now(), now: Nanos(0), memory: Pages::new(memory, false) }
     }
 
-    /// Look at the clock, as a reactor does once a turn.
-    pub(super) fn look_at_clock(&mut self) -> Nanos {
+    /// Reads the clock, as a reactor does once a turn.
+    pub(super) fn read_clock(&mut self) -> Nanos {
         self.now = Nanos(self.origin.elapsed().as_nanos() as u64);
         self.now
     }
@@ -58,7 +60,7 @@ impl Ring for BenchRing {
         self.now
     }
 
-    /// The beginning of all there is: whoever allocates is alone here.
+    /// Returns the beginning of the memory: there is only one user.
     fn allocate(&mut self, len: u32) -> Option<Segment> {
         Some(Segment { offset: 0, len, region: BUFFERS })
     }

@@ -1,4 +1,4 @@
-//! What is done to each device: fio jobs.
+//! The load on each device: fio jobs.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::tools::run;
 pub(super) struct Job {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    /// What it does to a device itself; empty for the one that needs a file system.
+    /// fio's options for the device itself; empty for the job that needs a file system.
     words: &'static [&'static str],
 }
 
@@ -22,18 +22,31 @@ pub(super) const JOBS: &[Job] = &[
     Job { name: "randwrite-32", words: &["--rw=randwrite", "--iodepth=32", "--numjobs=1"] },
     Job { name: "randread-1", words: &["--rw=randread", "--iodepth=1", "--numjobs=1"] },
     Job { name: "read-128k", words: &["--rw=read", "--bs=128k", "--iodepth=8", "--numjobs=1"] },
+    // Scaling over processors, each job pinned to one.
+    Job {
+        name: "pinned-2",
+        words: &[
+            "--rw=randread",
+            "--iodepth=32",
+            "--numjobs=2",
+            "--cpus_allowed=0,1",
+            "--cpus_allowed_policy=split",
+        ],
+    },
+    // Large requests, which a device with small limits splits.
+    Job { name: "write-1m", words: &["--rw=write", "--bs=1m", "--iodepth=1", "--numjobs=2"] },
     // Four writers and readers over eight files each, in a file system.
     Job { name: "randrw-files", words: &[] },
 ];
 
 impl Job {
-    /// Whether it needs a file system, and so a device that keeps what is written.
+    /// Returns whether it needs a file system, and so a device that stores data.
     pub(super) fn needs_files(&self) -> bool {
         self.words.is_empty()
     }
 
     /// Runs it once.
-    pub(super) fn run(&self, device: &Device, site: &Site, seconds: u32) -> Result<fio::Run> {
+    pub(super) fn run(&self, device: &Device, site: &Site, seconds: u32) -> Result<Sample> {
         let base = ["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--time_based"];
         let more = ["--group_reporting", "--output-format=json", "--randrepeat=0", "--norandommap"];
         let runtime = format!("--runtime={seconds}");
@@ -43,7 +56,7 @@ impl Job {
             let (file, size) = (format!("--filename={node}"), format!("--size={}", site.size));
             words.extend(self.words);
             words.extend([file.as_str(), size.as_str()]);
-            return fio::run(&words, device.server);
+            return measured(&words, device);
         }
         let mount = site.folder.join("mnt");
         std::fs::create_dir_all(&mount).map_err(|error| Error(format!("{}: {error}", mount.display())))?;
@@ -61,13 +74,48 @@ impl Job {
             &folder,
             &size,
         ]);
-        let sample = fio::run(&words, device.server);
+        let sample = measured(&words, device);
         run(&["umount", &at])?;
         sample
     }
 }
 
-/// What a device's queue says, for the report.
+/// The measurements of one run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sample {
+    pub(super) run: fio::Run,
+    /// Requests that the device completed for each MiB.
+    pub(super) requests_per_mib: f64,
+    /// Mean time of a request in the device and its queues, in milliseconds.
+    pub(super) wait_ms: f64,
+}
+
+/// Completed requests, sectors and milliseconds, of reads and writes together. Source:
+/// Documentation/admin-guide/iostats.rst.
+fn counters(device: &Device) -> Result<[f64; 3]> {
+    let path = Path::new("/sys/block").join(device.name()).join("stat");
+    let text = std::fs::read_to_string(&path).map_err(Error::at(&path))?;
+    let fields: Vec<f64> = text.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    let both = |at: usize| fields.get(at).zip(fields.get(at + 4)).map(|(read, write)| read + write);
+    match (both(0), both(2), both(3)) {
+        (Some(requests), Some(sectors), Some(time)) => Ok([requests, sectors, time]),
+        _ => Err(Error(format!("{}: too few fields", path.display()))),
+    }
+}
+
+fn measured(words: &[&str], device: &Device) -> Result<Sample> {
+    let before = counters(device)?;
+    let run = fio::run(words, device.server)?;
+    let after = counters(device)?;
+    let [requests, sectors, time_ms] = [0, 1, 2].map(|at| after[at] - before[at]);
+    Ok(Sample {
+        run,
+        requests_per_mib: requests / (sectors / 2048.0).max(f64::MIN_POSITIVE),
+        wait_ms: time_ms / requests.max(1.0),
+    })
+}
+
+/// Returns attributes of a device's queue, for the report.
 pub(super) fn facts(device: &Device) -> String {
     let read = |name: &str| {
         let text = std::fs::read_to_string(Path::new("/sys/block").join(device.name()).join(name));

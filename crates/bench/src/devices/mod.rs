@@ -1,11 +1,13 @@
-//! `./x bench ublk`: block devices beside each other, in one guest.
+//! `./x bench ublk`: a comparison of block devices, in one guest.
 //!
-//! Each round goes through the subjects, beginning with another one every time; each is attached, put through the jobs
-//! and detached before the next, so that none pays for another's memory or threads. A figure is the median of the rounds
-//! with its least and greatest; a ratio is the median of the rounds' own. It takes devices and file systems as it
-//! pleases, so it runs in a guest only: `./x bench ublk` boots one for it.
+//! Each round runs the subjects, beginning with another one every time; each is attached, runs the jobs and
+//! is detached before the next, so that none pays for another's memory or threads. A figure is the median of
+//! the rounds with its least and greatest; a ratio is the median of the rounds' own. It creates devices and
+//! file systems, so it runs in a guest only: `./x bench ublk` boots one for it.
 
+mod iscsi;
 mod jobs;
+mod multipath;
 mod report;
 mod subjects;
 
@@ -15,7 +17,6 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::figures::median;
-use crate::fio;
 use crate::options::{chosen, command, count, each};
 use jobs::{JOBS, Job};
 use subjects::{SUBJECTS, Site, Subject};
@@ -24,20 +25,20 @@ use subjects::{SUBJECTS, Site, Subject};
 struct Row {
     subject: &'static Subject,
     job: &'static str,
-    samples: Vec<fio::Run>,
+    samples: Vec<jobs::Sample>,
 }
 
-/// How long one subject took to come and to go, in each round.
+/// Times of one subject's attach and detach, in each round.
 #[derive(Default)]
 struct Life {
     attach: Vec<Duration>,
     detach: Vec<Duration>,
     facts: String,
-    /// Why there are no more rounds of it than there are, if that is so.
+    /// The reason why it has no further rounds, if that is so.
     over: Option<String>,
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Options {
     rounds: usize,
     seconds: u32,
@@ -106,7 +107,7 @@ fn run(options: &Options) -> Result<()> {
     std::fs::write(out, report::csv(&rows)).map_err(|error| Error(format!("{}: {error}", out.display())))
 }
 
-/// One subject's part of a round.
+/// Runs one subject's part of a round.
 fn visit(options: &Options, subject: &'static Subject, life: &mut Life, rows: &mut [Row]) -> Result<()> {
     let device = subject.start(&options.site)?;
     life.attach.push(device.attach);
@@ -115,8 +116,8 @@ fn visit(options: &Options, subject: &'static Subject, life: &mut Life, rows: &m
     for job in options.jobs.iter().filter(|job| subject.keeps || !job.needs_files()) {
         samples.push((job.name, job.run(&device, &options.site, options.seconds)?));
     }
-    // A round counts when all its jobs are done. So rows have the same rounds, from the first on, to be set against
-    // each other, and what cannot be removed afterwards keeps what it has shown.
+    // A round counts when all its jobs are done. So rows have the same rounds, from the first on, and can be
+    // compared; a device that cannot be removed afterwards keeps its figures.
     for (job, sample) in samples {
         let row = rows.iter_mut().find(|row| row.subject.name == subject.name && row.job == job);
         row.into_iter().for_each(|row| row.samples.push(sample));
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_and_jobs_are_chosen_by_how_their_names_begin() {
+    fn subjects_and_jobs_are_selected_by_prefix() {
         let options = parsed("--subjects rublk,null_blk --jobs randread-1 --size 64").expect("valid");
         assert!(
             options

@@ -1,13 +1,14 @@
-//! What came of it, as a table for people and a line for each run for everything else.
+//! The report, as a table for people and a line for each run for programs.
 
 use std::fmt::Write;
 
 use super::Row;
+use super::jobs::Sample;
 use crate::figures::{median, ratio, spread};
 use crate::fio;
 
 fn of(row: &Row, value: impl Fn(&fio::Run) -> f64) -> Vec<f64> {
-    row.samples.iter().map(value).collect()
+    row.samples.iter().map(|sample| value(&sample.run)).collect()
 }
 
 /// The table of one job.
@@ -19,7 +20,7 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
     for row in rows.iter().filter(|row| row.job == job && !row.samples.is_empty()) {
         let (least, middle, greatest) = spread(&of(row, |sample| sample.rate / 1000.0));
         let rate = format!("{middle:.1} ({least:.1}..{greatest:.1})");
-        let server: Vec<f64> = row.samples.iter().filter_map(|sample| sample.server_us).collect();
+        let server: Vec<f64> = row.samples.iter().filter_map(|sample| sample.run.server_us).collect();
         let server = if server.is_empty() { "-".into() } else { format!("{:.2}", median(&server)) };
         let peer = row
             .subject
@@ -45,17 +46,22 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
     text
 }
 
-/// Every run on a line.
+/// Returns every run on a line.
 pub(super) fn csv(rows: &[Row]) -> String {
-    let mut text = "subject,job,round,iops,p50_us,p99_us,machine_us,server_us\n".to_owned();
+    let mut text =
+        "subject,job,round,iops,bytes,p50_us,p99_us,machine_us,server_us,switches,requests_per_mib,\
+                    wait_ms\n"
+            .to_owned();
     for row in rows {
         for (round, sample) in row.samples.iter().enumerate() {
-            let fio::Run { rate, p50_us, p99_us, machine_us, server_us, .. } = sample;
+            let Sample { run, requests_per_mib, wait_ms } = sample;
+            let fio::Run { rate, bytes, p50_us, p99_us, machine_us, server_us, switches, .. } = run;
             let server = server_us.map_or(String::new(), |us| format!("{us:.3}"));
             let (name, job) = (row.subject.name, row.job);
             let _ = writeln!(
                 text,
-                "{name},{job},{round},{rate:.1},{p50_us:.2},{p99_us:.2},{machine_us:.3},{server}"
+                "{name},{job},{round},{rate:.1},{bytes:.0},{p50_us:.2},{p99_us:.2},{machine_us:.3},{server},\
+                 {switches:.3},{requests_per_mib:.2},{wait_ms:.4}"
             );
         }
     }
@@ -69,12 +75,13 @@ mod tests {
 
     fn row(name: &str, rates: &[f64]) -> Row {
         let subject = SUBJECTS.iter().find(|subject| subject.name == name).expect("a row");
-        let sample = |rate: &f64| fio::Run { rate: *rate, server_us: Some(1.5), ..fio::Run::default() };
+        let run = |rate: &f64| fio::Run { rate: *rate, server_us: Some(1.5), ..fio::Run::default() };
+        let sample = |rate: &f64| Sample { run: run(rate), ..Sample::default() };
         Row { subject, job: "randread-32", samples: rates.iter().map(sample).collect() }
     }
 
     #[test]
-    fn a_row_is_set_against_its_peer_round_by_round() {
+    fn a_row_is_compared_with_its_peer_round_by_round() {
         let rows = [row("rublk-null", &[1000.0, 2000.0, 4000.0]), row("null", &[1500.0, 3000.0, 4000.0])];
         let text = table("randread-32", &rows);
         assert!(text.contains("1.50 x rublk-null"), "{text}");

@@ -1,8 +1,8 @@
-//! What is measured: each way to a block device, started and ended.
+//! The subjects of the comparison: each kind of block device, how it is created and removed.
 //!
-//! Kernel drivers are set up as their own tools do it, LIO through configfs by hand. Whoever needs a file gets one of
-//! its own in memory, so that all of them move the same bytes. A subject that cannot be had here, because its driver
-//! or program is missing, says why and is left out of the report by name.
+//! Kernel drivers are set up as their own tools do it, LIO through configfs. Each subject with a file has one
+//! of its own in memory, so that all copy the same bytes. A subject whose driver or program is missing is
+//! left out of the report by name, with the reason.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -10,36 +10,50 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::{iscsi, multipath};
 use crate::error::{Error, Result};
 use crate::tools::{output, run};
 
-/// How a subject makes its device.
+/// How a subject creates its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    /// The kernel's null_blk: what no server can beat.
+enum Setup {
+    /// The kernel's null_blk: the upper bound for servers.
     NullBlk,
-    /// The kernel's loop over a file, past the page cache or not.
+    /// null_blk that stores data, with these sectors a request at most; 0: its own default.
+    Memory { max_sectors: u32 },
+    /// The kernel's dm-multipath with this selector over four null_blk devices.
+    Multipath { selector: &'static str },
+    /// blockyard's multipath with this selector over four null devices, as a ublk device.
+    OwnMultipath { selector: &'static str },
+    /// The kernel's loop over a file, direct or buffered.
     Loop { direct: bool },
     /// LIO through tcm_loop, over a file or its own memory.
     Lio { file: bool },
+    /// LIO through its iSCSI target and the kernel's initiator.
+    LioIscsi { file: bool },
+    /// blockyard's iSCSI target over this stack, through the kernel's initiator.
+    Iscsi { stack: &'static str },
     /// The kernel's NBD client on nbdkit's memory.
     Nbdkit,
-    /// rublk with these words.
+    /// rublk with these arguments.
     Rublk { words: &'static [&'static str], file: bool },
-    /// blockyard over this stack (`{file}` and `{size}` are put in) with these words.
+    /// blockyard over this stack (`{file}` and `{size}` are replaced) with these arguments.
     Ours { stack: &'static str, words: &'static [&'static str] },
 }
 
-impl Way {
+impl Setup {
     /// The drivers that it needs.
     fn modules(self) -> &'static [&'static str] {
         match self {
-            Way::NullBlk => &["null_blk"],
-            Way::Loop { .. } => &["loop"],
-            Way::Lio { .. } => &["target_core_mod", "target_core_file", "tcm_loop", "sd_mod"],
-            Way::Nbdkit => &["nbd"],
-            Way::Ours { words, .. } if words.contains(&"--nbd-device") => &["nbd"],
-            Way::Rublk { .. } | Way::Ours { .. } => &["ublk_drv"],
+            Setup::NullBlk | Setup::Memory { .. } => &["null_blk"],
+            Setup::Multipath { .. } => &["null_blk", "dm_mod", "dm_multipath"],
+            Setup::Loop { .. } => &["loop"],
+            Setup::Lio { .. } => &["target_core_mod", "target_core_file", "tcm_loop", "sd_mod"],
+            Setup::LioIscsi { .. } => &["target_core_mod", "target_core_file", "iscsi_target_mod"],
+            Setup::Iscsi { .. } => &[],
+            Setup::Nbdkit => &["nbd"],
+            Setup::Ours { words, .. } if words.contains(&"--nbd-device") => &["nbd"],
+            Setup::Rublk { .. } | Setup::Ours { .. } | Setup::OwnMultipath { .. } => &["ublk_drv"],
         }
     }
 }
@@ -49,15 +63,15 @@ impl Way {
 pub(super) struct Subject {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    /// The row it is set against.
+    /// The row that it is compared with.
     pub(super) peer: Option<&'static str>,
-    /// Whether what is written reads back, so that a file system can be on it.
+    /// Whether written data reads back, so that a file system can be on it.
     pub(super) keeps: bool,
-    way: Way,
+    setup: Setup,
 }
 
-const fn row(name: &'static str, peer: Option<&'static str>, keeps: bool, way: Way) -> Subject {
-    Subject { name, peer, keeps, way }
+const fn row(name: &'static str, peer: Option<&'static str>, keeps: bool, setup: Setup) -> Subject {
+    Subject { name, peer, keeps, setup }
 }
 
 const fn ours(
@@ -67,7 +81,7 @@ const fn ours(
     stack: &'static str,
     words: &'static [&'static str],
 ) -> Subject {
-    row(name, Some(peer), keeps, Way::Ours { stack, words })
+    row(name, Some(peer), keeps, Setup::Ours { stack, words })
 }
 
 const FILE: &str = "file:{file}";
@@ -75,21 +89,50 @@ const RAM: &str = "ram:{size}";
 
 /// All rows, in the order of the tables.
 pub(super) const SUBJECTS: &[Subject] = &[
-    row("null_blk", None, false, Way::NullBlk),
-    row("loop-buffered", None, true, Way::Loop { direct: false }),
-    row("loop-direct", None, true, Way::Loop { direct: true }),
-    row("lio-fileio", None, true, Way::Lio { file: true }),
-    row("lio-ramdisk", None, true, Way::Lio { file: false }),
-    row("nbd-nbdkit", None, true, Way::Nbdkit),
+    row("null_blk", None, false, Setup::NullBlk),
+    row("loop-buffered", None, true, Setup::Loop { direct: false }),
+    row("loop-direct", None, true, Setup::Loop { direct: true }),
+    row("lio-fileio", None, true, Setup::Lio { file: true }),
+    row("lio-ramdisk", None, true, Setup::Lio { file: false }),
+    row("lio-iscsi-file", None, true, Setup::LioIscsi { file: true }),
+    row("lio-iscsi-ram", None, true, Setup::LioIscsi { file: false }),
+    row("iscsi-file", Some("lio-iscsi-file"), true, Setup::Iscsi { stack: FILE }),
+    row("iscsi-ram", Some("lio-iscsi-ram"), true, Setup::Iscsi { stack: RAM }),
+    row("memory-no-limits", None, true, Setup::Memory { max_sectors: 0 }),
+    row("memory-255", Some("memory-no-limits"), true, Setup::Memory { max_sectors: 255 }),
+    row("dm-service-time", Some("null_blk"), false, Setup::Multipath { selector: "service-time" }),
+    row("dm-queue-length", Some("null_blk"), false, Setup::Multipath { selector: "queue-length" }),
+    row("dm-round-robin", Some("null_blk"), false, Setup::Multipath { selector: "round-robin" }),
+    row("nbd-nbdkit", None, true, Setup::Nbdkit),
     ours("nbd-ram", "nbd-nbdkit", true, RAM, &["--nbd-device"]),
-    row("rublk-null", None, false, Way::Rublk { words: &["add", "null"], file: false }),
-    row("rublk-null-zc", None, false, Way::Rublk { words: &["add", "null", "-z"], file: false }),
-    row("rublk-loop", None, true, Way::Rublk { words: &["add", "loop"], file: true }),
-    row("rublk-loop-zc", None, true, Way::Rublk { words: &["add", "loop", "-z"], file: true }),
+    row("rublk-null", None, false, Setup::Rublk { words: &["add", "null"], file: false }),
+    row("rublk-null-zc", None, false, Setup::Rublk { words: &["add", "null", "-z"], file: false }),
+    row("rublk-loop", None, true, Setup::Rublk { words: &["add", "loop"], file: true }),
+    row("rublk-loop-zc", None, true, Setup::Rublk { words: &["add", "loop", "-z"], file: true }),
     ours("null", "rublk-null", false, "null:{size}", &["--ublk"]),
     ours("null-copy", "rublk-null", false, "null:{size}", &["--ublk=mode=copy"]),
     ours("null-batch", "rublk-null", false, "null:{size}", &["--ublk=batch=yes"]),
+    row(
+        "multipath-service-time",
+        Some("dm-service-time"),
+        false,
+        Setup::OwnMultipath { selector: "service-time" },
+    ),
+    row(
+        "multipath-queue-length",
+        Some("dm-queue-length"),
+        false,
+        Setup::OwnMultipath { selector: "queue-length" },
+    ),
+    row(
+        "multipath-round-robin",
+        Some("dm-round-robin"),
+        false,
+        Setup::OwnMultipath { selector: "round-robin" },
+    ),
     ours("ram", "rublk-loop", true, RAM, &["--ublk"]),
+    ours("ram-no-limits", "memory-no-limits", true, RAM, &["--ublk", "--limits", "max_sectors=2048"]),
+    ours("ram-255", "memory-255", true, RAM, &["--ublk", "--limits", "max_sectors=255,max_segments=128"]),
     ours("file", "rublk-loop", true, FILE, &["--ublk"]),
     ours("file-copy", "rublk-loop", true, FILE, &["--ublk=mode=copy"]),
     ours("file-user-copy", "rublk-loop", true, FILE, &["--ublk=mode=user-copy"]),
@@ -97,7 +140,7 @@ pub(super) const SUBJECTS: &[Subject] = &[
     ours("file-zero-copy", "rublk-loop-zc", true, FILE, &["--ublk=mode=auto-zero-copy"]),
 ];
 
-/// Where things lie and how large they are.
+/// Folder and sizes.
 pub(super) struct Site {
     /// In memory.
     pub(super) folder: PathBuf,
@@ -107,7 +150,7 @@ pub(super) struct Site {
     pub(super) queues: u32,
 }
 
-/// A device that is there.
+/// A device that exists.
 pub(super) struct Device {
     /// Its node.
     pub(super) node: PathBuf,
@@ -116,41 +159,57 @@ pub(super) struct Device {
     /// From the first command to a node that can be opened.
     pub(super) attach: Duration,
     child: Option<Child>,
+    /// A program that the device needs, and that is killed at the end.
+    helper: Option<Child>,
     undo: Vec<Vec<String>>,
 }
 
-/// How long a device may take to come or to go.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Longest time of an attach or a detach.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 impl Subject {
-    /// Makes its device.
+    /// Creates its device.
     pub(super) fn start(&self, site: &Site) -> Result<Device> {
-        let needs_file = match self.way {
-            Way::Loop { .. } => true,
-            Way::Lio { file } | Way::Rublk { file, .. } => file,
-            Way::Ours { stack, .. } => stack == FILE,
-            Way::NullBlk | Way::Nbdkit => false,
+        let needs_file = match self.setup {
+            Setup::Loop { .. } => true,
+            Setup::Lio { file } | Setup::LioIscsi { file } | Setup::Rublk { file, .. } => file,
+            Setup::Ours { stack, .. } | Setup::Iscsi { stack } => stack == FILE,
+            Setup::NullBlk
+            | Setup::Memory { .. }
+            | Setup::Multipath { .. }
+            | Setup::OwnMultipath { .. }
+            | Setup::Nbdkit => false,
         };
         let file = site.folder.join("disk.img");
         if needs_file {
-            // Written, not sparse: no row pays for getting its pages while it is measured.
+            // Written, not sparse: no row pays for allocating its pages during the measurement.
             fill(&file, site.size)?;
         }
-        for module in self.way.modules() {
+        let initiator: &[&str] = match self.setup {
+            Setup::LioIscsi { .. } | Setup::Iscsi { .. } => &iscsi::INITIATOR,
+            _ => &[],
+        };
+        let on_file = format!("fd_dev_name={},fd_dev_size={}", file.display(), site.size);
+        let in_memory = format!("rd_pages={}", site.size / 4096);
+        for module in self.setup.modules().iter().chain(initiator) {
             run(&["modprobe", module])?;
         }
         let started = Instant::now();
-        let mut device = match self.way {
-            Way::NullBlk => null_blk(),
-            Way::Loop { direct } => kernel_loop(&file, direct),
-            Way::Lio { file: true } => {
-                lio("fileio_0", &format!("fd_dev_name={},fd_dev_size={}", file.display(), site.size))
-            }
-            Way::Lio { file: false } => lio("rd_mcp_0", &format!("rd_pages={}", site.size / 4096)),
-            Way::Nbdkit => nbdkit(site),
-            Way::Rublk { words, file: true } => rublk(words, Some(&file), site),
-            Way::Rublk { words, file: false } => rublk(words, None, site),
-            Way::Ours { stack, words } => blockyard(stack, words, &file, site),
+        let mut device = match self.setup {
+            Setup::NullBlk => null_blk(NULL, &[("size", "1024")]),
+            Setup::Memory { max_sectors } => memory(max_sectors, site),
+            Setup::Multipath { selector } => multipath::kernel(selector),
+            Setup::OwnMultipath { selector } => multipath::ours(selector, site),
+            Setup::Loop { direct } => kernel_loop(&file, direct),
+            Setup::Lio { file: true } => lio("fileio_0", &on_file),
+            Setup::Lio { file: false } => lio("rd_mcp_0", &in_memory),
+            Setup::LioIscsi { file: true } => iscsi::lio("fileio_0", &on_file),
+            Setup::LioIscsi { file: false } => iscsi::lio("rd_mcp_0", &in_memory),
+            Setup::Iscsi { stack } => iscsi::ours(stack, &file, site),
+            Setup::Nbdkit => nbdkit(site),
+            Setup::Rublk { words, file: true } => rublk(words, Some(&file), site),
+            Setup::Rublk { words, file: false } => rublk(words, None, site),
+            Setup::Ours { stack, words } => blockyard(stack, words, &file, site),
         }?;
         device.attach = started.elapsed();
         Ok(device)
@@ -158,10 +217,41 @@ impl Subject {
 }
 
 impl Device {
-    fn new(node: &str, undo: &[&[&str]]) -> Device {
+    /// A device that `undo` removes, command by command.
+    pub(super) fn new(node: &str, undo: &[&[&str]]) -> Device {
+        let (child, helper) = (None, None);
+        let mut device = Device {
+            node: node.into(),
+            server: None,
+            attach: Duration::ZERO,
+            child,
+            helper,
+            undo: Vec::new(),
+        };
+        device.also(undo);
+        device
+    }
+
+    /// Adds commands that remove it.
+    pub(super) fn also(&mut self, undo: &[&[&str]]) {
         let words = |words: &&[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        let undo = undo.iter().map(words).collect();
-        Device { node: node.into(), server: None, attach: Duration::ZERO, child: None, undo }
+        self.undo.extend(undo.iter().map(words));
+    }
+
+    /// The process behind it, which ends when it is removed.
+    pub(super) fn is_served_by(&mut self, child: Child) {
+        self.server = Some(child.id());
+        self.child = Some(child);
+    }
+
+    /// A program that one of the commands to remove it kills.
+    pub(super) fn has_helper(&mut self, helper: Child) {
+        self.helper = Some(helper);
+    }
+
+    /// Adds a device that it uses, which is removed after it.
+    pub(super) fn below(&mut self, mut path: Device) {
+        self.undo.append(&mut path.undo);
     }
 
     /// Its name in sysfs.
@@ -169,11 +259,14 @@ impl Device {
         self.node.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Removes it; the answer is how long that took.
+    /// Removes it and returns the time of that.
     pub(super) fn stop(mut self) -> Result<Duration> {
         let started = Instant::now();
         for words in std::mem::take(&mut self.undo) {
             run(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        if let Some(mut helper) = self.helper.take() {
+            let _ = helper.wait();
         }
         if let Some(mut child) = self.child.take() {
             await_end(&mut child)?;
@@ -185,7 +278,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // After a failure; the guest ends soon.
-        if let Some(child) = &mut self.child {
+        for child in self.child.iter_mut().chain(&mut self.helper) {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -203,21 +296,28 @@ fn await_end(child: &mut Child) -> Result<()> {
     if status.success() { Ok(()) } else { Err(Error(format!("the server ended with {status}"))) }
 }
 
-fn null_blk() -> Result<Device> {
-    // The module's own device is another, `nullb0`.
-    let folder = Path::new("/sys/kernel/config/nullb/nullb7");
-    make(folder)?;
-    put(&folder.join("size"), "1024")?;
-    put(&folder.join("submit_queues"), "2")?;
-    put(&folder.join("power"), "1")?;
-    let node = wait_for(&["/dev/nullb7"])?;
-    Ok(Device::new(
-        &node,
-        &[
-            &["sh", "-c", "echo 0 >/sys/kernel/config/nullb/nullb7/power"],
-            &["rmdir", "/sys/kernel/config/nullb/nullb7"],
-        ],
-    ))
+/// A device of null_blk that is not the module's own, `nullb0`.
+const NULL: &str = "nullb7";
+
+/// Creates a null_blk device of two queues with these attributes.
+pub(super) fn null_blk(name: &str, attributes: &[(&str, &str)]) -> Result<Device> {
+    let folder = format!("/sys/kernel/config/nullb/{name}");
+    make(Path::new(&folder))?;
+    for (attribute, value) in [("submit_queues", "2")].iter().chain(attributes).chain(&[("power", "1")]) {
+        put(&Path::new(&folder).join(attribute), value)?;
+    }
+    let node = wait_for(&[&format!("/dev/{name}")])?;
+    let off = format!("echo 0 >{folder}/power");
+    Ok(Device::new(&node, &[&["sh", "-c", &off], &["rmdir", &folder]]))
+}
+
+fn memory(max_sectors: u32, site: &Site) -> Result<Device> {
+    let (size, most) = ((site.size >> 20).to_string(), max_sectors.to_string());
+    let mut attributes = vec![("size", size.as_str()), ("memory_backed", "1"), ("blocksize", "512")];
+    if max_sectors > 0 {
+        attributes.push(("max_sectors", &most));
+    }
+    null_blk(NULL, &attributes)
 }
 
 fn kernel_loop(file: &Path, direct: bool) -> Result<Device> {
@@ -227,15 +327,22 @@ fn kernel_loop(file: &Path, direct: bool) -> Result<Device> {
     Ok(Device::new(node, &[&["losetup", "-d", node]]))
 }
 
-/// A LUN of tcm_loop by hand, as targetcli would write it. Source: Documentation/target/tcm_mod_builder.rst and the
-/// configfs tree itself.
-fn lio(core: &str, control: &str) -> Result<Device> {
-    let root = "/sys/kernel/config/target";
-    let store = format!("{root}/core/{core}/bench");
-    let port = format!("{root}/loopback/naa.5001405000000001/tpgt_1");
+/// Creates a backstore of LIO; returns its folder and that of its HBA.
+pub(super) fn lio_store(core: &str, control: &str) -> Result<(String, String)> {
+    let hba = format!("/sys/kernel/config/target/core/{core}");
+    let store = format!("{hba}/bench");
     make(Path::new(&store))?;
     put(&Path::new(&store).join("control"), control)?;
     put(&Path::new(&store).join("enable"), "1")?;
+    Ok((store, hba))
+}
+
+/// Creates a LUN of tcm_loop, as targetcli would. Source: Documentation/target/tcm_mod_builder.rst and the
+/// configfs tree itself.
+fn lio(core: &str, control: &str) -> Result<Device> {
+    let root = "/sys/kernel/config/target";
+    let port = format!("{root}/loopback/naa.5001405000000001/tpgt_1");
+    let (store, hba) = lio_store(core, control)?;
     make(&Path::new(&port).join("lun/lun_0"))?;
     put(&Path::new(&port).join("nexus"), "naa.5001405000000002")?;
     run(&["ln", "-s", &store, &format!("{port}/lun/lun_0/p")])?;
@@ -249,14 +356,14 @@ fn lio(core: &str, control: &str) -> Result<Device> {
             &["rmdir", &port],
             &["rmdir", &format!("{root}/loopback/naa.5001405000000001")],
             &["rmdir", &store],
-            &["rmdir", &format!("{root}/core/{core}")],
+            &["rmdir", &hba],
         ],
     ))
 }
 
 fn nbdkit(site: &Site) -> Result<Device> {
     let socket = site.folder.join("nbdkit.sock");
-    // One that an earlier round left.
+    // A socket of an earlier round.
     let _ = fs::remove_file(&socket);
     let mut command = Command::new("nbdkit");
     command
@@ -290,7 +397,7 @@ fn rublk(words: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
     }
     let node = wait_for(&["/dev/ublkb7"])?;
     await_size("ublkb7")?;
-    // On one processor it fails now and then after it has done what it was to do.
+    // On one processor it fails at times after it has done its work.
     let again =
         "for i in 1 2 3 4 5; do rublk del -n 7; [ -e /dev/ublkb7 ] || exit 0; sleep 0.1; done; exit 1";
     let mut device = Device::new(&node, &[&["sh", "-c", again]]);
@@ -299,9 +406,26 @@ fn rublk(words: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
 }
 
 fn blockyard(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<Device> {
+    let (child, node) = serve(stack, words, file, site)?;
+    let pid = child.id();
+    wait_for(&[&node])?;
+    let mut device = Device::new(&node, &[&["kill", &pid.to_string()]]);
+    await_size(&device.name())?;
+    device.is_served_by(child);
+    Ok(device)
+}
+
+/// Starts our server; returns it with the address in its ready line.
+pub(super) fn serve(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<(Child, String)> {
     let stack = stack.replace("{file}", &file.to_string_lossy()).replace("{size}", &site.size.to_string());
     let mut command = Command::new("blockyard");
-    command.args(["serve", &stack, "--name", "bench", "--queues", &site.queues.to_string()]).args(words);
+    // A table is given with `--table` instead.
+    let stack = Some(&stack).filter(|stack| !stack.is_empty());
+    command
+        .arg("serve")
+        .args(stack)
+        .args(["--name", "bench", "--queues", &site.queues.to_string()])
+        .args(words);
     command.stdout(Stdio::piped());
     let log = site.folder.join("blockyard.log");
     let stderr = File::create(&log).map_err(|error| Error(format!("{}: {error}", log.display())))?;
@@ -311,20 +435,14 @@ fn blockyard(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<De
         let read = BufReader::new(stdout).read_line(&mut line);
         read.map_err(|error| Error(format!("blockyard: {error}")))?;
     }
-    let pid = child.id();
-    let Some(node) = line.split_whitespace().nth(2) else {
+    let Some(address) = line.split_whitespace().nth(2) else {
         let _ = child.wait();
         return Err(Error(fs::read_to_string(&log).unwrap_or_default().trim().into()));
     };
-    wait_for(&[node])?;
-    let mut device = Device::new(node, &[&["kill", &pid.to_string()]]);
-    await_size(&device.name())?;
-    device.server = Some(pid);
-    device.child = Some(child);
-    Ok(device)
+    Ok((child, address.to_owned()))
 }
 
-fn spawn(command: &mut Command) -> Result<Child> {
+pub(super) fn spawn(command: &mut Command) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).spawn().map_err(|error| Error(format!("{name}: {error}")))
 }
@@ -332,16 +450,16 @@ fn spawn(command: &mut Command) -> Result<Child> {
 fn process_named(name: &str) -> Option<u32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    // The one that serves is the youngest: what started it has ended or is about to.
+    // The server is the youngest process: its parent has ended or is about to.
     pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name))
         .max()
 }
 
-fn make(folder: &Path) -> Result<()> {
+pub(super) fn make(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|error| Error(format!("{}: {error}", folder.display())))
 }
 
-fn put(path: &Path, text: &str) -> Result<()> {
+pub(super) fn put(path: &Path, text: &str) -> Result<()> {
     let write = |mut file: File| std::io::Write::write_all(&mut file, text.as_bytes());
     File::options()
         .write(true)
@@ -350,18 +468,18 @@ fn put(path: &Path, text: &str) -> Result<()> {
         .map_err(|error| Error(format!("{}: {error}", path.display())))
 }
 
-fn wait_for(nodes: &[&str]) -> Result<String> {
+pub(super) fn wait_for(nodes: &[&str]) -> Result<String> {
     let found = within(LIMIT, || nodes.iter().find(|node| Path::new(node).exists()));
     found.map(|node| (*node).to_owned()).ok_or_else(|| Error(format!("{}: does not come", nodes[0])))
 }
 
-fn await_size(name: &str) -> Result<()> {
+pub(super) fn await_size(name: &str) -> Result<()> {
     let path = format!("/sys/block/{name}/size");
     let has = || fs::read_to_string(&path).ok().filter(|size| size.trim() != "0").map(drop);
     within(LIMIT, has).ok_or_else(|| Error(format!("{path}: stays empty")))
 }
 
-fn within<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+pub(super) fn within<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let started = Instant::now();
     loop {
         match probe() {
@@ -376,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_peer_is_a_row_that_comes_before() {
+    fn every_peer_is_an_earlier_row() {
         for (index, subject) in SUBJECTS.iter().enumerate() {
             if let Some(peer) = subject.peer {
                 assert!(SUBJECTS[..index].iter().any(|other| other.name == peer), "{}: {peer}", subject.name);
@@ -385,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_fails_is_named_with_what_it_said() {
+    fn a_failed_tool_is_named_with_its_output() {
         let error = output(&["sh", "-c", "echo no >&2; exit 3"]).expect_err("it fails");
         assert!(error.0.contains("exit status: 3: no"), "{}", error.0);
     }

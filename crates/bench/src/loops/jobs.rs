@@ -1,4 +1,4 @@
-//! What is done to each device: fio jobs, and what they cost the whole machine.
+//! The load on each device: fio jobs, and their cost for the whole machine.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::tools::output;
 pub(super) struct Job {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    /// What it does to files in a file system of its own.
+    /// fio's options for files in a file system of its own.
     words: &'static [&'static str],
 }
 
-/// Jobs alike share their files, which are laid out once.
+/// Similar jobs share their files, which are laid out once.
 const ONE: &str = "--filename=one";
 const MANY: &str = "--filename_format=many.$jobnum.$filenum";
 
-/// What a disk did when the loop driver moved to blk-mq: one job, 64 under way.
+/// The jobs of the loop driver's move to blk-mq: one job, 64 in flight.
 macro_rules! deep {
     ($name:literal, $rw:literal $(, $more:literal)?) => {
         Job {
@@ -30,7 +30,7 @@ macro_rules! deep {
     };
 }
 
-/// And when it moved to direct I/O: 4 jobs, one request each.
+/// The jobs of its move to direct I/O: 4 jobs, one request each.
 macro_rules! plain {
     ($name:literal, $rw:literal $(, $more:literal)?) => {
         Job {
@@ -76,13 +76,11 @@ pub(super) const JOBS: &[Job] = &[
     },
 ];
 
-/// What one run measured.
+/// The measurements of one run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     pub(super) run: fio::Run,
-    /// Switches of the whole machine for a request.
-    pub(super) switches: f64,
-    /// What the page cache has grown by during the run, less what tmpfs itself holds, in MiB.
+    /// Growth of the page cache during the run, less that of tmpfs, in MiB.
     pub(super) cached_mib: f64,
 }
 
@@ -106,25 +104,14 @@ impl Job {
             output(&lay)?;
             std::fs::write(on.mount.join(format!("{}.laid", self.name)), "").map_err(fail)?;
         }
-        let look = || Ok((switches()?, cached_kib()?));
-        let before = look().map_err(fail)?;
+        let before = cached_kib().map_err(fail)?;
         let run = fio::run(&words, on.server)?;
-        let after = look().map_err(fail)?;
-        Ok(Sample {
-            run,
-            switches: after.0.saturating_sub(before.0) as f64 / run.requests.max(1.0),
-            cached_mib: (after.1 - before.1) / 1024.0,
-        })
+        let after = cached_kib().map_err(fail)?;
+        Ok(Sample { run, cached_mib: (after - before) / 1024.0 })
     }
 }
 
-fn switches() -> std::io::Result<u64> {
-    let text = std::fs::read_to_string("/proc/stat")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("ctxt "));
-    Ok(line.and_then(|number| number.parse().ok()).unwrap_or(0))
-}
-
-/// What the page cache holds that no file in memory is made of.
+/// Returns the size of the page cache without files in memory.
 fn cached_kib() -> std::io::Result<f64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let field = |name: &str| {

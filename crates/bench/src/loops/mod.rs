@@ -1,8 +1,8 @@
-//! `./x bench loop`: block devices over files, beside each other, on this kernel, as root.
+//! `./x bench loop`: a comparison of block devices over files, on this kernel, as root.
 //!
-//! Every subject has an image of its own in one folder, is started once and stays; a file system is on each. A round goes
-//! through the jobs and, within each, through the subjects, beginning with another one every time. A figure is the median
-//! of the rounds; a ratio is the median of the rounds' own, so that what drifts during a run drops out.
+//! Every subject has an image of its own in one folder, is started once and stays; a file system is on each.
+//! A round runs the jobs and, within each, the subjects, beginning with another one every time. A figure is
+//! the median of the rounds; a ratio is the median of the rounds' own, which removes drift during a run.
 
 mod jobs;
 mod report;
@@ -97,7 +97,7 @@ fn run(options: &Options) -> Result<()> {
                 }
             }
         }
-        // A run that is ended early leaves the rounds that it finished.
+        // A run that is ended early leaves its finished rounds.
         std::fs::create_dir_all(&options.out).map_err(Error::at(&options.out))?;
         let csv = options.out.join("loop.csv");
         std::fs::write(&csv, report::csv(&rows)).map_err(Error::at(&csv))?;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_and_jobs_are_chosen_by_how_their_names_begin() {
+    fn subjects_and_jobs_are_selected_by_prefix() {
         let options = parsed("--subjects loop --jobs files-randrw --rounds 1").expect("valid");
         assert!(options.subjects.iter().all(|subject| subject.name.starts_with("loop")));
         assert_eq!((options.jobs.len(), options.rounds), (1, 1));

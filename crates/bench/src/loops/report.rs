@@ -1,4 +1,4 @@
-//! What came of it, as Markdown for people and a line for each run for everything else.
+//! The report, as Markdown for people and a line for each run for programs.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::{Options, Row};
 use crate::figures::{median, ratio, spread};
 use crate::fio;
 
-/// Whom the ratios are against.
+/// The subjects of the ratios.
 const PEERS: [&str; 3] = ["loop-buffered", "nbdfuse", "qemu"];
 
 fn of(row: &Row, value: impl Fn(&Sample) -> f64) -> f64 {
@@ -50,7 +50,7 @@ pub(super) fn page(options: &Options, running: &[Running], rows: &[Row]) -> Stri
                 of(row, |sample| sample.run.bytes / 1e6),
                 of(row, |sample| sample.run.p99_us),
                 of(row, |sample| sample.run.machine_us),
-                of(row, |sample| sample.switches),
+                of(row, |sample| sample.run.switches),
                 of(row, |sample| sample.cached_mib),
                 against.join(" | ")
             );
@@ -63,13 +63,13 @@ pub(super) fn page(options: &Options, running: &[Running], rows: &[Row]) -> Stri
     text
 }
 
-/// Every run on a line.
+/// Returns every run on a line.
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut text = "device,job,round,iops,bytes,p99_us,machine_us,server_us,switches,cached_mib\n".to_owned();
     for row in rows {
         for (round, sample) in row.samples.iter().enumerate() {
-            let Sample { run, switches, cached_mib } = sample;
-            let fio::Run { rate, bytes, p99_us, machine_us, server_us, .. } = run;
+            let Sample { run, cached_mib } = sample;
+            let fio::Run { rate, bytes, p99_us, machine_us, server_us, switches, .. } = run;
             let server = server_us.map_or(String::new(), |us| format!("{us:.3}"));
             let (name, job) = (row.subject, row.job);
             let _ = writeln!(

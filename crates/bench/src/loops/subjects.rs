@@ -1,4 +1,4 @@
-//! What is measured: each way to a loop device, started and ended.
+//! The subjects of the comparison: each kind of loop device, how it is created and removed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::tools::{output, run};
 
-/// How a subject makes its device. In words, `{image}`, `{file}` and `{size}` are put in.
+/// How a subject creates its device. `{image}`, `{file}` and `{size}` are replaced in its arguments.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Setup {
     /// The kernel's loop driver over the image itself.
     Kernel { direct: bool },
-    /// blockyard with these words, which makes the loop device.
+    /// blockyard with these arguments, which creates the loop device.
     Ours(&'static [&'static str]),
     /// A program that shows the image as `{file}`, under the kernel's loop driver with direct I/O.
     Under(&'static [&'static str]),
@@ -25,26 +25,29 @@ enum Way {
 pub(super) struct Subject {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    way: Way,
+    setup: Setup,
 }
 
-/// All of them. The first is what the others are set against.
+/// All subjects. The first is the reference.
 pub(super) const SUBJECTS: &[Subject] = &[
-    Subject { name: "loop-buffered", way: Way::Kernel { direct: false } },
-    Subject { name: "loop-direct", way: Way::Kernel { direct: true } },
-    Subject { name: "ours", way: Way::Ours(&["file:{image}", "--loop"]) },
-    Subject { name: "ours-dev-fuse", way: Way::Ours(&["file:{image}", "--loop=uring=off"]) },
-    Subject { name: "ours-one-thread", way: Way::Ours(&["file:{image}", "--loop", "--queues", "1"]) },
-    Subject { name: "ours-direct", way: Way::Ours(&["file:{image},direct=on", "--loop"]) },
-    Subject { name: "ours-ram", way: Way::Ours(&["ram:{size}", "--loop"]) },
-    Subject { name: "ours-passthrough", way: Way::Ours(&["file:{image},format=raw", "--loop=passthrough"]) },
+    Subject { name: "loop-buffered", setup: Setup::Kernel { direct: false } },
+    Subject { name: "loop-direct", setup: Setup::Kernel { direct: true } },
+    Subject { name: "ours", setup: Setup::Ours(&["file:{image}", "--loop"]) },
+    Subject { name: "ours-dev-fuse", setup: Setup::Ours(&["file:{image}", "--loop=uring=off"]) },
+    Subject { name: "ours-one-thread", setup: Setup::Ours(&["file:{image}", "--loop", "--queues", "1"]) },
+    Subject { name: "ours-direct", setup: Setup::Ours(&["file:{image},direct=on", "--loop"]) },
+    Subject { name: "ours-ram", setup: Setup::Ours(&["ram:{size}", "--loop"]) },
+    Subject {
+        name: "ours-passthrough",
+        setup: Setup::Ours(&["file:{image},format=raw", "--loop=passthrough"]),
+    },
     Subject {
         name: "nbdfuse",
-        way: Way::Under(&["nbdfuse", "{file}", "--command", "nbdkit", "-s", "file", "{image}"]),
+        setup: Setup::Under(&["nbdfuse", "{file}", "--command", "nbdkit", "-s", "file", "{image}"]),
     },
     Subject {
         name: "qemu",
-        way: Way::Under(&[
+        setup: Setup::Under(&[
             "qemu-storage-daemon",
             "--blockdev",
             "driver=file,node-name=image,filename={image}",
@@ -54,28 +57,28 @@ pub(super) const SUBJECTS: &[Subject] = &[
     },
 ];
 
-/// How long a subject may take to come or to go.
+/// Longest time of an attach or a detach.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A device that is there, with a file system mounted.
+/// A device with a mounted file system.
 pub(super) struct Running {
     pub(super) name: &'static str,
     /// Its node.
     pub(super) node: PathBuf,
-    /// Where the file system on its first part is mounted.
+    /// Mount point of the file system on its first part.
     pub(super) mount: PathBuf,
     /// The process behind it.
     pub(super) server: Option<u32>,
     /// From the first command to a node that can be opened.
     pub(super) attach: Duration,
     child: Option<Child>,
-    /// A loop device that is not ours to let go of by ending the server.
+    /// A loop device that does not end with the server.
     bound: bool,
     left: Vec<PathBuf>,
 }
 
 impl Subject {
-    /// Makes its device and a file system on it.
+    /// Creates its device and a file system on it.
     pub(super) fn start(&self, folder: &Path, size: u64) -> Result<Running> {
         let image = folder.join(format!("{}.img", self.name));
         let file = folder.join(format!("{}.fuse", self.name));
@@ -101,10 +104,10 @@ impl Subject {
             left: vec![image.clone(), file.clone()],
         };
         let started = Instant::now();
-        match self.way {
-            Way::Kernel { direct } => one.bind(&image, direct)?,
-            Way::Ours(words) => one.serve(&fill(words))?,
-            Way::Under(words) => one.show(&fill(words), &file, size)?,
+        match self.setup {
+            Setup::Kernel { direct } => one.bind(&image, direct)?,
+            Setup::Ours(words) => one.serve(&fill(words))?,
+            Setup::Under(words) => one.show(&fill(words), &file, size)?,
         }
         one.attach = started.elapsed();
         let node = one.node.to_string_lossy().into_owned();
@@ -145,7 +148,7 @@ impl Running {
 
     fn show(&mut self, words: &[String], file: &Path, size: u64) -> Result<()> {
         File::create(file).map_err(|error| Error(format!("{}: {error}", file.display())))?;
-        // Another build of a neighbour, as for the NBD servers: NBDFUSE, QEMU_STORAGE_DAEMON.
+        // Another build of a program, as for the NBD servers: NBDFUSE, QEMU_STORAGE_DAEMON.
         let program = std::env::var_os(words[0].to_uppercase().replace('-', "_"));
         let child = Command::new(program.unwrap_or_else(|| words[0].clone().into()))
             .args(&words[1..])
@@ -168,7 +171,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // What was not made cannot be taken away, and need not.
+        // Errors are ignored: the mount may not exist.
         let _ = run(&["umount", &self.mount.to_string_lossy()]);
         if self.bound {
             let _ = run(&["losetup", "-d", &self.node.to_string_lossy()]);

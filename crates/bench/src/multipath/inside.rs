@@ -1,7 +1,8 @@
-//! Inside the process: what a request takes with nothing around it, by one thread and by several at once.
+//! Inside the process: the cost of a request alone, with one thread and with several at once.
 //!
-//! Each thread drives a queue of its own of one device, as reactors do; what the device's queues share is all that the
-//! threads share. With several threads the slowest one's time counts, from a common start: that is what a lock costs.
+//! Each thread drives a queue of its own of one device, as reactors do; the threads share only the state that
+//! the device's queues share. With several threads the slowest one's time counts, from a common start: that
+//! is the cost of a lock.
 
 use super::stacks::{Shared, Subject};
 use crate::core::{BenchRing, DEPTH, Mix, Rig};
@@ -12,7 +13,7 @@ use std::time::Instant;
 /// Requests of one round on each thread.
 const ROUND: u64 = 1_000_000;
 
-/// All rounds of one subject under so many threads.
+/// All rounds of one subject with a number of threads.
 pub(super) struct Series {
     pub(super) subject: Subject,
     pub(super) threads: u16,
@@ -27,8 +28,8 @@ fn processor_ns() -> f64 {
     time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
 }
 
-/// One round: processor time for a request, and millions of requests a second. All is made anew for it, as where
-/// memory lies decides a good deal.
+/// Measures one round: processor time for a request, and millions of requests a second. All memory is
+/// allocated anew, as its place has a large effect.
 fn round(subject: Subject, threads: u16) -> (f64, f64) {
     let shared = Shared::new::<BenchRing>(subject, threads, DEPTH);
     let start = Barrier::new(usize::from(threads));
@@ -51,7 +52,7 @@ fn round(subject: Subject, threads: u16) -> (f64, f64) {
     (cpu_ns, requests / seconds / 1e6)
 }
 
-/// All subjects under each number of threads, round by round beside each other.
+/// Measures all subjects with each number of threads, in interleaved rounds.
 pub(super) fn measure(subjects: &[Subject], threads: &[u16], rounds: usize) -> Vec<Series> {
     let mut all = Vec::new();
     for &threads in threads {

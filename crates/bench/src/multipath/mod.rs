@@ -1,8 +1,10 @@
-//! `./x bench multipath`: what multipath costs, from outside and inside, beside the same with one mutex around its state.
+//! `./x bench multipath`: the cost of multipath, from outside and inside, compared with a version with one
+//! mutex around its state.
 //!
-//! Four parts: devices of the program under load from outside; the same stacks, and those with a lock, behind a server of
-//! the harness's own; the stacks alone, inside one process; and NBD servers, one and two, behind multipath beside one without.
-//! Figures are medians of rounds with the least and greatest; ratios are medians of the rounds' own.
+//! Four parts: devices of the program under load from outside; these stacks, and those with a lock, behind a
+//! server of the harness's own; the stacks alone, inside one process; and NBD servers, one and two, behind
+//! multipath and without it. Figures are medians of rounds with the least and greatest; ratios are medians of
+//! the rounds' own.
 
 mod inside;
 mod outside;
@@ -11,7 +13,7 @@ mod served;
 mod stacks;
 mod stores;
 
-pub(crate) use stacks::{Selector, Shared, Subject};
+pub(crate) use stacks::{Selector, Shared, Subject, selector_arguments};
 pub(crate) use stores::check as check_stores;
 
 use crate::realtime;
@@ -26,6 +28,7 @@ usage: ./x bench multipath [OPTIONS], or --stores alone: whether requests write 
   --rounds N       (5)     --seconds S  of each load from outside (0.5)
   --parts A,B      of: outside, mutex, inside, servers (all)
   --dir PATH       where sockets lie (a new folder in /dev/shm)
+  --csv FILE       a line for each measurement
   --no-realtime    beside everything else that runs, not ahead of it
 ";
 
@@ -35,6 +38,7 @@ struct Options {
     seconds: f64,
     parts: Vec<String>,
     folder: Option<PathBuf>,
+    csv: Option<PathBuf>,
     realtime: bool,
 }
 
@@ -46,6 +50,7 @@ fn parse(words: &[String]) -> Result<Options, String> {
         seconds: 0.5,
         parts: PARTS.map(str::to_owned).into(),
         folder: None,
+        csv: None,
         realtime: true,
     };
     let mut words = words.iter();
@@ -71,6 +76,7 @@ fn parse(words: &[String]) -> Result<Options, String> {
                 }
             }
             "--dir" => options.folder = Some(value.into()),
+            "--csv" => options.csv = Some(value.into()),
             _ => return Err(format!("no such option: {word}")),
         }
     }
@@ -129,10 +135,11 @@ fn run(options: &Options) -> std::io::Result<()> {
         std::env::var_os("BLOCKYARD_BIN").map_or_else(|| own.with_file_name("blockyard"), PathBuf::from);
     let site = Site { folder, blockyard };
     let result = measure(options, &site);
-    // Servers are gone by now; so is what they left.
+    // Servers have ended by now; their files can go.
     let _ = std::fs::remove_dir_all(&site.folder);
-    print!("{}", result?.page());
-    Ok(())
+    let report = result?;
+    print!("{}", report.page());
+    options.csv.as_ref().map_or(Ok(()), |path| std::fs::write(path, report.csv()))
 }
 
 fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
@@ -157,7 +164,7 @@ fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
             outside(&Subject::all().into_iter().filter(four).map(Server::Own).collect::<Vec<_>>())?;
     }
     if wants("inside") {
-        // A round is short: there may be more.
+        // A round is short, so there are more.
         report.inside = inside::measure(&Subject::all(), &threads, 2 * options.rounds - 1);
     }
     if wants("servers") {
@@ -182,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_and_nonsense_is_refused() {
+    fn options_are_parsed_and_invalid_ones_refused() {
         let options = parsed("--rounds 3 --seconds 0.2 --parts inside,servers").expect("valid");
         assert_eq!((options.rounds, options.parts.len(), options.seconds), (3, 2, 0.2));
         for line in ["--rounds", "--rounds 0", "--seconds 0", "--parts none", "--speed 1"] {

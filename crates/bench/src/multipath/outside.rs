@@ -1,6 +1,6 @@
-//! From outside: 4 KiB reads at random over NBD, 32 in flight on each connection, a connection for each reactor.
+//! From outside: random 4 KiB reads over NBD, 32 in flight on each connection, a connection for each reactor.
 //!
-//! Servers are started once and stay; each round goes through all of them, beginning with another one every time.
+//! Servers are started once and stay; each round runs all of them, beginning with another one every time.
 
 use super::served;
 use super::stacks::{Selector, Subject};
@@ -16,30 +16,30 @@ const BLOCK: u32 = 4096;
 const DEPTH: usize = 32;
 /// Time for a load to become steady before it is measured.
 const WARM_UP: Duration = Duration::from_millis(150);
-/// A server that is not ready by then is not going to be.
+/// Longest start of a server.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// Who serves.
+/// A kind of server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Server {
     /// The program, on a subject without a lock.
     Ours(Subject),
     /// The harness itself, on any subject.
     Own(Subject),
-    /// The program, over one export of another server of it.
+    /// The program, over one export of another of its servers.
     Direct,
     /// The program, with multipath over such servers.
     Behind(Selector, Backs),
 }
 
-/// What paths lead to.
+/// The servers behind the paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Backs {
-    /// A server: what multipath itself takes.
+    /// One server: the cost of multipath itself.
     One,
-    /// The same one, by two connections: what it takes beyond that to have the requests of a reactor in two streams.
+    /// Two connections to one server: the additional cost of splitting a reactor's requests into two streams.
     Twice,
-    /// Two servers: what one more process takes beyond that.
+    /// Two servers: the additional cost of another process.
     Two,
 }
 
@@ -72,7 +72,7 @@ impl Server {
     }
 }
 
-/// All rounds on one server with so many reactors and connections.
+/// All rounds on one server with a number of reactors and connections.
 pub(super) struct Series {
     pub(super) server: Server,
     pub(super) threads: u16,
@@ -82,7 +82,7 @@ pub(super) struct Series {
     pub(super) cpu_us: Vec<f64>,
 }
 
-/// A server that runs; it ends with its value.
+/// A running server; it ends when this is dropped.
 struct Running {
     child: Child,
     socket: PathBuf,
@@ -97,7 +97,7 @@ impl Drop for Running {
 
 impl Running {
     fn start(mut command: Command, socket: PathBuf) -> io::Result<Running> {
-        // Of a server of an earlier part.
+        // A socket of an earlier part's server.
         let _ = std::fs::remove_file(&socket);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let mut running = Running { child, socket };
@@ -105,9 +105,14 @@ impl Running {
         while Connection::open(&running.socket, "bench").is_err() {
             if running.child.try_wait()?.is_some() || began.elapsed() > START_LIMIT {
                 let _ = running.child.kill();
-                let mut said = String::new();
-                running.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut said)).transpose()?;
-                return Err(Error::other(format!("{:?} does not come up: {said}", command.get_program())));
+                let mut printed = String::new();
+                running
+                    .child
+                    .stderr
+                    .take()
+                    .map(|mut stderr| stderr.read_to_string(&mut printed))
+                    .transpose()?;
+                return Err(Error::other(format!("{:?} does not come up: {printed}", command.get_program())));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -115,20 +120,20 @@ impl Running {
     }
 }
 
-/// Where servers are started from and leave their sockets.
+/// Program and folder of the servers.
 pub(super) struct Site {
     pub(super) folder: PathBuf,
     pub(super) blockyard: PathBuf,
 }
 
 impl Site {
-    /// The program, with these words before the export.
+    /// Starts the program, with these arguments before the export.
     fn blockyard(&self, name: &str, threads: u16, words: &[&str]) -> io::Result<Running> {
         let socket = self.folder.join(format!("{name}.sock"));
         let mut command = Command::new(&self.blockyard);
         command.arg("serve").args(words).args(["--name", "bench", "--queues", &threads.to_string()]);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
-        // Devices of one user have different names; what serves each is a user of its own.
+        // Names of devices are unique for a user, so each server has a run directory of its own.
         command.env("BLOCKYARD_RUN", self.folder.join(name));
         Running::start(command, socket)
     }
@@ -171,14 +176,14 @@ impl Site {
         }
     }
 
-    /// A server that server `number` stands on.
+    /// Returns the URI of a server behind server `number`.
     fn back_uri(&self, number: usize, back: usize, threads: u16) -> String {
         let socket = self.folder.join(format!("{threads}-{number}-back{back}.sock"));
         format!("nbd+unix:///bench?socket={}", socket.display())
     }
 
-    /// Those that server `number` stands on. They are its own: how a server spreads connections over its reactors depends
-    /// on those that it had before.
+    /// Starts the servers behind server `number`. They are its own: a server's distribution of connections
+    /// over its reactors depends on earlier ones.
     fn backs(&self, server: &Server, number: usize, threads: u16) -> io::Result<Vec<Running>> {
         let numbers: &[usize] = match server {
             Server::Ours(_) | Server::Own(_) => &[],
@@ -191,7 +196,7 @@ impl Site {
     }
 }
 
-/// Requests, seconds, and processor time of the server, of one round.
+/// Returns requests, seconds, and processor time of the server, of one round.
 fn load(server: &Running, threads: u16, seed: u64, seconds: f64) -> io::Result<(u64, f64, f64)> {
     let opened: io::Result<Vec<_>> =
         (0..threads).map(|_| Connection::open(&server.socket, "bench")).collect();
@@ -224,7 +229,7 @@ fn load(server: &Running, threads: u16, seed: u64, seconds: f64) -> io::Result<(
     })
 }
 
-/// All servers with so many reactors, round by round beside each other.
+/// Measures all servers with a number of reactors, in interleaved rounds.
 pub(super) fn measure(
     site: &Site,
     servers: &[Server],
@@ -253,7 +258,7 @@ pub(super) fn measure(
     Ok(all)
 }
 
-/// What a child of [`Server::Own`] does: `--serve SUBJECT --reactors N --socket PATH`.
+/// Runs the child of [`Server::Own`]: `--serve SUBJECT --reactors N --socket PATH`.
 pub(super) fn serve(words: &[String]) -> io::Result<()> {
     let [_, subject, _, reactors, _, socket] = words else {
         return Err(Error::other("--serve SUBJECT --reactors N --socket PATH"));

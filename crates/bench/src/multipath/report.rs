@@ -1,10 +1,10 @@
-//! What came of it, as Markdown for people.
+//! The report, as Markdown for people.
 
 use super::{inside, outside};
 use crate::figures::{median, ratio, spread};
 use std::fmt::Write as _;
 
-/// A null request as the goals have it, in nanoseconds.
+/// The time of a null request in the goals, in nanoseconds.
 const NULL_NS: f64 = 60.0;
 
 /// All parts that were measured.
@@ -48,6 +48,37 @@ impl Report {
         text
     }
 
+    /// Returns every measurement on a line. A name ends with the number of threads.
+    pub(super) fn csv(&self) -> String {
+        let mut text = "subject,job,round,iops,cpu_us\n".to_owned();
+        let mut add =
+            |job: &str, name: &str, threads: u16, rates: &[f64], unit: f64, cpu: &[f64], cpu_unit: f64| {
+                for (round, (rate, cpu)) in rates.iter().zip(cpu).enumerate() {
+                    let name = name.replace(", ", "/");
+                    let (rate, cpu) = (rate * unit, cpu * cpu_unit);
+                    let _ = writeln!(text, "{name}/{threads},{job},{round},{rate:.1},{cpu:.5}");
+                }
+            };
+        let served = [("outside", &self.outside), ("mutex", &self.mutex), ("servers", &self.servers)];
+        for (job, all) in served {
+            for series in all.iter().flatten() {
+                add(job, &series.server.name(), series.threads, &series.kilo_iops, 1e3, &series.cpu_us, 1.0);
+            }
+        }
+        for series in &self.inside {
+            add(
+                "inside",
+                &series.subject.name(),
+                series.threads,
+                &series.mega_iops,
+                1e6,
+                &series.cpu_ns,
+                1e-3,
+            );
+        }
+        text
+    }
+
     fn inside_table(&self) -> String {
         let Some(base) = self.inside.first().map(|series| series.subject) else { return String::new() };
         let mut text = "\n### Inside one process\n\n| threads | stack | CPU ns a request | added ns | of a null \
@@ -74,7 +105,8 @@ impl Report {
     }
 }
 
-/// Devices of servers, each set against the first of its list; `device` and `base` are the words for those.
+/// Returns a table of servers, each compared with the first of its list; `device` and `base` are their
+/// headings.
 fn beside(title: &str, device: &str, base: &str, all: &[Vec<outside::Series>]) -> String {
     if all.is_empty() {
         return String::new();

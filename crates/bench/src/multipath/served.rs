@@ -1,9 +1,9 @@
-//! A server of the harness's own: a subject's stack behind the NBD export, on as many reactors as wanted.
+//! A server of the harness's own: a subject's stack behind the NBD export, on a number of reactors.
 //!
-//! The program that people run serves no multipath with a lock, so one is put behind the same export, ring and queues
-//! here, in a process of its own; the stacks without it are served so as well, to be held against. It is what the
-//! harness starts itself and ends by a signal: it serves one export by any name, and gives connections to its
-//! reactors in turn.
+//! The program serves no multipath with a lock, so that version is put behind the same export, ring and
+//! queues here, in a process of its own; the stacks without a lock are served like this as well, for
+//! comparison. The harness starts it and ends it by a signal: it serves one export by any name, and
+//! distributes connections over its reactors in turn.
 
 use super::stacks::{Shared, Subject};
 use backends::ZeroPages;
@@ -20,19 +20,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Requests that each queue takes.
+/// Depth of each queue.
 const DEPTH: u16 = 128;
-/// What a null device's size is unless it is said.
+/// Default size of a null device.
 const SIZE: u64 = 250 << 30;
 
-/// A connection whose handshake is done.
+/// A connection after its handshake.
 struct Newcomer {
     fd: OwnedFd,
     session: Session,
     leftover: Vec<u8>,
 }
 
-/// Serve a subject on a socket with so many reactors, until the process ends.
+/// Serves a subject on a socket with a number of reactors, until the process ends.
 pub(super) fn serve(subject: Subject, reactors: u16, socket: &Path) -> io::Result<()> {
     let shared = Shared::new::<KernelRing>(subject, reactors, DEPTH);
     let mut inboxes: Vec<(Sender<Newcomer>, Waker)> = Vec::new();
@@ -42,7 +42,7 @@ pub(super) fn serve(subject: Subject, reactors: u16, socket: &Path) -> io::Resul
         let shared = shared.clone();
         std::thread::spawn(move || {
             let ring = KernelRing::new(RingConfig::default()).expect("a ring");
-            ready.send(ring.waker()).expect("whoever started this thread waits for it");
+            ready.send(ring.waker()).expect("the starting thread waits for it");
             Reactor::new(ring, &shared, number).run(&inbox);
         });
         inboxes.push((mail, is_ready.recv().map_err(io::Error::other)?));
@@ -50,7 +50,7 @@ pub(super) fn serve(subject: Subject, reactors: u16, socket: &Path) -> io::Resul
     let listener = UnixListener::bind(socket)?;
     for number in 0.. {
         let (stream, _) = listener.accept()?;
-        // Whoever only looked whether the server is there goes again.
+        // A client that only checked whether the server listens has disconnected.
         let Ok(Some(newcomer)) = greet(stream) else { continue };
         let (mail, waker) = &inboxes[number % inboxes.len()];
         mail.send(newcomer).map_err(io::Error::other)?;
@@ -59,7 +59,7 @@ pub(super) fn serve(subject: Subject, reactors: u16, socket: &Path) -> io::Resul
     Ok(())
 }
 
-/// The handshake, from the first byte on. `None`: the client left.
+/// Serves the handshake. Returns `None` if the client left.
 fn greet(mut stream: UnixStream) -> io::Result<Option<Newcomer>> {
     let found = Found { id: ExportId(0), name: "bench".to_owned(), info: ExportInfo::new(SIZE) };
     let (exports, mut handshake) = (vec![found], Handshake::new(Config::default()));
@@ -99,13 +99,18 @@ impl Reactor {
         let stack = shared.stack(number, DEPTH, Some(zeroes));
         queues.insert(Queue::new(config, stack).expect("a stack that fits"));
         let mut front = Front::default();
-        let facts =
-            DeviceFacts { lends: true, may_lend: true, in_place: false, sparse: false, opaque: false };
+        let facts = DeviceFacts {
+            zero_copy_reads: true,
+            allows_zero_copy: true,
+            inline: false,
+            sparse: false,
+            opaque: false,
+        };
         front.open_lane(id, DEPTH, facts, Arc::default());
         Reactor { ring, queues, front }
     }
 
-    /// As a reactor of the program's does, with one front-end and one queue.
+    /// Runs like a reactor of the program, with one front-end and one queue.
     fn run(mut self, inbox: &Receiver<Newcomer>) {
         use exports::Front as _;
         let (mut finished, mut done) = (Vec::new(), Vec::new());

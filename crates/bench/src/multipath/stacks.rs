@@ -1,8 +1,8 @@
-//! The stacks that are compared: a null device alone, under multipath over so many null devices, and under the same
-//! multipath with one mutex around its state.
+//! The compared stacks: a null device alone, null devices under multipath, and under the same multipath with
+//! one mutex around its state.
 //!
-//! The last is what multipath was in the kernel of 2016 ([`Locked`]): one state for all queues, and a lock that each
-//! request takes when it is sent and again when it ends. It is here to be measured, and nowhere else.
+//! The last is multipath as in the kernel of 2016 ([`Locked`]): one state for all queues, and a lock that
+//! each request takes when it is sent and again when it ends. It exists only for this measurement.
 
 use backends::{Null, NullSpec};
 use block::{Cookie, Region, Request, Status, Tag};
@@ -10,7 +10,7 @@ use layers::multipath::{Config, Multipath, MultipathNode};
 use queue::{Cx, Node, NodeId, Ring, Stack, Verdict};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What chooses among the paths.
+/// The selectors of paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Selector {
     RoundRobin,
@@ -28,11 +28,11 @@ impl Selector {
         Selector::Historical,
         Selector::Affinity,
     ];
-    /// Those of the seed's comparison.
+    /// The selectors of the published comparison.
     pub(crate) const SEEDS: [Selector; 3] =
         [Selector::ServiceTime, Selector::QueueLength, Selector::RoundRobin];
 
-    /// As a table has it.
+    /// Returns its name in a table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Selector::RoundRobin => "round-robin",
@@ -43,7 +43,7 @@ impl Selector {
         }
     }
 
-    /// What a table says of its path `number` of `count`.
+    /// Returns the arguments of path `number` of `count` in a table.
     fn path(self, number: u8, count: u8) -> String {
         match self {
             Selector::ServiceTime => "1 1".to_owned(),
@@ -56,7 +56,7 @@ impl Selector {
         }
     }
 
-    /// What follows the word `multipath` in a table: one group over these devices.
+    /// Returns the arguments after `multipath` in a table: one group over these devices.
     pub(crate) fn line(self, devices: &[&str]) -> String {
         let count = devices.len() as u8;
         let args = if self == Selector::ServiceTime { 2 } else { 1 };
@@ -66,14 +66,23 @@ impl Selector {
     }
 }
 
-/// What is put between a queue and its null devices.
+/// Returns the arguments after `multipath` in a table, for the selector of that name.
+///
+/// # Panics
+/// If no selector has that name.
+pub(crate) fn selector_arguments(name: &str, devices: &[&str]) -> String {
+    let selector = Selector::ALL.into_iter().find(|selector| selector.name() == name);
+    selector.expect("the name of a selector").line(devices)
+}
+
+/// The layer between a queue and its null devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Subject {
-    /// Nothing: the device that the others are held against.
+    /// None: the reference device.
     Raw,
-    /// Multipath over so many paths.
+    /// Multipath over this number of paths.
     Free(Selector, u8),
-    /// The same with one mutex around its state.
+    /// Multipath with one mutex around its state.
     Locked(Selector, u8),
 }
 
@@ -86,8 +95,8 @@ impl Subject {
         }
     }
 
-    /// All that are compared: the null device first, then each selector over one path and over four, then those of
-    /// the seed's comparison with a mutex.
+    /// Returns all compared stacks: the null device first, then each selector over one path and over four,
+    /// then those of the published comparison with a mutex.
     pub(crate) fn all() -> Vec<Subject> {
         let free =
             Selector::ALL.iter().flat_map(|&selector| [1, 4].map(|paths| Subject::Free(selector, paths)));
@@ -96,7 +105,7 @@ impl Subject {
     }
 }
 
-/// What all queues of a device have in common.
+/// State shared by all queues of a device.
 #[derive(Clone)]
 pub(crate) enum Shared {
     Raw,
@@ -105,7 +114,8 @@ pub(crate) enum Shared {
 }
 
 impl Shared {
-    /// For so many queues that deep. Tags of all of them share the state's tables where it has a lock.
+    /// Creates the state for a number of queues and their depth. With a lock, the tags of all queues share
+    /// the state's tables.
     pub(crate) fn new<R: Ring>(subject: Subject, queues: u16, depth: u16) -> Shared {
         let (Subject::Free(selector, paths) | Subject::Locked(selector, paths)) = subject else {
             return Shared::Raw;
@@ -122,7 +132,8 @@ impl Shared {
         Shared::Locked(Arc::new(Mutex::new(node)), paths)
     }
 
-    /// The stack of queue `number`, each `depth` deep. `zeroes`: what reads of null devices are lent.
+    /// Returns the stack of queue `number`, each `depth` deep. `zeroes`: zero-copy memory for reads of null
+    /// devices.
     pub(crate) fn stack<R: Ring>(&self, number: u16, depth: u16, zeroes: Option<Region>) -> Stack<R> {
         let mut stack = Stack::default();
         let paths = match self {
@@ -148,10 +159,10 @@ fn children(paths: u8) -> Vec<NodeId> {
     (1..=paths).map(NodeId).collect()
 }
 
-/// One queue's way to the multipath that it shares with the others.
+/// One queue's access to the multipath that it shares with the others.
 struct Locked {
     node: Arc<Mutex<MultipathNode>>,
-    /// Where this queue's tags begin among those of all queues.
+    /// First of this queue's tags among those of all queues.
     first_tag: u16,
 }
 
@@ -181,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_selectors_line_is_read() {
+    fn every_selectors_table_line_is_parsed() {
         for selector in Selector::ALL {
             for devices in [&["a"][..], &["a", "b", "c", "d"]] {
                 let line = selector.line(devices);

@@ -1,8 +1,8 @@
-//! Which memory is written per request: every store of a run, as valgrind's lackey sees it, held against where that lies
-//! which the queues of a multipath share.
+//! Memory that is written per request: every store of a run, reported by valgrind's lackey, compared with the
+//! addresses of the state that the queues of a multipath share.
 //!
-//! The program runs itself under valgrind. It says where that memory is, stores to a marker, carries requests, and stores to
-//! the marker again; what was stored in between is what the requests stored.
+//! The program runs itself under valgrind. It prints these addresses, stores to a marker, runs requests, and
+//! stores to the marker again; the stores in between are those of the requests.
 
 use super::stacks::{Selector, Shared, Subject};
 use crate::core::{BenchRing, DEPTH, Mix, Rig};
@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const REQUESTS: u64 = 1600;
 const PATHS: u8 = 4;
-/// An `Arc` counts its owners in two words before what it holds.
+/// An `Arc` has two counts of its owners before its content.
 const OWNERS_LEN: usize = 2 * size_of::<usize>();
 
 static MARKER: AtomicU64 = AtomicU64::new(0);
 
-/// What runs under valgrind.
+/// Runs the part under valgrind.
 pub(super) fn child(selector: &str) -> io::Result<()> {
     let selector = Selector::ALL.into_iter().find(|known| known.name() == selector);
     let selector = selector.ok_or_else(|| Error::other("no such selector"))?;
@@ -37,7 +37,7 @@ pub(super) fn child(selector: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What requests stored: how often in all, and how often where queues share.
+/// Stores of the requests: in all, and to shared lines.
 struct Stored {
     all: usize,
     shared: usize,
@@ -47,9 +47,9 @@ fn number(text: &str) -> io::Result<usize> {
     usize::from_str_radix(text, 16).map_err(Error::other)
 }
 
-/// What the child said: the marker, and what is shared.
-fn places(said: &str) -> io::Result<(usize, Vec<Range<usize>>)> {
-    let mut words = said.split_whitespace();
+/// Parses the child's output: the address of the marker, and the shared addresses.
+fn places(printed: &str) -> io::Result<(usize, Vec<Range<usize>>)> {
+    let mut words = printed.split_whitespace();
     let marker = number(words.next().unwrap_or_default())?;
     let range = |word: &str| {
         let (start, end) = word.split_once('-').ok_or_else(|| Error::other("not a range"))?;
@@ -58,22 +58,22 @@ fn places(said: &str) -> io::Result<(usize, Vec<Range<usize>>)> {
     Ok((marker, words.map(range).collect::<io::Result<_>>()?))
 }
 
-/// A line of lackey's, if it tells of a store: ` S 1ffeffe7e8,8`, or ` M …` for a load and a store in one.
+/// Parses a store in lackey's output: ` S 1ffeffe7e8,8`, or ` M …` for a load and a store in one.
 fn store(line: &str) -> Option<(usize, usize)> {
     let place = line.strip_prefix(" S ").or_else(|| line.strip_prefix(" M "))?;
     let (at, len) = place.trim().split_once(',')?;
     Some((number(at).ok()?, len.parse().ok()?))
 }
 
-fn judge(said: &str, stores: &[(usize, usize)]) -> io::Result<Stored> {
-    let (marker, shared) = places(said)?;
+fn judge(printed: &str, stores: &[(usize, usize)]) -> io::Result<Stored> {
+    let (marker, shared) = places(printed)?;
     let mut marked =
         stores.iter().enumerate().filter(|(_, store)| store.0 == marker).map(|(number, _)| number);
     let (Some(start), Some(end)) = (marked.next(), marked.next_back()) else {
         return Err(Error::other("the markers were not seen"));
     };
     let between = &stores[start + 1..end];
-    // Another queue's thread has what lies on the same lines.
+    // Data of other queues' threads is on whole cache lines.
     let line = |range: &Range<usize>| range.start & !63..(range.end + 63) & !63;
     let shared: Vec<Range<usize>> = shared.iter().map(line).collect();
     let hits =
@@ -94,16 +94,16 @@ fn count(selector: Selector) -> io::Result<Stored> {
     };
     let lines = BufReader::new(stderr).lines().map_while(Result::ok);
     let stores: Vec<(usize, usize)> = lines.filter_map(|line| store(&line)).collect();
-    let mut said = String::new();
-    BufReader::new(stdout).read_line(&mut said)?;
+    let mut printed = String::new();
+    BufReader::new(stdout).read_line(&mut printed)?;
     if !child.wait()?.success() {
         return Err(Error::other("valgrind ended badly"));
     }
-    judge(&said, &stores)
+    judge(&printed, &stores)
 }
 
-/// Count for the selectors that take paths in turn, and for one that counts; an error when a request has stored anything
-/// where queues share.
+/// Counts for the selectors that take paths in turn, and for one with counts; an error when a request has
+/// written to a shared line.
 pub(crate) fn check() -> io::Result<()> {
     for selector in [Selector::RoundRobin, Selector::Affinity, Selector::QueueLength] {
         let Stored { all, shared } = count(selector)?;
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stores_between_the_markers_are_judged_by_their_lines() {
+    fn stores_between_the_markers_are_counted_by_cache_line() {
         assert_eq!(store(" S 1ffe,8"), Some((0x1ffe, 8)));
         assert_eq!((store(" L 1ffe,8"), store("I  04,3"), store("==1== x")), (None, None, None));
         let stores = [(0x1000, 8), (0x10, 8), (0x103f, 2), (0x1040, 8), (0x2000, 8), (0x10, 8), (0x1001, 1)];

@@ -1,11 +1,12 @@
-//! The lean client: what an NBD server can do when its client costs almost nothing.
+//! The lean client: shows a server's performance with a client that costs almost nothing.
 //!
-//! Blocking sockets and a thread for each connection. A thread sends all requests it may in one vectored write (at most
-//! `BATCH_MAX`), then takes what one read into a buffer of 256 KiB brings, and refills the window with as many requests
-//! as were answered. Payloads of reads are left in that buffer, payloads of writes come from one constant block, so the
-//! client touches each byte once. It speaks fixed newstyle with simple replies.
+//! Blocking sockets and a thread for each connection. A thread sends all requests of its window in one
+//! vectored write (at most `BATCH_MAX`), then receives once into a buffer of 256 KiB, and refills the window
+//! with as many requests as were answered. Payloads of reads are left in that buffer, payloads of writes come
+//! from one constant block, so the client touches each byte once. It uses fixed newstyle with simple replies.
 //!
-//! It trusts nothing about the answers except the data: an unknown cookie, an error or a closed connection ends the run.
+//! It checks everything in the answers except the data: an unknown cookie, an error or a closed connection
+//! ends the run.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,9 +16,9 @@ use std::time::Duration;
 
 /// Requests in one send, at most.
 const BATCH_MAX: usize = 32;
-/// What one receive may bring.
+/// Bytes of one receive, at most.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// A server that says nothing for so long is stuck.
+/// A server that sends nothing for this time hangs.
 const SILENCE: Duration = Duration::from_secs(20);
 
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -31,7 +32,7 @@ const REPLY_INFO: u32 = 3;
 const REPLY_BYTES: usize = 16;
 const REQUEST_BYTES: usize = 28;
 
-/// What the load does.
+/// The access pattern of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pattern {
     /// Half reads and half writes at random offsets.
@@ -47,13 +48,13 @@ pub(crate) enum Pattern {
 /// One connection's load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// What it does.
+    /// The access pattern.
     pub(crate) pattern: Pattern,
     /// Bytes of each request.
     pub(crate) block: u32,
-    /// Requests under way at once.
+    /// Requests in flight.
     pub(crate) depth: usize,
-    /// Where the offsets and directions come from.
+    /// Seed of offsets and directions.
     pub(crate) seed: u64,
 }
 
@@ -131,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// Puts `load` on the server until `stop`, adding each finished request to `finished`.
+    /// Loads the server until `stop`, adding each completed request to `finished`.
     pub(crate) fn run(mut self, load: Load, stop: &AtomicBool, finished: &AtomicU64) -> io::Result<()> {
         let mut window = Window::new(load, self.size);
         let mut answers = Answers::new();
@@ -169,7 +170,7 @@ fn request(is_read: bool, cookie: u64, offset: u64, length: u32) -> [u8; REQUEST
     bytes
 }
 
-/// The requests of one connection: slots by cookie, of which `free` are not under way.
+/// The requests of one connection: slots by cookie, of which `free` are not in flight.
 struct Window {
     load: Load,
     blocks: u64,
@@ -188,7 +189,7 @@ impl Window {
         Self {
             load,
             blocks,
-            // Connections that go through the device in order begin at different places.
+            // Connections with sequential access begin at different places.
             position: random.u64(..) % blocks,
             payload: (0..load.block).map(|_| random.u64(..) as u8).collect(),
             random,
@@ -217,7 +218,7 @@ impl Window {
         (is_read, block * u64::from(self.load.block))
     }
 
-    /// Sends as many requests as are free and one batch holds.
+    /// Sends free requests, up to one batch.
     fn send(&mut self, stream: &mut UnixStream) -> io::Result<()> {
         let mut headers = [[0; REQUEST_BYTES]; BATCH_MAX];
         let mut with_payload = [false; BATCH_MAX];
@@ -253,7 +254,7 @@ impl Window {
         Ok(())
     }
 
-    /// Notes the answer to `cookie`; says how many bytes of data follow it.
+    /// Records the answer to `cookie`; returns the number of data bytes that follow it.
     fn answered(&mut self, cookie: u64, error: u32) -> io::Result<usize> {
         if error != 0 {
             return Err(broken(&format!("the server answers with error {error}")));
@@ -266,12 +267,12 @@ impl Window {
     }
 }
 
-/// The bytes received and not yet understood.
+/// Received bytes that are not parsed yet.
 struct Answers {
     buffer: Vec<u8>,
     /// At the start of `buffer`, less than one reply's header.
     held: usize,
-    /// Data of a read that has yet to come.
+    /// Remaining data bytes of a read.
     skip: usize,
 }
 
@@ -280,8 +281,8 @@ impl Answers {
         Self { buffer: vec![0; RECEIVE_BYTES], held: 0, skip: 0 }
     }
 
-    /// Receives once and goes through what came. A read counts as answered with its header: what is under way when the
-    /// run is measured is the same at both ends.
+    /// Receives once and parses the answers. A read counts as answered with its header: the number in flight
+    /// is the same at the start and the end of the measurement.
     fn receive(&mut self, stream: &mut UnixStream, window: &mut Window) -> io::Result<()> {
         let got = stream.read(&mut self.buffer[self.held..])?;
         if got == 0 {

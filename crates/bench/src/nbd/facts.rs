@@ -1,8 +1,9 @@
-//! What a server costs beside its load: to start, to wait, to wake, to hold a client that does not read, and in system
-//! calls per request.
+//! Further costs of a server: its start, idling, waking, a client that does not read, and system calls per
+//! request.
 //!
-//! Each fact comes from the kernel's own counters. System calls are counted by perf where it may (a tracepoint, which
-//! costs little), else by strace, which slows the server and so makes its batches a little larger.
+//! Each fact comes from the kernel's own counters. System calls are counted by perf if it is permitted (a
+//! tracepoint, which costs little), else by strace, which slows the server and so makes its batches a little
+//! larger.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,39 +15,39 @@ use super::servers::{Kind, Server, Site, Storage};
 use super::{Error, Result, median};
 use crate::proc;
 
-/// How long an idle server is watched.
+/// How long an idle server is measured.
 const IDLE: Duration = Duration::from_secs(2);
-/// Requests that come alone, and the pause before each: long enough for the server to sleep.
+/// Number of single requests, and the pause before each: long enough for the server to sleep.
 const LONE_REQUESTS: u32 = 200;
 const LONE_PAUSE: Duration = Duration::from_millis(5);
-/// The client that never reads: its requests and the bytes that each asks for.
+/// The client that never reads: its requests and the bytes of each.
 const UNREAD_REQUESTS: u64 = 1000;
 const UNREAD_BYTES: u32 = 128 << 10;
-/// Starts of which the median is taken.
+/// Number of starts for the median.
 const STARTS: usize = 5;
 
-/// What was found about one server over one storage. `None` where it could not be measured.
+/// The facts about one server over one storage. `None` where it could not be measured.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    /// Which.
+    /// The server.
     pub(super) kind: Kind,
-    /// Over what.
+    /// Its storage.
     pub(super) storage: Storage,
     /// From the start of the program to its greeting, in milliseconds; the median.
     pub(super) ready_ms: f64,
-    /// Memory when ready, and after a load on all connections.
+    /// Memory when ready.
     pub(super) at_ready: proc::Memory,
     /// Memory after the load.
     pub(super) after_load: proc::Memory,
     /// Processor time in two idle seconds with open connections, in microseconds.
     pub(super) idle_us: f64,
-    /// Wake-ups in the same time.
+    /// Wake-ups in the same two seconds.
     pub(super) idle_waits: u64,
-    /// Processor time of the server for a request that comes alone, in microseconds.
+    /// Processor time of the server for a single request, in microseconds.
     pub(super) lone_us: f64,
-    /// What its client waits for it, in microseconds; the median.
+    /// Latency of a single request, in microseconds; the median.
     pub(super) lone_latency_us: f64,
-    /// KiB that a client with a thousand unread answers makes the server grow by.
+    /// Growth of the server by a client with a thousand unread answers, in KiB.
     pub(super) unread_kib: u64,
     /// System calls per request with the lean client.
     pub(super) syscalls_lean: Option<f64>,
@@ -54,7 +55,7 @@ pub(super) struct Facts {
     pub(super) syscalls_fio: Option<f64>,
 }
 
-/// Measures all of them.
+/// Measures all facts.
 pub(super) fn gather(kind: Kind, storage: Storage, site: &Site, pressure: &Pressure) -> Result<Facts> {
     let proc_error = || Error::at(Path::new("/proc"));
     let mut ready = Vec::new();
@@ -90,12 +91,12 @@ fn open(server: &Server) -> Result<Connection> {
     Connection::open(&server.socket, &server.export).map_err(Error::at(&server.socket))
 }
 
-/// Processor time and wake-ups of a server whose clients are connected and say nothing.
+/// Measures processor time and wake-ups of a server with connected, idle clients.
 fn idle(server: &Server, connections: usize) -> Result<(f64, u64)> {
     let proc_error = || Error::at(Path::new("/proc"));
     let clients: Result<Vec<_>> = (0..connections).map(|_| open(server)).collect();
     let _clients = clients?;
-    // What a handshake leaves to do is done by then, and a server that spins before it sleeps has gone to sleep.
+    // By then work after the handshakes is done, and a server that spins before it sleeps has gone to sleep.
     std::thread::sleep(Duration::from_millis(500));
     let before = (
         proc::cpu_of_threads(server.pid()).map_err(proc_error())?,
@@ -107,7 +108,8 @@ fn idle(server: &Server, connections: usize) -> Result<(f64, u64)> {
     Ok((cpu.as_secs_f64() * 1e6, waits))
 }
 
-/// Requests that each find the server asleep: its processor time for one, and what the client waits.
+/// Measures single requests that each find the server asleep: its processor time for one, and the client's
+/// latency.
 fn lone(server: &Server) -> Result<(f64, f64)> {
     let proc_error = || Error::at(Path::new("/proc"));
     let mut client = open(server)?;
@@ -123,7 +125,7 @@ fn lone(server: &Server) -> Result<(f64, f64)> {
     Ok((cpu.as_secs_f64() * 1e6 / f64::from(LONE_REQUESTS), median(&latencies)))
 }
 
-/// How much a server grows for a client that asks and never reads.
+/// Measures the growth of a server by a client that sends requests and never reads.
 fn unread(server: &Server) -> Result<u64> {
     let proc_error = || Error::at(Path::new("/proc"));
     let mut client = open(server)?;
@@ -147,7 +149,7 @@ fn syscalls_lean(server: &Server, pressure: &Pressure) -> Result<Option<f64>> {
     })
 }
 
-/// With fio, which counts its own requests: perf over the middle of a run whose rate fio reports.
+/// Measures with fio, which counts its own requests: perf over the middle of a run whose rate fio reports.
 fn syscalls_fio(server: &Server, pressure: &Pressure) -> Result<Option<f64>> {
     let job =
         jobs::Job { name: "syscalls", client: jobs::Client::Fio, pattern: Pattern::RandomMixed, block: 4096 };
@@ -161,16 +163,17 @@ fn syscalls_fio(server: &Server, pressure: &Pressure) -> Result<Option<f64>> {
     })
 }
 
-/// Calls per request by perf's tracepoint, `finished` counting the requests.
+/// Returns calls per request by perf's tracepoint, with `finished` as the count of requests.
 fn calls_by_perf(pid: u32, time: Duration, finished: impl Fn() -> u64) -> Option<f64> {
     let (started, before) = (Instant::now(), finished());
     let calls = perf(pid, time)?;
-    // perf itself takes time to start and end; the load is steady, so its rate over all of that is its rate within.
+    // perf itself takes time to start and end; the load is steady, so its average rate is valid.
     let rate = (finished() - before) as f64 / started.elapsed().as_secs_f64();
     Some(calls / time.as_secs_f64() / rate)
 }
 
-/// System calls of all threads of `pid` in `time`; `None` where perf is missing or may not.
+/// Counts system calls of all threads of `pid` in `time`; returns `None` where perf is missing or not
+/// permitted.
 fn perf(pid: u32, time: Duration) -> Option<f64> {
     let output = Command::new("perf")
         .args(["stat", "-x", ",", "-e", "raw_syscalls:sys_enter", "-p", &pid.to_string(), "--", "sleep"])
@@ -183,7 +186,7 @@ fn perf(pid: u32, time: Duration) -> Option<f64> {
     line.split(',').next()?.parse().ok()
 }
 
-/// Calls per request by strace's summary, whose last line is the total.
+/// Returns calls per request by strace's summary, whose last line is the total.
 fn calls_by_strace(pid: u32, finished: impl Fn() -> u64) -> Option<f64> {
     let before = finished();
     let output = Command::new("timeout")

@@ -1,8 +1,8 @@
-//! One round of one job on one server: load it, watch it, say what it did and what that cost.
+//! One round of one job on one server: the load, its result and its cost.
 //!
-//! For the lean client the counters are read twice while the load runs steadily, from threads that live throughout. fio
-//! and nbdcopy open and close their own connections, so their cost is that of the whole process over the whole run, and
-//! so is their count.
+//! For the lean client the counters are read twice during the steady load, from threads that live throughout.
+//! fio and nbdcopy open and close their own connections, so their cost and their count are those of the whole
+//! process over the whole run.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// The unit in which copies are counted.
 const COPY_UNIT: u64 = 1 << 20;
 
-/// Who puts the load on.
+/// The program that loads the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Client {
     /// `client.rs`.
@@ -34,16 +34,16 @@ pub(super) enum Client {
     CopyOut,
 }
 
-/// One line of the plan.
+/// One job of the plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    /// Who puts the load on.
+    /// The program that loads the server.
     pub(super) client: Client,
-    /// What the load does; of no meaning to copies.
+    /// The access pattern; unused for copies.
     pub(super) pattern: Pattern,
-    /// Bytes of each request; for copies, the unit that they are counted in.
+    /// Bytes of each request; for copies, the unit of their count.
     pub(super) block: u32,
 }
 
@@ -66,43 +66,43 @@ pub(super) const JOBS: &[Job] = &[
     job("write-1m-lean", Client::Lean, Pattern::Writes, 1 << 20),
 ];
 
-/// How hard each job presses.
+/// The intensity of a load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pressure {
     /// Connections at once.
     pub(super) connections: usize,
-    /// Requests under way on each.
+    /// Requests in flight on each.
     pub(super) depth: usize,
-    /// For how long.
+    /// Duration in seconds.
     pub(super) seconds: f64,
-    /// Where random offsets come from.
+    /// Seed of random offsets.
     pub(super) seed: u64,
 }
 
-/// What one round measured.
+/// The measurements of one round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     /// Requests finished, or MiB copied.
     pub(super) count: u64,
-    /// In this time.
+    /// Duration in seconds.
     pub(super) seconds: f64,
     /// Processor time of the server.
     pub(super) server_cpu: f64,
     /// Processor time of the client.
     pub(super) client_cpu: f64,
-    /// What 99 of 100 reads do not exceed, in microseconds, where the client says so.
+    /// 99th percentile of the latency of reads, in microseconds, if the client reports it.
     pub(super) read_p99_us: Option<f64>,
-    /// Share of the machine's processors that others used or the host took meanwhile, 0 to 1.
+    /// Share of the machine's processors that other programs used or the host took, 0 to 1.
     pub(super) foreign: f64,
 }
 
 impl Sample {
-    /// Requests a second, or MiB a second for copies.
+    /// Returns requests a second, or MiB a second for copies.
     pub(super) fn rate(&self) -> f64 {
         self.count as f64 / self.seconds
     }
 
-    /// Microseconds of the server's processor time for each.
+    /// Returns the server's processor time for each, in microseconds.
     pub(super) fn cost(&self) -> f64 {
         self.server_cpu * 1e6 / self.count.max(1) as f64
     }
@@ -119,7 +119,7 @@ impl Mark {
         Ok(Self { at: Instant::now(), machine: proc::machine().map_err(Error::at(Path::new("/proc/stat")))? })
     }
 
-    /// The sample since this mark, given what was counted and used.
+    /// Returns the sample since this mark, from the count and the processor times.
     fn sample(&self, count: u64, server: Duration, client: Duration) -> Result<Sample> {
         let seconds = self.at.elapsed().as_secs_f64();
         let machine = proc::machine().map_err(Error::at(Path::new("/proc/stat")))?;
@@ -163,12 +163,12 @@ pub(super) struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// Requests finished so far.
+    /// Returns the number of requests completed so far.
     pub(super) fn finished(&self) -> u64 {
         self.counts.iter().map(|count| count.0.load(Ordering::Relaxed)).sum()
     }
 
-    /// Whether a connection has failed; its error comes out at the end.
+    /// Returns whether a connection has failed; its error is reported at the end.
     pub(super) fn has_failed(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What `./x bench nbd` can be told.
+//! Options of `./x bench nbd`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use super::servers::{self, KINDS, Kind, STORAGES, Site, Storage};
 use super::{Error, Result};
 use crate::options::{chosen, number};
 
-/// One run's choices.
+/// The options of a run.
 pub(super) struct Options {
     /// Rounds of each job on each server.
     pub(super) rounds: usize,
@@ -15,36 +15,36 @@ pub(super) struct Options {
     pub(super) seconds: f64,
     /// Connections of each job.
     pub(super) connections: usize,
-    /// Requests under way on each connection.
+    /// Requests in flight on each connection.
     pub(super) depth: usize,
     /// The exports' length in bytes.
     pub(super) size: u64,
-    /// Where random offsets come from.
+    /// Seed of random offsets.
     pub(super) seed: u64,
-    /// What is run.
+    /// Jobs to run.
     pub(super) jobs: Vec<&'static Job>,
-    /// On which servers.
+    /// Servers to compare.
     pub(super) servers: Vec<Kind>,
-    /// Over what.
+    /// Storages of the servers.
     pub(super) storages: Vec<Storage>,
     /// Whether start-up, memory, wake-ups and system calls are measured too.
     pub(super) with_facts: bool,
-    /// Whether to run ahead of everything else on the machine, where that is permitted.
+    /// Whether to use the real-time class, if permitted.
     pub(super) realtime: bool,
     /// A folder in memory for sockets and files.
     pub(super) dir: PathBuf,
     /// A folder on a disk.
     pub(super) disk_dir: PathBuf,
-    /// Where the report goes.
+    /// Folder of the report.
     pub(super) out: PathBuf,
 }
 
-/// Name of the option, its value and what it means; the one table behind `parse` and `help`.
+/// Each option's name, value and meaning; `parse` and `help` use this table.
 const TABLE: &[(&str, &str, &str)] = &[
     ("--rounds", "N", "rounds of each job on each server (5)"),
     ("--seconds", "S", "length of a round (3)"),
     ("--connections", "N", "connections (4)"),
-    ("--depth", "N", "requests under way on each, at most 32 (16)"),
+    ("--depth", "N", "requests in flight on each, at most 32 (16)"),
     ("--size", "MIB", "length of the exports (1024)"),
     ("--seed", "N", "of offsets and data (1)"),
     ("--cases", "A,B", "jobs, by name or by how it begins (all)"),
@@ -148,7 +148,7 @@ impl Options {
             }
             "--servers" => self.servers = chosen(name, value, KINDS, |kind| kind.name())?,
             "--storage" => {
-                // `disk` means itself only, not also what begins with it.
+                // `disk` selects only itself, not other names with that prefix.
                 let words: Vec<&str> = value.split(',').collect();
                 if let Some(word) = words.iter().find(|word| !STORAGES.iter().any(|one| one.name() == **word))
                 {
@@ -169,12 +169,12 @@ impl Options {
         Ok(())
     }
 
-    /// How hard each job presses.
+    /// Returns the intensity of the loads.
     pub(super) fn pressure(&self) -> Pressure {
         Pressure { connections: self.connections, depth: self.depth, seconds: self.seconds, seed: self.seed }
     }
 
-    /// Makes the folders of this run, with this process in their names.
+    /// Creates the folders of this run, with this process in their names.
     pub(super) fn site(&self) -> Result<Site> {
         let folder = |base: &Path| {
             let path = base.join(format!("blockyard-bench.{}", std::process::id()));
@@ -195,9 +195,9 @@ mod tests {
     }
 
     #[test]
-    fn every_option_of_the_table_is_understood() {
+    fn every_option_of_the_table_is_parsed() {
         let samples = "--rounds 7 --seconds=1.5 --connections 2 --depth 8 --size 64 --seed 3 --cases randrw \
-            --servers floor --storage ram,disk --no-facts --no-realtime --dir /tmp --disk-dir /tmp --out /tmp";
+            --servers baseline --storage ram,disk --no-facts --no-realtime --dir /tmp --disk-dir /tmp --out /tmp";
         let options = parse(samples).unwrap().unwrap();
         assert_eq!((options.rounds, options.connections, options.depth, options.size), (7, 2, 8, 64 << 20));
         assert_eq!(options.jobs.len(), 2);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_refused() {
         for text in
             ["--rounds 0", "--rounds x", "--rounds", "--servers apache", "--cases=", "--depth 33", "--faster"]
         {

@@ -1,4 +1,4 @@
-//! What a run found: as a table for the terminal, as CSV and JSON for machines, as markdown for docs/benchmarks.
+//! The report of a run: a table for the terminal, CSV and JSON for programs, markdown for docs/benchmarks.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,18 +11,18 @@ use super::servers::{self, Kind};
 use super::{Error, Result, Series, median};
 use crate::figures::ratio;
 
-/// Above this share of the machine's processors in foreign hands, a round is called disturbed.
+/// A round is called disturbed if other programs used more than this share of the processors.
 const FOREIGN_MAX: f64 = 0.05;
 
 /// A finished run.
 pub(super) struct Report<'a> {
-    /// What was asked for.
+    /// The options of the run.
     pub(super) options: &'a Options,
-    /// What the jobs measured.
+    /// The jobs' measurements.
     pub(super) series: &'a [Series],
-    /// What the servers cost beside their load.
+    /// The servers' further costs.
     pub(super) facts: &'a [Facts],
-    /// Whether it ran ahead of everything else.
+    /// Whether it ran in the real-time class.
     pub(super) realtime: bool,
 }
 
@@ -54,7 +54,7 @@ impl Series {
         self.samples.iter().map(super::Sample::cost).collect()
     }
 
-    /// The median of the rounds; `None` if the client does not measure it.
+    /// Returns the median of the rounds; `None` if the client does not measure it.
     fn read_p99_us(&self) -> Option<f64> {
         let times: Option<Vec<f64>> = self.samples.iter().map(|sample| sample.read_p99_us).collect();
         times.as_deref().map(median)
@@ -71,7 +71,7 @@ const HEAD: [&str; 10] = [
     "server CPU us/op",
     "op/s : nbdkit",
     "CPU : nbdkit",
-    "op/s : floor",
+    "op/s : baseline",
 ];
 const FACTS_HEAD: [&str; 10] = [
     "storage",
@@ -93,13 +93,13 @@ impl Report<'_> {
         })
     }
 
-    /// The heads of the columns: images are compared with another server than files.
+    /// Returns the headings: images are compared with another server than files.
     fn head(&self) -> [&'static str; 10] {
         let mut head = HEAD;
         if !self.series.is_empty() && self.series.iter().all(|series| series.storage.is_image()) {
             (head[7], head[8]) = ("op/s : qemu-nbd", "CPU : qemu-nbd");
         } else if self.series.iter().any(|series| series.storage.is_image()) {
-            (head[7], head[8]) = ("op/s : nbdkit, images : qemu-nbd", "CPU : the same");
+            (head[7], head[8]) = ("op/s : nbdkit, images : qemu-nbd", "CPU : that server");
         }
         head
     }
@@ -122,7 +122,7 @@ impl Report<'_> {
                 Spread::of(&costs).show(2),
                 against(series.storage.peer(), Series::rates),
                 against(series.storage.peer(), Series::costs),
-                against(Kind::Floor, Series::rates),
+                against(Kind::Baseline, Series::rates),
             ]);
         }
         rows
@@ -147,7 +147,7 @@ impl Report<'_> {
         self.facts.iter().map(row).collect()
     }
 
-    /// What a reader must know before believing the figures.
+    /// Returns reasons to doubt the figures.
     fn warnings(&self) -> Vec<String> {
         let samples = || self.series.iter().flat_map(|series| &series.samples);
         let disturbed = samples().filter(|sample| sample.foreign > FOREIGN_MAX).count();
@@ -185,7 +185,7 @@ impl Report<'_> {
         )
     }
 
-    /// For the terminal.
+    /// Returns the table for the terminal.
     pub(super) fn table(&self) -> String {
         let mut text = format!("{}\n", self.setting());
         if !self.series.is_empty() {
@@ -212,7 +212,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// One line for each round.
+    /// Returns one line for each round.
     fn csv(&self) -> String {
         let mut text = String::from(
             "storage,job,server,round,count,seconds,rate,server_cpu_us_per_op,client_cpu_s,foreign\n",
@@ -272,7 +272,7 @@ impl Report<'_> {
         format!("{all:#}\n")
     }
 
-    /// For docs/benchmarks/nbd.md.
+    /// Returns the text for docs/benchmarks/nbd.md.
     fn markdown(&self) -> String {
         let mut text = format!("{}\n\n", self.setting());
         for warning in self.warnings() {

@@ -1,8 +1,8 @@
-//! The servers that are compared, each started the way its manual says for speed.
+//! The compared servers, each started as its manual recommends for speed.
 //!
-//! `blockyard` is the release binary beside this one (or `BLOCKYARD_BIN`), `nbdkit` and `qemu-nbd` are those on the path
-//! (or `NBDKIT`, `QEMU_NBD`), `floor` is `floor.c`, compiled here. Each gets a file of its own, so that none warms the
-//! cache for another. A server ends with its value.
+//! `blockyard` is the release binary beside this one (or `BLOCKYARD_BIN`), `nbdkit` and `qemu-nbd` are those
+//! on the path (or `NBDKIT`, `QEMU_NBD`), `baseline` is `baseline.c`, compiled here. Each has a file of its
+//! own, so that none warms the cache for another. A server ends when its value is dropped.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use super::{Error, Result};
 
-/// The C source of the floor.
-const FLOOR_SOURCE: &str = include_str!("../../floor.c");
-/// A server that is not ready by then is not going to be.
+/// The C source of the baseline server.
+const BASELINE_SOURCE: &str = include_str!("../../baseline.c");
+/// Longest start of a server.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// Which server.
+/// A kind of server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// Ours.
@@ -30,14 +30,14 @@ pub(super) enum Kind {
     /// qemu-nbd on io_uring.
     QemuUring,
     /// The minimal C program.
-    Floor,
+    Baseline,
 }
 
 /// Every server, in the order of the tables.
 pub(super) const KINDS: &[Kind] =
-    &[Kind::Blockyard, Kind::Nbdkit, Kind::QemuThreads, Kind::QemuUring, Kind::Floor];
+    &[Kind::Blockyard, Kind::Nbdkit, Kind::QemuThreads, Kind::QemuUring, Kind::Baseline];
 
-/// What the blocks lie on.
+/// The storage of the blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Storage {
     /// The server's own memory.
@@ -46,7 +46,7 @@ pub(super) enum Storage {
     Tmpfs,
     /// A file on a disk, through the page cache.
     Disk,
-    /// The same, past the page cache.
+    /// A file on a disk with direct I/O.
     DiskDirect,
     /// A qcow2 image in memory.
     Qcow2,
@@ -66,18 +66,18 @@ impl Kind {
             Self::Nbdkit => "nbdkit",
             Self::QemuThreads => "qemu-nbd-threads",
             Self::QemuUring => "qemu-nbd-io_uring",
-            Self::Floor => "floor",
+            Self::Baseline => "baseline",
         }
     }
 
-    /// Whether it can serve from `storage` at all.
+    /// Returns whether it can serve from `storage` at all.
     pub(super) fn serves(self, storage: Storage) -> bool {
         match (self, storage) {
             (Self::Blockyard, _) => true,
             (Self::Nbdkit, storage) => storage != Storage::DiskDirect && !storage.is_image(),
             (Self::QemuThreads | Self::QemuUring, storage) => storage != Storage::Ram,
-            // It answers from memory whatever the others lie on: the measure beside a file in memory too.
-            (Self::Floor, storage) => matches!(storage, Storage::Ram | Storage::Tmpfs),
+            // It always answers from memory: also the reference for a file in memory.
+            (Self::Baseline, storage) => matches!(storage, Storage::Ram | Storage::Tmpfs),
         }
     }
 }
@@ -95,18 +95,18 @@ impl Storage {
         }
     }
 
-    /// Whether what is served has a format.
+    /// Returns whether the served file has a format.
     pub(super) fn is_image(self) -> bool {
         matches!(self, Self::Qcow2 | Self::Overlay)
     }
 
-    /// Whom the others are compared with.
+    /// Returns the server that the others are compared with.
     pub(super) fn peer(self) -> Kind {
         if self.is_image() { Kind::QemuThreads } else { Kind::Nbdkit }
     }
 }
 
-/// Where things lie and how large they are.
+/// Folders and sizes.
 pub(super) struct Site {
     /// For sockets and files in memory; emptied at the end.
     pub(super) tmpfs: PathBuf,
@@ -118,7 +118,7 @@ pub(super) struct Site {
 
 /// A server that is ready.
 pub(super) struct Server {
-    /// Which.
+    /// Its kind.
     pub(super) kind: Kind,
     /// From the start of the program to its greeting on the socket.
     pub(super) ready: Duration,
@@ -141,7 +141,7 @@ impl Server {
         let _ = std::fs::remove_file(&socket);
         let mut files = vec![socket.clone()];
         let mut image = PathBuf::new();
-        if storage != Storage::Ram && kind != Kind::Floor {
+        if storage != Storage::Ram && kind != Kind::Baseline {
             let on_disk = matches!(storage, Storage::Disk | Storage::DiskDirect);
             let folder = if on_disk { &site.disk } else { &site.tmpfs };
             image = folder.join(format!("{}.img", kind.name()));
@@ -196,7 +196,7 @@ impl Server {
         }
     }
 
-    /// The name in the address of the line `NAME nbd nbd+unix:///EXPORT?socket=PATH`.
+    /// Returns the export's name from the address in the line `NAME nbd nbd+unix:///EXPORT?socket=PATH`.
     fn announced_export(&mut self) -> Result<String> {
         let stdout = self.child.stdout.as_mut().ok_or_else(|| Error("no output".into()))?;
         let mut line = String::new();
@@ -208,12 +208,12 @@ impl Server {
             .ok_or_else(|| Error(format!("blockyard: unexpected line: {line}")))
     }
 
-    /// Its process.
+    /// Returns its process ID.
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its address as NBD clients write it.
+    /// Returns its address for NBD clients.
     pub(super) fn uri(&self) -> String {
         format!("nbd+unix:///{}?socket={}", self.export, self.socket.display())
     }
@@ -229,7 +229,7 @@ impl Drop for Server {
     }
 }
 
-/// What lies over a file, or beside it.
+/// Returns the path of the overlay for a file.
 fn overlay_of(image: &Path) -> PathBuf {
     image.with_extension("over")
 }
@@ -265,7 +265,7 @@ fn command(kind: Kind, storage: Storage, site: &Site, socket: &Path, image: &Pat
             if storage == Storage::Overlay {
                 command.arg("--layer").arg(format!("cow,file={},create", overlay_of(image).display()));
             }
-            // Its run-time state goes with the rest.
+            // Its run directory is removed with the others.
             command.env("BLOCKYARD_RUN", site.tmpfs.join("run"));
             command
         }
@@ -290,8 +290,8 @@ fn command(kind: Kind, storage: Storage, site: &Site, socket: &Path, image: &Pat
             command.arg("--socket").arg(socket).arg(shown);
             command
         }
-        Kind::Floor => {
-            let mut command = Command::new(floor(&site.tmpfs)?);
+        Kind::Baseline => {
+            let mut command = Command::new(baseline(&site.tmpfs)?);
             command.arg(socket).arg(size);
             command
         }
@@ -307,16 +307,16 @@ fn blockyard() -> Result<PathBuf> {
     Ok(own.with_file_name("blockyard"))
 }
 
-/// Compiles the floor, once.
-fn floor(folder: &Path) -> Result<PathBuf> {
-    let (source, binary) = (folder.join("floor.c"), folder.join("floor"));
+/// Compiles the baseline server, once.
+fn baseline(folder: &Path) -> Result<PathBuf> {
+    let (source, binary) = (folder.join("baseline.c"), folder.join("baseline"));
     if !binary.exists() {
-        std::fs::write(&source, FLOOR_SOURCE).map_err(Error::at(&source))?;
+        std::fs::write(&source, BASELINE_SOURCE).map_err(Error::at(&source))?;
         let output = Command::new("cc").args(["-O2", "-pthread", "-o"]).arg(&binary).arg(&source).output();
         let output = output.map_err(Error::at(Path::new("cc")))?;
         if !output.status.success() {
             return Err(Error(format!(
-                "compiling floor.c failed: {}",
+                "compiling baseline.c failed: {}",
                 String::from_utf8_lossy(&output.stderr)
             )));
         }
@@ -324,25 +324,25 @@ fn floor(folder: &Path) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// Whether the server can be run here: its program is there, and starts.
+/// Returns whether the server can be run here: its program is installed, and starts.
 pub(super) fn present(kind: Kind) -> bool {
     let (program, argument) = match kind {
         Kind::Blockyard => return blockyard().is_ok_and(|path| path.exists()),
         Kind::Nbdkit => (program("NBDKIT", "nbdkit"), "--version"),
         Kind::QemuThreads | Kind::QemuUring => (program("QEMU_NBD", "qemu-nbd"), "--version"),
-        Kind::Floor => ("cc".into(), "--version"),
+        Kind::Baseline => ("cc".into(), "--version"),
     };
     let ran = Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
     ran.is_ok_and(|status| status.success())
 }
 
-/// What the program says of its version, for the report.
+/// Returns the program's version, for the report.
 pub(super) fn version(kind: Kind) -> String {
     let program = match kind {
         Kind::Blockyard => blockyard().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         Kind::Nbdkit => program("NBDKIT", "nbdkit"),
         Kind::QemuThreads | Kind::QemuUring => program("QEMU_NBD", "qemu-nbd"),
-        Kind::Floor => "cc".into(),
+        Kind::Baseline => "cc".into(),
     };
     let output = Command::new(program).arg("--version").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();

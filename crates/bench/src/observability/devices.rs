@@ -1,4 +1,4 @@
-//! The devices that are watched, and the load on them.
+//! The observed devices, and the load on them.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use super::Sample;
 use crate::error::{Error, Result};
 use crate::nbd::client::{Connection, Count, Load, Pattern};
 
-/// Time for a load to become steady, and for a watcher to be there.
+/// Time for a load to become steady, and for a watcher to start.
 const WARM_UP: Duration = Duration::from_millis(250);
 const DEPTH: usize = 32;
 const LEN: u32 = 4096;
 
-/// What is served.
+/// A device of the benchmark.
 pub(crate) struct Device {
     pub(crate) name: &'static str,
     stack: &'static str,
@@ -31,17 +31,17 @@ pub(crate) const DEVICES: [Device; 4] = [
     Device { name: "paged-file", stack: "file:file.img,size=256M,create", paged: true },
 ];
 
-/// One that is served, until this is dropped.
+/// A served device; its server ends when this is dropped.
 pub(crate) struct Served {
     pub(crate) name: &'static str,
-    /// Holds its sockets and its file, and is its run directory.
+    /// Folder of its sockets and its file, and its run directory.
     pub(crate) folder: PathBuf,
-    /// Where its page is, `127.0.0.1:PORT`.
+    /// Address of its page, `127.0.0.1:PORT`.
     pub(crate) page: Option<String>,
     child: Child,
 }
 
-/// The program that is measured: beside this one, or `BLOCKYARD_BIN`.
+/// Returns the measured program: beside this one, or `BLOCKYARD_BIN`.
 pub(crate) fn blockyard() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("BLOCKYARD_BIN") {
         return std::path::absolute(path).map_err(Error::at(Path::new("BLOCKYARD_BIN")));
@@ -80,7 +80,7 @@ impl Device {
 }
 
 impl Served {
-    /// Puts the load on, and measures for so long.
+    /// Runs the load, and measures for this time.
     pub(crate) fn under_load(&self, time: Duration) -> Result<Sample> {
         let socket = self.folder.join("disk.sock");
         let connection = Connection::open(&socket, self.name).map_err(Error::at(&socket))?;
@@ -111,7 +111,7 @@ impl Served {
         })
     }
 
-    /// Processor time of the thread that serves.
+    /// Returns the processor time of the serving thread.
     fn thread_time(&self) -> Result<Duration> {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.child.id()));
         let mut total = 0;

@@ -1,11 +1,12 @@
-//! `./x bench observability`: what it costs a device to be looked at, beside nothing, in one run.
+//! `./x bench observability`: the cost of observing a device, compared with none, in one run.
 //!
-//! Each device has a server of its own, which stays. A round goes through the devices and, for each, through the watchers,
-//! beginning with another one every time; a watcher comes, is there while the load runs, and goes. A figure is the median
-//! of the rounds; a cost is the median of the rounds' own ratios to nothing, so that what drifts during a run drops out.
+//! Each device has a server of its own, which stays. A round runs the devices and, for each, the watchers,
+//! beginning with another one every time; a watcher runs during the load only. A figure is the median of the
+//! rounds; a cost is the median of the rounds' own ratios to no watcher, which removes drift during a run.
 //!
-//! Two costs are told. That of requests a second counts all that a watcher does, on a machine whose processors the load
-//! keeps busy. That of the thread which serves is what remains where there is a processor to spare for the watcher.
+//! There are two costs. The cost of requests a second includes all effects of a watcher, on a machine whose
+//! processors the load keeps busy. The cost of the serving thread is the cost on a machine with a free
+//! processor.
 
 mod devices;
 mod watchers;
@@ -20,10 +21,10 @@ use crate::options;
 use devices::{DEVICES, Served};
 use watchers::{WATCHERS, Watcher};
 
-/// What the watchers are held to, in per cent of requests a second: see docs/benchmarks/observability.md.
+/// The limits of watchers, in per cent of requests a second: see docs/benchmarks/observability.md.
 const GOALS: [(&str, &str, f64); 2] = [("null", "trace", 15.0), ("file", "trace", 5.0)];
 
-/// Rounds of nothing that differ by more than this tell that the machine was busy with something else.
+/// If rounds without a watcher differ by more than this factor, other programs kept the machine busy.
 const UNSTEADY: f64 = 2.5;
 
 const USAGE: &str = "\
@@ -34,16 +35,16 @@ usage: ./x bench observability [OPTIONS]
   --out PATH       where observability.csv goes (target/bench)
 ";
 
-/// What one measurement found.
+/// The result of one measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// Requests a second.
     pub(crate) rate: f64,
     /// Microseconds of the serving thread's processor time for each.
     pub(crate) thread_us: f64,
-    /// Of the events of a trace, those that were dropped, 0 to 1.
+    /// Share of a trace's events that were dropped, 0 to 1.
     pub(crate) dropped: Option<f64>,
-    /// Answers a second to who asks a page all the time.
+    /// Answers a second of a page with continuous requests.
     pub(crate) answers: Option<f64>,
 }
 
@@ -126,15 +127,16 @@ fn run(options: &Options) -> Result<()> {
 }
 
 fn measure(device: &Served, watcher: &Watcher, time: Duration) -> Result<Sample> {
-    let watching = watcher.come(device)?;
+    let watching = watcher.start(device)?;
     let sample = device.under_load(time)?;
-    let seen = watching.go()?;
+    let seen = watching.finish()?;
     let dropped = seen.events.map(|events| share_dropped(events, sample.rate * time.as_secs_f64()));
     let failed = |error: Error| Error(format!("{} of {}: {}", watcher.name, device.name, error.0));
     Ok(Sample { dropped: dropped.transpose().map_err(failed)?, answers: seen.answers, ..sample })
 }
 
-/// Of a trace's events, those that were dropped, if it saw what there was: more than one for each request.
+/// Returns the share of a trace's events that were dropped, if the trace is complete: more than one event for
+/// each request.
 fn share_dropped([had, dropped]: [f64; 2], requests: f64) -> Result<f64> {
     let all = had + dropped;
     if all < 2.0 * requests {
@@ -151,7 +153,7 @@ impl Row {
     }
 }
 
-/// What a watcher costs, in per cent: of requests a second, and of the serving thread's time.
+/// Returns the cost of a watcher in per cent: of requests a second, and of the serving thread's time.
 fn costs(rows: &[Row], row: &Row) -> Option<(f64, f64)> {
     let nothing =
         rows.iter().find(|other| other.device == row.device && other.watcher == WATCHERS[0].name)?;
@@ -162,7 +164,7 @@ fn costs(rows: &[Row], row: &Row) -> Option<(f64, f64)> {
 
 fn page(options: &Options, rows: &[Row]) -> String {
     let mut text = format!(
-        "one client, 4 KiB, half reads and half writes at random, 32 under way, {} rounds of {} s\n\n\
+        "one client, 4 KiB, half reads and half writes at random, 32 in flight, {} rounds of {} s\n\n\
          | device | watched by | op/s (least..greatest) | cost of op/s | thread us/op | its cost | dropped | answers/s |\n\
          |---|---|---|---|---|---|---|---|\n",
         options.rounds, options.seconds
@@ -189,8 +191,8 @@ fn page(options: &Options, rows: &[Row]) -> String {
         if let Some((cost, own)) = row.and_then(|row| costs(rows, row)) {
             let (least, _, greatest) = spread(&unwatched(rows, device));
             let met = match cost <= goal {
-                // What else ran meant more than what is measured.
-                _ if greatest > UNSTEADY * least => "not to be told on a machine that is this busy",
+                // Other load had more effect than the watcher.
+                _ if greatest > UNSTEADY * least => "not measurable on a machine that is this busy",
                 true => "met",
                 false => "missed",
             };
@@ -202,7 +204,7 @@ fn page(options: &Options, rows: &[Row]) -> String {
     text
 }
 
-/// Requests a second of a device that nobody watches.
+/// Returns requests a second of a device without a watcher.
 fn unwatched(rows: &[Row], device: &str) -> Vec<f64> {
     let nothing = rows.iter().find(|row| row.device == device && row.watcher == WATCHERS[0].name);
     nothing.map(|row| row.of(|sample| sample.rate)).unwrap_or_default()
@@ -228,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_always_measured_and_costs_are_ratios_to_it() {
+    fn costs_are_ratios_to_the_rounds_without_a_watcher() {
         let words: Vec<String> = ["--watchers", "trace", "--rounds", "2"].map(str::to_owned).into();
         let options = parse(&words).expect("valid");
         assert_eq!(options.watchers[0].name, "nothing");
@@ -239,7 +241,7 @@ mod tests {
             samples: rates.map(|rate| Sample { rate, thread_us: 1e6 / rate, ..Sample::default() }).into(),
         };
         let rows = [row("nothing", [100.0, 200.0]), row("trace", [80.0, 160.0])];
-        let (cost, own) = costs(&rows, &rows[1]).expect("both are there");
+        let (cost, own) = costs(&rows, &rows[1]).expect("both exist");
         assert!((cost - 20.0).abs() < 1e-9 && (own - 25.0).abs() < 1e-9);
         assert!(
             page(&options, &rows)
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_was_not_there_is_no_figure() {
+    fn an_incomplete_trace_is_an_error() {
         assert!(share_dropped([300.0, 0.0], 1000.0).is_err());
         assert!(share_dropped([4000.0, 1000.0], 1000.0).is_ok_and(|share| share == 0.2));
     }

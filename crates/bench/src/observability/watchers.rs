@@ -1,4 +1,4 @@
-//! Who watches: each comes, is there for a while, and goes.
+//! The watchers: each is started before a load and ended after it.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,30 +17,30 @@ use rustix::thread::gettid;
 use super::devices::{Served, blockyard};
 use crate::error::{Error, Result};
 
-/// How often a scraper asks.
+/// Interval of a scraper.
 const SCRAPE: Duration = Duration::from_secs(1);
-/// How often who asks a page all the time asks.
+/// Interval of the requests to a page.
 const ASK: Duration = Duration::from_millis(1);
-/// How often somebody who waits for bytes looks whether that is still wanted.
+/// Interval at which a waiting reader checks whether it must stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a watcher may take to be there, while there is no load.
+/// Longest start of a watcher, without a load.
 const BEGINNING_SECONDS: i64 = 20;
-/// Such as look at a page are as far behind the load as the page itself.
+/// Viewers of a page have its low priority.
 const NICE: i32 = 19;
 
-/// A way of watching.
+/// A kind of watcher.
 pub(crate) struct Watcher {
     pub(crate) name: &'static str,
-    way: Way,
+    kind: Kind,
 }
 
-enum Way {
+enum Kind {
     Nothing,
-    /// A command of ours, `NAME` standing for the device; its output goes nowhere.
+    /// A command of ours, with `NAME` in place of the device; its output is discarded.
     Command(&'static [&'static str]),
-    /// A trace whose output nobody reads.
+    /// A trace whose output is not read.
     Unread,
-    /// `/metrics`, as Prometheus asks for it.
+    /// `/metrics`, requested like Prometheus.
     Scraper,
     /// A page that shows the device, with its addresses or without.
     Page {
@@ -50,74 +50,75 @@ enum Way {
     Asking,
 }
 
-/// The first is what the others are held against.
+/// The first is the reference.
 pub(crate) const WATCHERS: [Watcher; 10] = [
-    Watcher { name: "nothing", way: Way::Nothing },
-    Watcher { name: "trace", way: Way::Command(&["trace", "NAME", "-o", "-"]) },
-    Watcher { name: "trace-coarse", way: Way::Command(&["trace", "NAME", "-o", "-", "--coarse"]) },
-    Watcher { name: "trace-unread", way: Way::Unread },
-    Watcher { name: "scraper", way: Way::Scraper },
-    Watcher { name: "stat", way: Way::Command(&["stat", "-x", "-l", "NAME", "1"]) },
-    Watcher { name: "page", way: Way::Page { addresses: false } },
-    Watcher { name: "page-addresses", way: Way::Page { addresses: true } },
-    Watcher { name: "page-asked", way: Way::Asking },
-    Watcher { name: "top", way: Way::Command(&["top", "-b", "-d", "1"]) },
+    Watcher { name: "nothing", kind: Kind::Nothing },
+    Watcher { name: "trace", kind: Kind::Command(&["trace", "NAME", "-o", "-"]) },
+    Watcher { name: "trace-coarse", kind: Kind::Command(&["trace", "NAME", "-o", "-", "--coarse"]) },
+    Watcher { name: "trace-unread", kind: Kind::Unread },
+    Watcher { name: "scraper", kind: Kind::Scraper },
+    Watcher { name: "stat", kind: Kind::Command(&["stat", "-x", "-l", "NAME", "1"]) },
+    Watcher { name: "page", kind: Kind::Page { addresses: false } },
+    Watcher { name: "page-addresses", kind: Kind::Page { addresses: true } },
+    Watcher { name: "page-asked", kind: Kind::Asking },
+    Watcher { name: "top", kind: Kind::Command(&["top", "-b", "-d", "1"]) },
 ];
 
-/// One that is there.
+/// A running watcher.
 pub(crate) enum Watching {
     Nobody,
     Program { child: Child, is_trace: bool },
-    Thread(Beside),
+    Thread(WatcherThread),
 }
 
 /// A thread that watches.
-pub(crate) struct Beside {
+pub(crate) struct WatcherThread {
     stop: Arc<AtomicBool>,
-    /// Answers, or pieces of one.
+    /// Number of answers, or of parts of one.
     answers: Arc<AtomicU64>,
-    /// How many there were when it had begun, and when that was.
+    /// That number at its start, and the time of its start.
     begin: (u64, Instant),
     counts: bool,
     thread: JoinHandle<std::io::Result<()>>,
 }
 
-/// What a watcher saw.
+/// The result of a watcher.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seen {
-    /// Events of a trace: those it had, and those that were dropped.
+pub(crate) struct Observation {
+    /// Events of a trace: recorded and dropped ones.
     pub(crate) events: Option<[f64; 2]>,
     /// Answers a second.
     pub(crate) answers: Option<f64>,
 }
 
 impl Watcher {
-    /// A device with a page is there for the page; the others have none.
+    /// Returns whether it watches this device: devices with a page are for the page's watchers only.
     pub(crate) fn watches(&self, device: &Served) -> bool {
-        match self.way {
-            Way::Nothing => true,
-            Way::Page { .. } | Way::Asking => device.page.is_some(),
+        match self.kind {
+            Kind::Nothing => true,
+            Kind::Page { .. } | Kind::Asking => device.page.is_some(),
             _ => device.page.is_none(),
         }
     }
 
-    /// When this is back the watcher is there: a load that begins now is watched from its first request on.
-    pub(crate) fn come(&self, device: &Served) -> Result<Watching> {
-        match self.way {
-            Way::Nothing => Ok(Watching::Nobody),
-            Way::Command(words) => program(device, words, true),
-            Way::Unread => program(device, &["trace", "NAME", "-o", "-"], false),
-            Way::Scraper => {
+    /// Starts the watcher and waits until it is ready: a load that begins now is observed from its first
+    /// request on.
+    pub(crate) fn start(&self, device: &Served) -> Result<Watching> {
+        match self.kind {
+            Kind::Nothing => Ok(Watching::Nobody),
+            Kind::Command(words) => program(device, words, true),
+            Kind::Unread => program(device, &["trace", "NAME", "-o", "-"], false),
+            Kind::Scraper => {
                 let socket = device.folder.join(format!("{}.control", device.name));
                 beside(false, move |stop, answers| scrape(&socket, stop, answers))
             }
-            Way::Page { addresses } => {
+            Kind::Page { addresses } => {
                 let page = page_of(device)?;
                 let more = if addresses { "&addresses" } else { "" };
                 let path = format!("/events?device={}{more}", device.name);
-                beside(false, move |stop, answers| look_at(&page, &path, stop, answers))
+                beside(false, move |stop, answers| view_page(&page, &path, stop, answers))
             }
-            Way::Asking => {
+            Kind::Asking => {
                 let page = page_of(device)?;
                 beside(true, move |stop, answers| ask(&page, stop, answers))
             }
@@ -129,7 +130,7 @@ fn page_of(device: &Served) -> Result<String> {
     device.page.clone().ok_or_else(|| Error(format!("{}: no page", device.name)))
 }
 
-/// Starts a thread that watches, and waits for its first answer. `counts`: how many there are is told.
+/// Starts a thread that watches, and waits for its first answer. `counts`: the number of answers is reported.
 fn beside(
     counts: bool,
     work: impl FnOnce(&AtomicBool, &AtomicU64) -> std::io::Result<()> + Send + 'static,
@@ -146,10 +147,10 @@ fn beside(
         std::thread::sleep(ASK);
     }
     let begin = (answers.load(Relaxed), Instant::now());
-    Ok(Watching::Thread(Beside { stop, answers, begin, counts, thread }))
+    Ok(Watching::Thread(WatcherThread { stop, answers, begin, counts, thread }))
 }
 
-/// Connects with a page, as one that waits for others.
+/// Connects to a page, with a timeout.
 fn connect(page: &str) -> std::io::Result<TcpStream> {
     setpriority_process(Some(gettid()), NICE)?;
     let stream = TcpStream::connect(page)?;
@@ -158,7 +159,7 @@ fn connect(page: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads more; `false`: it is to stop, while the page has not had the time to answer.
+/// Reads more; returns `false` if it must stop before the page has answered.
 fn more(stream: &mut TcpStream, into: &mut Vec<u8>, stop: &AtomicBool) -> std::io::Result<bool> {
     let mut bytes = [0; 1 << 16];
     while !stop.load(Relaxed) {
@@ -175,7 +176,7 @@ fn more(stream: &mut TcpStream, into: &mut Vec<u8>, stop: &AtomicBool) -> std::i
     Ok(false)
 }
 
-/// What is held against the beginning of an answer.
+/// Checks the beginning of an answer.
 fn accepted(answer: &[u8]) -> std::io::Result<()> {
     if answer.starts_with(b"HTTP/1.1 200") {
         Ok(())
@@ -184,8 +185,8 @@ fn accepted(answer: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Takes what a page takes.
-fn look_at(page: &str, path: &str, stop: &AtomicBool, answers: &AtomicU64) -> std::io::Result<()> {
+/// Receives a page's events.
+fn view_page(page: &str, path: &str, stop: &AtomicBool, answers: &AtomicU64) -> std::io::Result<()> {
     let mut stream = connect(page)?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {page}\r\nAccept: text/event-stream\r\n\r\n")?;
     let mut answer = Vec::new();
@@ -202,7 +203,7 @@ fn look_at(page: &str, path: &str, stop: &AtomicBool, answers: &AtomicU64) -> st
     }
 }
 
-/// Asks for the list of devices, again and again, no sooner than the answer is there.
+/// Requests the list of devices repeatedly, each time after the previous answer.
 fn ask(page: &str, stop: &AtomicBool, answers: &AtomicU64) -> std::io::Result<()> {
     let mut stream = connect(page)?;
     let request = format!("GET /devices HTTP/1.1\r\nHost: {page}\r\n\r\n");
@@ -217,13 +218,13 @@ fn ask(page: &str, stop: &AtomicBool, answers: &AtomicU64) -> std::io::Result<()
         }
         accepted(&answer)?;
         answers.fetch_add(1, Relaxed);
-        // What could not be asked in time is not asked later.
+        // Late requests are skipped.
         next = (next + ASK).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
 
-/// How long an answer is, once its head is there.
+/// Returns the length of an answer, once its head has arrived.
 fn whole_len(answer: &[u8]) -> Option<usize> {
     let head = answer.windows(4).position(|end| end == b"\r\n\r\n")?;
     let text = std::str::from_utf8(&answer[..head]).ok()?;
@@ -232,7 +233,7 @@ fn whole_len(answer: &[u8]) -> Option<usize> {
     Some(head + 4 + length.trim().parse::<usize>().ok()?)
 }
 
-/// Starts a command of ours. A trace has begun once this is back; `read`: somebody takes what it writes.
+/// Starts a command of ours, and waits until a trace has begun; `read`: its output is read.
 fn program(device: &Served, words: &[&str], read: bool) -> Result<Watching> {
     let words = words.iter().map(|word| if *word == "NAME" { device.name } else { word });
     let mut command = Command::new(blockyard()?);
@@ -257,7 +258,7 @@ fn program(device: &Served, words: &[&str], read: bool) -> Result<Watching> {
     Ok(Watching::Program { child, is_trace })
 }
 
-/// Takes what comes until no more does, as far behind the load as who writes it.
+/// Reads all output, at the priority of its writer.
 fn drain(mut from: ChildStdout) {
     let _ = setpriority_process(Some(gettid()), NICE);
     let mut bytes = vec![0; 1 << 16];
@@ -281,43 +282,46 @@ fn scrape(socket: &PathBuf, stop: &AtomicBool, answers: &AtomicU64) -> std::io::
 }
 
 impl Watching {
-    /// Ends it.
-    pub(crate) fn go(self) -> Result<Seen> {
+    /// Ends the watcher.
+    pub(crate) fn finish(self) -> Result<Observation> {
         match self {
-            Watching::Nobody => Ok(Seen::default()),
-            Watching::Thread(Beside { stop, answers, begin, counts, thread }) => {
+            Watching::Nobody => Ok(Observation::default()),
+            Watching::Thread(WatcherThread { stop, answers, begin, counts, thread }) => {
                 let came = answers.load(Relaxed).saturating_sub(begin.0) as f64;
                 let answers = counts.then(|| came / begin.1.elapsed().as_secs_f64());
                 stop.store(true, Relaxed);
                 thread.thread().unpark();
                 let ended = thread.join().map_err(|_| Error("the watcher panicked".into()))?;
                 ended.map_err(|error| Error(format!("watching failed: {error}")))?;
-                Ok(Seen { answers, ..Seen::default() })
+                Ok(Observation { answers, ..Observation::default() })
             }
             Watching::Program { mut child, is_trace } => {
                 if let Ok(Some(status)) = child.try_wait() {
-                    return Err(Error(format!("a watcher ended by itself: {status}{}", said(&mut child))));
+                    return Err(Error(format!(
+                        "a watcher ended by itself: {status}{}",
+                        output_of(&mut child)
+                    )));
                 }
                 if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
                     let _ = kill_process(pid, Signal::INT);
                 }
                 if let Some(mut unread) = child.stdout.take() {
-                    // It ends once what it has is taken.
+                    // It ends once its output is read.
                     let _ = std::io::copy(&mut unread, &mut std::io::sink());
                 }
-                let text = said(&mut child);
+                let text = output_of(&mut child);
                 let _ = child.wait();
                 match (is_trace, events(&text)) {
                     (true, None) => Err(Error(format!("a trace does not say what it saw: {text}"))),
-                    (true, events) => Ok(Seen { events, ..Seen::default() }),
-                    (false, _) => Ok(Seen::default()),
+                    (true, events) => Ok(Observation { events, ..Observation::default() }),
+                    (false, _) => Ok(Observation::default()),
                 }
             }
         }
     }
 }
 
-fn said(child: &mut Child) -> String {
+fn output_of(child: &mut Child) -> String {
     let mut text = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = stderr.read_to_string(&mut text);
@@ -325,10 +329,10 @@ fn said(child: &mut Child) -> String {
     text
 }
 
-/// From `NAME: queue 0: 123 events, 4 dropped`: both.
-fn events(said: &str) -> Option<[f64; 2]> {
+/// Parses `NAME: queue 0: 123 events, 4 dropped`.
+fn events(printed: &str) -> Option<[f64; 2]> {
     let mut sums = [0.0, 0.0];
-    for line in said.lines().filter(|line| line.contains(": queue ")) {
+    for line in printed.lines().filter(|line| line.contains(": queue ")) {
         let mut numbers =
             line.rsplit(": ").next()?.split([' ', ',']).filter_map(|word| word.parse::<f64>().ok());
         for sum in &mut sums {
@@ -343,14 +347,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_trace_says_of_dropped_events_is_understood() {
-        let said = "null: queue 0: 300 events, 100 dropped\nnull: queue 1: 400 events, 0 dropped\n";
-        assert_eq!(events(said), Some([700.0, 100.0]));
+    fn dropped_events_of_a_trace_are_parsed() {
+        let printed = "null: queue 0: 300 events, 100 dropped\nnull: queue 1: 400 events, 0 dropped\n";
+        assert_eq!(events(printed), Some([700.0, 100.0]));
         assert_eq!(events("nothing"), None);
     }
 
     #[test]
-    fn an_answer_is_whole_by_its_length() {
+    fn an_answer_is_complete_by_its_length() {
         let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nx: y\r\n\r\nabc";
         assert_eq!(whole_len(answer), Some(answer.len()));
         assert_eq!(whole_len(&answer[..answer.len() - 4]), None);

@@ -1,4 +1,5 @@
-//! Limits that a user sets: `max_sectors=255,max_segments=64`, by the kernel's field names or by those of sysfs.
+//! Parses limits that a user sets: `max_sectors=255,max_segments=64`, by the kernel's field names or those of
+//! sysfs.
 
 use super::sysfs::Attribute;
 use super::{Field, LimitsError, QueueLimits, Unit};
@@ -6,11 +7,11 @@ use crate::{Bytes, Sectors};
 use std::fmt;
 use std::str::FromStr;
 
-/// Limits to be set over those a device has. The names are the kernel's; fields counted in bytes or
-/// sectors also take a size with a suffix (`max_sectors=1M` is 2048 sectors), masks also hexadecimal
-/// (`0xfff`). `max_sectors`, `max_discard_sectors` and `max_wzeroes_unmap_sectors` are computed from
-/// several fields: setting them states the user's wish, as writing `max_sectors_kb` in sysfs does, and as
-/// there a `max_sectors` of 0 takes it back. What a file of sysfs is called, in its unit, is understood, too
+/// User-set limits that override those of a device. Names are the kernel's field names; fields counted in
+/// bytes or sectors also accept a size with a suffix (`max_sectors=1M` is 2048 sectors), masks also accept
+/// hexadecimal (`0xfff`). `max_sectors`, `max_discard_sectors` and `max_wzeroes_unmap_sectors` are computed
+/// from several fields: setting one sets the user's limit, as writing `max_sectors_kb` in sysfs does, and as
+/// in sysfs a `max_sectors` of 0 restores the default. The names and units of sysfs are accepted, too
 /// (`max_sectors_kb=127` is `max_sectors=254`).
 #[derive(Clone, Default, Debug)]
 pub struct LimitOverrides(Vec<(Field, u64)>);
@@ -18,44 +19,44 @@ pub struct LimitOverrides(Vec<(Field, u64)>);
 /// Why a text is not a list of limits.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParseLimitsError {
-    /// An item without `=`.
+    /// An item has no `=`.
     #[error("\"{0}\" is not name=value")]
     NotAPair(String),
     /// No limit has this name.
     #[error("there is no limit \"{name}\" to set; there are {}", settable())]
     UnknownName {
-        /// The name that was given.
+        /// The given name.
         name: String,
     },
-    /// It is shown, and not set.
+    /// The limit is read-only.
     #[error("{name} is read-only: {why}")]
     Fixed {
-        /// The limit's name.
+        /// Name of the limit.
         name: String,
-        /// Why.
+        /// Reason why it is read-only.
         why: &'static str,
     },
-    /// The same limit twice.
+    /// A limit is given more than once.
     #[error("{0} is given twice")]
     Twice(&'static str),
-    /// What follows the `=` is not a number of the field's kind.
+    /// The value is not a number of the field's unit.
     #[error("{name}={value}: {why}")]
     Value {
-        /// The limit's name.
+        /// Name of the limit.
         name: &'static str,
-        /// The text that was given for it.
+        /// The given value.
         value: String,
-        /// What is wrong with it.
+        /// Reason why the value is invalid.
         why: &'static str,
     },
 }
 
-/// Files of sysfs for features that are not the user's to change.
+/// Feature files of sysfs that are read-only here, with the reason.
 const FEATURES: [(&str, &str); 5] = [
-    ("write_cache", "a flush that is not passed on would lose what it was to store"),
-    ("fua", "it is what stands below that writes past its cache"),
-    ("zoned", "zones are those of what stands below"),
-    ("stable_writes", "nothing here looks twice at data that is written"),
+    ("write_cache", "a flush that is not passed on would lose data"),
+    ("fua", "it is determined by the devices below"),
+    ("zoned", "zones are those of the device below"),
+    ("stable_writes", "data of a write is never read twice here"),
     ("dax", "no memory of the device can be mapped"),
 ];
 
@@ -128,7 +129,7 @@ impl FromStr for LimitOverrides {
 }
 
 impl fmt::Display for LimitOverrides {
-    /// In plain numbers; reads back as the same.
+    /// Formats the limits as plain numbers that parse to an equal value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (field, value)) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -139,28 +140,28 @@ impl fmt::Display for LimitOverrides {
 }
 
 impl LimitOverrides {
-    /// Whether nothing is to be set.
+    /// Whether no limit is set.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// These, and then the later ones: what both set is as those say.
+    /// Merges two sets of overrides; where both set a limit, `later` wins.
     #[must_use]
     pub fn then(&self, later: &LimitOverrides) -> LimitOverrides {
         let is_kept = |(field, _): &&(Field, u64)| later.0.iter().all(|(other, _)| other.name != field.name);
         LimitOverrides(self.0.iter().filter(is_kept).chain(&later.0).copied().collect())
     }
 
-    /// The names of those that are set, as the kernel's structure has them.
+    /// Kernel names of the limits that are set.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.0.iter().map(|(field, _)| field.name)
     }
 
-    /// Set them, and validate the whole. On an error nothing has changed. As in the kernel since 6.9, a
-    /// `max_sectors` above what the device can take comes to that.
+    /// Applies the overrides to `limits` and validates the result. On an error `limits` is unchanged. As in
+    /// the kernel since 6.9, a `max_sectors` above the driver's maximum is capped to it.
     ///
     /// # Errors
-    /// As [`QueueLimits::validate`].
+    /// [`LimitsError`], as [`QueueLimits::validate`] returns it.
     pub fn apply(&self, limits: &mut QueueLimits) -> Result<(), LimitsError> {
         let mut changed = limits.clone();
         for (field, value) in &self.0 {
@@ -173,10 +174,12 @@ impl LimitOverrides {
         Ok(())
     }
 
-    /// Set them over what stands below, whose limits these are: none of them may promise more than that can do.
+    /// Applies the overrides to `limits`, the limits of the device below, and refuses any that the device
+    /// below could not keep.
     ///
     /// # Errors
-    /// As [`apply`](LimitOverrides::apply), and for what is beyond what stands below. Nothing has changed.
+    /// [`LimitsError`], as [`apply`](LimitOverrides::apply) returns it, or for a limit beyond that of the
+    /// device below. `limits` is unchanged then.
     pub fn apply_over(&self, limits: &mut QueueLimits) -> Result<(), LimitsError> {
         let mut changed = limits.clone();
         self.apply(&mut changed)?;
@@ -188,28 +191,28 @@ impl LimitOverrides {
     }
 }
 
-/// A limit that was set is refused where what stands below could not keep it.
+/// Refuses a limit that the device below could not keep.
 fn beyond(name: &'static str, below: &QueueLimits, now: &QueueLimits) -> Result<(), LimitsError> {
     let value = |limits: &QueueLimits| limits.value(name).unwrap_or_default();
     let (was, is) = (value(below), value(now));
     let refuse = |rule| Err(LimitsError { field: name, value: is, rule });
-    let is_zoned = below.features.has(super::Features::ZONED);
+    let is_zoned = below.features.contains(super::Features::ZONED);
     match name {
-        "logical_block_size" if is < was => refuse("must not be below that of what stands below"),
+        "logical_block_size" if is < was => refuse("must not be below that of the device below"),
         "chunk_sectors" | "zone_write_granularity" | "max_open_zones" | "max_active_zones"
             if is_zoned && is != was =>
         {
-            refuse("is that of the zones, and stays")
+            refuse("is determined by the zones and cannot change")
         }
         "chunk_sectors" if was != 0 && (is == 0 || !was.is_multiple_of(is)) => {
-            refuse("must divide the chunks of what stands below")
+            refuse("must divide chunk_sectors of the device below")
         }
         "virt_boundary_mask" | "dma_alignment" if is & was != was => {
-            refuse("must hold the mask of what stands below")
+            refuse("must include the mask of the device below")
         }
-        // 0 is no limit of its own.
+        // 0 means no limit of its own.
         "max_dev_sectors" if was != 0 && (is == 0 || is > was) => {
-            refuse("must not be above that of what stands below")
+            refuse("must not be above that of the device below")
         }
         "max_hw_sectors"
         | "max_segments"
@@ -227,7 +230,7 @@ fn beyond(name: &'static str, below: &QueueLimits, now: &QueueLimits) -> Result<
         | "atomic_write_hw_unit_max"
             if is > was =>
         {
-            refuse("must not be above that of what stands below")
+            refuse("must not be above that of the device below")
         }
         _ => Ok(()),
     }

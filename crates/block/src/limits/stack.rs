@@ -1,39 +1,40 @@
-//! The limits of a device that stands on others: the kernel's `blk_stack_limits`.
+//! Stacks limits: the kernel's `blk_stack_limits`.
 
 use super::validate::{boundary_fits_chunk, min_not_zero};
 use super::{Features, QueueLimits, UNLIMITED_BYTES};
 use crate::{Bytes, Sectors};
 
-/// Held by the whole as soon as one child has it (`BLK_FEAT_INHERIT_MASK`).
+/// Features that the stacked device has as soon as one child has them (`BLK_FEAT_INHERIT_MASK`).
 const INHERITED: Features = Features::WRITE_CACHE
-    .with(Features::FUA)
-    .with(Features::ROTATIONAL)
-    .with(Features::STABLE_WRITES)
-    .with(Features::ZONED)
-    .with(Features::RAID_PARTIAL_STRIPES_EXPENSIVE);
-/// Held by the whole only while every child has it. The stacking driver sets them before it stacks.
-const SHARED: Features = Features::NOWAIT.with(Features::POLL);
+    .union(Features::FUA)
+    .union(Features::ROTATIONAL)
+    .union(Features::STABLE_WRITES)
+    .union(Features::ZONED)
+    .union(Features::RAID_PARTIAL_STRIPES_EXPENSIVE);
+/// Features that the stacked device keeps only while every child has them. The stacking driver sets them
+/// before it stacks its children.
+const SHARED: Features = Features::NOWAIT.union(Features::POLL);
 
-/// The child does not line up with those before it. The limits were combined all the same, with
-/// [`misaligned`](QueueLimits::misaligned) set: a device may be built on this, it is only slower.
+/// The child is misaligned to the children stacked before it. The limits were combined nevertheless, with
+/// [`misaligned`](QueueLimits::misaligned) set: the device works, but more slowly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Misaligned {
-    /// Physical blocks of the children begin at places that do not fit.
+    /// Alignment offsets of the children's physical blocks do not match.
     #[error("its physical blocks begin where those of the others do not")]
     Offset,
-    /// The larger physical block is no multiple of the larger logical block.
-    #[error("its logical blocks do not divide the others' physical blocks")]
+    /// The larger physical block size is no multiple of the larger logical block size.
+    #[error("its logical block size does not divide the physical block size of the other devices")]
     PhysicalBlock,
-    /// `io_min` is no multiple of the physical block.
+    /// `io_min` is no multiple of the physical block size.
     #[error("io_min is no multiple of the physical block size")]
     IoMin,
-    /// `io_opt` is no multiple of the physical block.
+    /// `io_opt` is no multiple of the physical block size.
     #[error("io_opt is no multiple of the physical block size")]
     IoOpt,
-    /// `chunk_sectors` is no multiple of the physical block.
+    /// `chunk_sectors` is no multiple of the physical block size.
     #[error("chunk_sectors is no multiple of the physical block size")]
     Chunk,
-    /// `alignment_offset` lies within a logical block.
+    /// `alignment_offset` is no multiple of the logical block size.
     #[error("alignment_offset is no multiple of the logical block size")]
     AlignmentOffset,
 }
@@ -42,7 +43,8 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The least common multiple of two sizes of which 0 is none. One past the kernel's 32 bits is none either.
+/// Least common multiple of two sizes, where 0 means "none". A result past the kernel's 32 bits is "none" as
+/// well.
 fn lcm_not_zero(a: Bytes, b: Bytes) -> Bytes {
     if a.0 == 0 || b.0 == 0 {
         return Bytes(a.0 | b.0);
@@ -51,23 +53,24 @@ fn lcm_not_zero(a: Bytes, b: Bytes) -> Bytes {
     Bytes(lcm.filter(|&lcm| lcm <= UNLIMITED_BYTES.0).unwrap_or(0))
 }
 
-/// Whole logical blocks, and a page at least.
+/// Rounds down to whole logical blocks, but not below a page.
 fn round_sectors(sectors: &mut Sectors, block: Bytes) {
     let unit = block.sectors().0.max(1);
     sectors.0 = (sectors.0 - sectors.0 % unit).max(8);
 }
 
 impl QueueLimits {
-    /// Take in a child whose data begins at `start` of it. Both must have been validated, or this be
-    /// [`stacking`](QueueLimits::stacking); afterwards [`validate`](QueueLimits::validate) completes it.
+    /// Combines the limits with those of a child whose data begins at its sector `start`. Both must be valid,
+    /// or `self` be [`stacking`](QueueLimits::stacking); call [`validate`](QueueLimits::validate) after the
+    /// last child.
     ///
     /// # Errors
     /// [`Misaligned`], the first reason of possibly several. The limits are combined nevertheless.
     pub fn stack(&mut self, bottom: &QueueLimits, start: Sectors) -> Result<(), Misaligned> {
         self.features = self
             .features
-            .with(bottom.features.and(INHERITED))
-            .without(SHARED.without(bottom.features.and(SHARED)));
+            .union(bottom.features.intersection(INHERITED))
+            .difference(SHARED.difference(bottom.features.intersection(SHARED)));
         self.misaligned |= bottom.misaligned;
         self.stack_maxima(bottom);
         let aligned = self.stack_blocks(bottom, start);
@@ -77,7 +80,7 @@ impl QueueLimits {
         }
         self.stack_discard(bottom, start);
         self.zone_write_granularity = self.zone_write_granularity.max(bottom.zone_write_granularity);
-        if !self.features.has(Features::ZONED) {
+        if !self.features.contains(Features::ZONED) {
             self.zone_write_granularity = Bytes::ZERO;
             self.max_zone_append_sectors = Sectors(0);
         }
@@ -91,7 +94,7 @@ impl QueueLimits {
     }
 
     fn stack_maxima(&mut self, bottom: &QueueLimits) {
-        // 0 is no limit here: the other's holds.
+        // 0 means "no limit": the other side's limit applies.
         for (top, bottom) in [
             (&mut self.max_sectors, bottom.max_sectors),
             (&mut self.max_user_sectors, bottom.max_user_sectors),
@@ -110,7 +113,7 @@ impl QueueLimits {
         ] {
             *top = min_not_zero((*top).into(), bottom.into()) as u16;
         }
-        // 0 is "cannot" here: one child that cannot is enough.
+        // 0 means "not supported": one child that lacks it is enough.
         for (top, bottom) in [
             (&mut self.max_write_zeroes_sectors, bottom.max_write_zeroes_sectors),
             (&mut self.max_user_wzeroes_unmap_sectors, bottom.max_user_wzeroes_unmap_sectors),
@@ -122,7 +125,7 @@ impl QueueLimits {
         self.dma_alignment = self.dma_alignment.max(bottom.dma_alignment);
     }
 
-    /// Block sizes, preferred sizes, chunks and alignment: what can fail to line up.
+    /// Combines block sizes, preferred sizes, chunks and alignment: the limits that can be misaligned.
     fn stack_blocks(&mut self, bottom: &QueueLimits, start: Sectors) -> Result<(), Misaligned> {
         let mut aligned = Ok(());
         let mut check = |holds: bool, why: Misaligned| {
@@ -163,7 +166,7 @@ impl QueueLimits {
         aligned
     }
 
-    /// A child that cannot discard has no say: its part of a discard is skipped.
+    /// Children that cannot discard do not count: their part of a discard is skipped.
     fn stack_discard(&mut self, bottom: &QueueLimits, start: Sectors) {
         if bottom.discard_granularity.0 == 0 {
             return;
@@ -177,12 +180,13 @@ impl QueueLimits {
         self.discard_alignment = Bytes(lowest.0 % self.discard_granularity.0);
     }
 
-    /// The first child gives the values, the others narrow them. `false`: the whole has no atomic writes.
+    /// The first child sets the values, later children narrow them. Returns false if the stacked device has
+    /// no atomic writes.
     fn stack_atomic_writes(&mut self, bottom: &QueueLimits, start: Sectors) -> bool {
         let (min, max) = (bottom.atomic_write_hw_unit_min, bottom.atomic_write_hw_unit_max);
         let boundary = bottom.atomic_write_hw_boundary;
         let unit = min.max(boundary).sectors().0.max(1);
-        if !bottom.features.has(Features::ATOMIC_WRITES) || min.0 == 0 || !start.0.is_multiple_of(unit) {
+        if !bottom.features.contains(Features::ATOMIC_WRITES) || min.0 == 0 || !start.0.is_multiple_of(unit) {
             return false;
         }
         if self.atomic_write_hw_max == UNLIMITED_BYTES {
@@ -204,7 +208,8 @@ impl QueueLimits {
             self.atomic_write_hw_unit_min = self.atomic_write_hw_unit_min.max(min);
             self.atomic_write_hw_unit_max = self.atomic_write_hw_unit_max.min(max);
         }
-        // A chunk of 24 KiB takes naturally aligned units of 8 KiB at most: its largest factor of two.
+        // The largest power of two that divides the chunk: in a chunk of 24 KiB, atomic writes have at most 8
+        // KiB.
         if self.chunk_sectors.0 != 0 {
             let chunk = self.chunk_sectors.bytes();
             let factor = Bytes(1 << chunk.0.trailing_zeros());

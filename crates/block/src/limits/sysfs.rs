@@ -1,29 +1,29 @@
-//! The limits as /sys/block/NAME/queue has them: its names and units.
+//! The limits as `/sys/block/NAME/queue` shows them: its names and units.
 //!
-//! Only what is called otherwise there, or counted otherwise, stands in the table; the other files have the field's own
-//! name and unit. Source: `queue_attrs` in the kernel's block/blk-sysfs.c.
+//! The table has only files whose name or unit differs from the field's. Source: `queue_attrs` in the
+//! kernel's block/blk-sysfs.c.
 
 use super::{Field, QueueLimits};
 use crate::{Bytes, Sectors};
 
-/// What a file of sysfs counts.
+/// Unit of a sysfs file, relative to that of its field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
-    /// What its field counts.
+    /// The field's own unit.
     Same,
-    /// Bytes of a field that counts sectors.
+    /// Bytes, where the field counts sectors.
     BytesOfSectors,
-    /// Kibibytes of a field that counts sectors.
+    /// Kibibytes, where the field counts sectors.
     KibOfSectors,
 }
 
 /// A file of sysfs.
 #[derive(Clone, Copy, Debug)]
 pub struct Attribute {
-    /// Its name.
+    /// Name of the file.
     pub name: &'static str,
     field: &'static str,
-    /// How it counts.
+    /// Unit of the file.
     pub scale: Scale,
 }
 
@@ -32,7 +32,7 @@ const fn attribute(name: &'static str, field: &'static str, scale: Scale) -> Att
 }
 
 impl Attribute {
-    /// Those that differ from their fields.
+    /// All files whose name or unit differs from the field's.
     pub const ALL: [Attribute; 15] = [
         attribute("hw_sector_size", "logical_block_size", Scale::Same),
         attribute("minimum_io_size", "io_min", Scale::Same),
@@ -51,16 +51,16 @@ impl Attribute {
         attribute("atomic_write_unit_max_bytes", "atomic_write_unit_max", Scale::Same),
     ];
 
-    /// The field that it shows.
+    /// The field that the file shows.
     ///
     /// # Panics
-    /// Never: the table names fields that there are.
+    /// Never: the table only names existing fields.
     pub fn field(&self) -> Field {
         let mut fields = QueueLimits::FIELDS.into_iter();
-        fields.find(|field| field.name == self.field).expect("the table names fields that there are")
+        fields.find(|field| field.name == self.field).expect("the table names existing fields")
     }
 
-    /// What the file says of a field's value.
+    /// Converts a value of the field to the unit of the file.
     pub fn shown(&self, value: u64) -> u64 {
         match self.scale {
             Scale::Same => value,
@@ -69,7 +69,8 @@ impl Attribute {
         }
     }
 
-    /// The field's value, of what is written to the file; a size with a suffix is understood, too.
+    /// Parses a value written to the file into the unit of the field; a size with a suffix is accepted as
+    /// well.
     pub(super) fn parse(&self, text: &str) -> Result<u64, &'static str> {
         let size = || text.parse::<Bytes>().map_err(|_| "is not a size such as 4096 or 64K");
         let bytes = match (self.scale, text.parse::<u64>()) {

@@ -1,4 +1,4 @@
-//! The kernel's rules, one by one.
+//! Tests of the kernel's rules for limits, one rule each.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn refused(change: impl FnOnce(&mut QueueLimits)) -> (&'static str, u64) {
     (error.field, error.value)
 }
 
-/// A stacking device over these, each from its first sector.
+/// Stacks a device over `bottoms`, each from its first sector.
 fn stacked(bottoms: &[&QueueLimits]) -> QueueLimits {
     let mut top = QueueLimits::stacking();
     for bottom in bottoms {
@@ -29,7 +29,7 @@ fn stacked(bottoms: &[&QueueLimits]) -> QueueLimits {
 }
 
 #[test]
-fn a_driver_that_says_nothing_gets_the_kernels_defaults() {
+fn unset_limits_get_the_kernels_defaults() {
     let limits = valid(|_| {});
     for (name, value) in [
         ("logical_block_size", 512),
@@ -94,7 +94,7 @@ fn validating_twice_changes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_field_value_and_rule() {
+fn invalid_limits_are_refused_with_field_value_and_rule() {
     type Row = (fn(&mut QueueLimits), (&'static str, u64));
     let rows: [Row; 15] = [
         (|l| l.logical_block_size = Bytes(256), ("logical_block_size", 256)),
@@ -158,7 +158,7 @@ fn max_sectors_follows_hardware_device_user_and_the_cap() {
 }
 
 #[test]
-fn block_sizes_lift_what_depends_on_them() {
+fn block_sizes_raise_the_limits_that_depend_on_them() {
     let limits = valid(|l| {
         l.logical_block_size = Bytes(4096);
         l.physical_block_size = Bytes(512);
@@ -173,7 +173,7 @@ fn block_sizes_lift_what_depends_on_them() {
 }
 
 #[test]
-fn a_virtual_boundary_lifts_the_segment_size() {
+fn a_virtual_boundary_removes_the_segment_size() {
     assert_eq!(valid(|l| l.virt_boundary_mask = 4095).max_segment_size, UNLIMITED_BYTES);
 }
 
@@ -189,8 +189,8 @@ fn a_driver_without_discard_has_no_granularity() {
 
 #[test]
 fn fua_without_a_write_cache_is_cleared() {
-    assert_eq!(valid(|l| l.features = Features::FUA).features, Features::NONE);
-    let both = Features::FUA.with(Features::WRITE_CACHE);
+    assert_eq!(valid(|l| l.features = Features::FUA).features, Features::empty());
+    let both = Features::FUA.union(Features::WRITE_CACHE);
     assert_eq!(valid(|l| l.features = both).features, both);
 }
 
@@ -231,13 +231,13 @@ fn atomic(change: impl FnOnce(&mut QueueLimits)) -> QueueLimits {
 }
 
 #[test]
-fn atomic_writes_that_make_no_sense_are_switched_off() {
+fn atomic_writes_with_inconsistent_limits_are_disabled() {
     let good = atomic(|_| {});
     assert_eq!((good.atomic_write_max_sectors.0, good.atomic_write_unit_max.0), (128, 65536));
     assert_eq!(atomic(|l| l.max_segments = 4).atomic_write_unit_max.0, 8192, "2 × 512 + 2 pages, rounded");
     type Row = (&'static str, fn(&mut QueueLimits));
     let rows: [Row; 8] = [
-        ("no feature", |l| l.features = Features::NONE),
+        ("no feature", |l| l.features = Features::empty()),
         ("unit_min no power of two", |l| l.atomic_write_hw_unit_min = Bytes(3000)),
         ("unit_max no power of two", |l| l.atomic_write_hw_unit_max = Bytes(60_000)),
         ("unit_min above unit_max", |l| l.atomic_write_hw_unit_max = Bytes(2048)),
@@ -281,7 +281,7 @@ fn most_maxima_stack_by_the_smaller_that_is_not_zero() {
 }
 
 #[test]
-fn write_zeroes_zero_below_kills_it_above() {
+fn write_zeroes_is_unsupported_when_one_child_lacks_it() {
     let able = valid(|l| l.max_write_zeroes_sectors = Sectors(1000));
     let unable = valid(|_| {});
     assert_eq!(stacked(&[&able]).max_write_zeroes_sectors, Sectors(1000));
@@ -339,11 +339,11 @@ fn misaligned_bottom_is_flagged() {
     assert_eq!(top.stack(&disk, Sectors(63)), Err(Misaligned::Offset));
     assert!(top.misaligned);
     assert_eq!(top.alignment_offset_shown(), -1);
-    assert!(stacked(&[&top]).misaligned, "whoever stands on it is misaligned as well");
+    assert!(stacked(&[&top]).misaligned, "misalignment is inherited");
 }
 
 #[test]
-fn an_aligned_offset_below_shows_above() {
+fn the_alignment_offset_of_a_child_is_inherited() {
     let disk = valid(|l| l.physical_block_size = Bytes(4096));
     assert_eq!(disk.alignment_offset_at(Sectors(63)), Bytes(512));
     let mut top = QueueLimits::stacking();
@@ -409,7 +409,7 @@ fn discard_takes_the_coarsest_granularity_and_the_common_alignment() {
 }
 
 #[test]
-fn a_child_without_discard_does_not_take_it_from_the_others() {
+fn a_child_without_discard_does_not_disable_it() {
     let able = valid(|l| l.max_hw_discard_sectors = Sectors(1000));
     let mut top = stacked(&[&able, &valid(|_| {})]);
     top.validate().expect("valid");
@@ -419,15 +419,15 @@ fn a_child_without_discard_does_not_take_it_from_the_others() {
 #[test]
 fn features_are_inherited_or_shared() {
     let cache =
-        valid(|l| l.features = Features::WRITE_CACHE.with(Features::NOWAIT).with(Features::SYNCHRONOUS));
-    let plain = valid(|l| l.features = Features::NOWAIT.with(Features::ROTATIONAL));
+        valid(|l| l.features = Features::WRITE_CACHE.union(Features::NOWAIT).union(Features::SYNCHRONOUS));
+    let plain = valid(|l| l.features = Features::NOWAIT.union(Features::ROTATIONAL));
     let mut top = QueueLimits::stacking();
-    top.features = Features::NOWAIT.with(Features::POLL);
+    top.features = Features::NOWAIT.union(Features::POLL);
     top.stack(&cache, Sectors(0)).expect("aligned");
     top.stack(&plain, Sectors(0)).expect("aligned");
     assert_eq!(
         top.features,
-        Features::WRITE_CACHE.with(Features::ROTATIONAL).with(Features::NOWAIT),
+        Features::WRITE_CACHE.union(Features::ROTATIONAL).union(Features::NOWAIT),
         "one cache is a cache; only one polls, so none; being synchronous is not inherited"
     );
 }
@@ -446,7 +446,7 @@ fn zone_limits_are_zeroed_above_a_device_that_is_not_zoned() {
 }
 
 #[test]
-fn the_first_child_gives_the_atomic_writes_and_the_others_narrow_them() {
+fn atomic_writes_start_from_the_first_child_and_are_narrowed_by_the_others() {
     let wide = atomic(|_| {});
     let narrow = atomic(|l| {
         l.atomic_write_hw_max = Bytes::kib(32);
@@ -501,7 +501,7 @@ fn a_user_sets_limits_by_the_kernels_names() {
 }
 
 #[test]
-fn an_unknown_limit_is_refused_with_those_there_are() {
+fn an_unknown_limit_is_refused_with_a_list_of_known_ones() {
     let error = set("max_sector=1").expect_err("unknown");
     for part in ["max_sector\"", "max_sectors,", "chunk_sectors", "atomic_write_hw_unit_max"] {
         assert!(error.contains(part), "{part} in {error}");
@@ -523,7 +523,7 @@ fn an_unknown_limit_is_refused_with_those_there_are() {
 fn a_user_sets_limits_by_the_names_and_units_of_sysfs() {
     let limits = set("max_sectors_kb=127,max_segments=128,minimum_io_size=8K,rotational=1").expect("ok");
     assert_eq!((limits.max_sectors.0, limits.max_segments, limits.io_min.0), (254, 128, 8192));
-    assert!(limits.features.has(Features::ROTATIONAL));
+    assert!(limits.features.contains(Features::ROTATIONAL));
     assert_eq!(
         set("max_hw_discard_sectors=1G,discard_max_bytes=64K").expect("ok").max_discard_sectors.0,
         128
@@ -536,15 +536,15 @@ fn a_user_sets_limits_by_the_names_and_units_of_sysfs() {
     }
 }
 
-/// As in `queue_max_sectors_store` and `blk_validate_limits` since Linux 6.9.
+/// As `queue_max_sectors_store` and `blk_validate_limits` do since Linux 6.9.
 #[test]
-fn a_max_sectors_above_what_the_device_takes_comes_to_that_and_0_to_the_default() {
+fn max_sectors_is_capped_to_the_device_and_0_restores_the_default() {
     assert_eq!(set("max_sectors=8192").expect("capped").max_sectors.0, 4096);
     assert_eq!(set("max_hw_sectors=65536,max_sectors=0").expect("the default").max_sectors.0, 8192);
 }
 
 #[test]
-fn what_is_set_later_takes_the_place_of_what_was_set_before() {
+fn later_overrides_win() {
     let parse = |text: &str| text.parse::<LimitOverrides>().expect(text);
     let both = parse("max_sectors=255,max_segments=128").then(&parse("io_min=8K,max_sectors_kb=64"));
     assert_eq!(both.to_string(), "max_segments=128,io_min=8192,max_sectors=128");
@@ -552,7 +552,7 @@ fn what_is_set_later_takes_the_place_of_what_was_set_before() {
 }
 
 #[test]
-fn nothing_is_promised_beyond_what_stands_below() {
+fn limits_beyond_the_device_below_are_refused() {
     let below = valid(|l| {
         l.max_hw_sectors = Sectors(4096);
         l.logical_block_size = Bytes(4096);
@@ -575,7 +575,7 @@ fn nothing_is_promised_beyond_what_stands_below() {
         "atomic_write_hw_max=4096",
     ] {
         let error = over(refused).expect_err(refused).to_string();
-        assert!(error.contains("stands below"), "{refused}: {error}");
+        assert!(error.contains("device below"), "{refused}: {error}");
     }
     for taken in ["max_hw_sectors=255", "max_segments=1", "chunk_sectors=16", "virt_boundary_mask=8191"] {
         over(taken).expect(taken);
@@ -583,7 +583,7 @@ fn nothing_is_promised_beyond_what_stands_below() {
 }
 
 #[test]
-fn what_is_not_a_limit_is_refused_with_its_reason() {
+fn malformed_limits_are_refused_with_a_reason() {
     for (text, part) in [
         ("max_sectors", "not name=value"),
         ("max_sectors=255,max_sectors=8", "twice"),

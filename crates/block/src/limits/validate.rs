@@ -1,30 +1,31 @@
-//! Limits as a whole: the kernel's defaults for what is unset, its caps, and its refusals.
+//! Validates limits as a whole: fills in the kernel's defaults, applies its caps, and refuses invalid values.
 
 use super::{Features, QueueLimits, SEG_BOUNDARY_MASK, UNLIMITED_BYTES};
 use crate::{Bytes, Sectors};
 
-/// `PAGE_SIZE`, also the kernel's `BLK_MIN_SEGMENT_SIZE`: what every driver takes in one segment.
+/// `PAGE_SIZE`, also the kernel's `BLK_MIN_SEGMENT_SIZE`: every driver accepts a segment of this size.
 const PAGE: Bytes = Bytes(4096);
-/// `BLK_SAFE_MAX_SECTORS`: `max_hw_sectors` of a driver that says nothing.
+/// `BLK_SAFE_MAX_SECTORS`: default of `max_hw_sectors`.
 const SAFE_MAX_SECTORS: Sectors = Sectors(255);
-/// `BLK_DEF_MAX_SECTORS_CAP`, 4 MiB: the most in one request unless someone knows better.
+/// `BLK_DEF_MAX_SECTORS_CAP`, 4 MiB: cap on `max_sectors` unless the user or the device's `io_opt` or
+/// `io_min` exceeds it.
 const DEFAULT_CAP_SECTORS: Sectors = Sectors(8192);
-/// `BLK_MAX_SEGMENTS`: segments of a driver that says nothing.
+/// `BLK_MAX_SEGMENTS`: default of `max_segments`.
 const DEFAULT_SEGMENTS: u16 = 128;
-/// `BLK_MAX_SEGMENT_SIZE`: segment size of a driver that says nothing.
+/// `BLK_MAX_SEGMENT_SIZE`: default of `max_segment_size`.
 const DEFAULT_SEGMENT_SIZE: Bytes = Bytes(65536);
 /// `BLK_MAX_BLOCK_SIZE` of a kernel with large folios.
 const BLOCK_SIZE_MAX: u64 = 65536;
 
-/// A limit that cannot be.
+/// A limit with an invalid value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{field} = {value}: {rule}")]
 pub struct LimitsError {
-    /// The field's kernel name.
+    /// Kernel name of the field.
     pub field: &'static str,
-    /// What it was set to.
+    /// Value of the field.
     pub value: u64,
-    /// What it must be.
+    /// The rule that the value breaks.
     pub rule: &'static str,
 }
 
@@ -32,7 +33,7 @@ fn require(holds: bool, field: &'static str, value: u64, rule: &'static str) -> 
     if holds { Ok(()) } else { Err(LimitsError { field, value, rule }) }
 }
 
-/// The smaller of two limits of which 0 is none.
+/// The smaller of two limits, where 0 means "no limit".
 pub(super) fn min_not_zero(a: u64, b: u64) -> u64 {
     match (a, b) {
         (0, limit) | (limit, 0) => limit,
@@ -40,14 +41,14 @@ pub(super) fn min_not_zero(a: u64, b: u64) -> u64 {
     }
 }
 
-/// The largest power of two that is not above `value`; 0 for 0.
+/// The largest power of two not above `value`; 0 for 0.
 fn power_of_two_below(value: u64) -> u64 {
     if value == 0 { 0 } else { 1 << value.ilog2() }
 }
 
 impl QueueLimits {
-    /// Put the kernel's defaults in for what is unset, cap what others cap, and refuse what cannot be. On
-    /// an error nothing has changed. Doing it twice changes nothing.
+    /// Fills in the kernel's defaults for unset fields, applies caps, and refuses invalid values. On an error
+    /// nothing is changed. Idempotent.
     ///
     /// # Errors
     /// [`LimitsError`] with the field, its value and the rule it breaks. Beyond the kernel's rules, a
@@ -66,8 +67,8 @@ impl QueueLimits {
             limits.alignment_offset.0 &= limits.physical_block_size.0 - 1;
             limits.misaligned = false;
         }
-        if !limits.features.has(Features::WRITE_CACHE) {
-            limits.features = limits.features.without(Features::FUA);
+        if !limits.features.contains(Features::WRITE_CACHE) {
+            limits.features = limits.features.difference(Features::FUA);
         }
         limits.complete_atomic_writes();
         limits.validate_zones()?;
@@ -189,7 +190,7 @@ impl QueueLimits {
     }
 
     fn validate_zones(&mut self) -> Result<(), LimitsError> {
-        if !self.features.has(Features::ZONED) {
+        if !self.features.contains(Features::ZONED) {
             for (field, value) in [
                 ("max_open_zones", self.max_open_zones.into()),
                 ("max_active_zones", self.max_active_zones.into()),
@@ -212,8 +213,8 @@ impl QueueLimits {
         Ok(())
     }
 
-    /// What atomic writes the device can really do: none where the driver's numbers make no sense, which
-    /// is no error, as it is none in the kernel.
+    /// Computes the effective atomic write limits. A driver with inconsistent limits gets no atomic writes,
+    /// which is no error in the kernel either.
     fn complete_atomic_writes(&mut self) {
         let boundary = self.atomic_write_hw_boundary.sectors();
         if !self.atomic_writes_make_sense(boundary) {
@@ -223,8 +224,8 @@ impl QueueLimits {
             self.atomic_write_unit_max = Bytes::ZERO;
             return;
         }
-        // What surely fits one request from one buffer: a block in the first and the last segment, a page
-        // in each of those between.
+        // The size that is guaranteed to fit one request from one buffer: a logical block in each of the
+        // first and the last segment, a page in every segment between.
         let segments = u64::from(self.max_segments);
         let guaranteed = segments.min(2) * self.logical_block_size.0 + segments.saturating_sub(2) * PAGE.0;
         let unit_most = Bytes(power_of_two_below(self.max_hw_sectors.bytes().0.min(guaranteed)));
@@ -238,7 +239,7 @@ impl QueueLimits {
         let (most, min, max) =
             (self.atomic_write_hw_max, self.atomic_write_hw_unit_min, self.atomic_write_hw_unit_max);
         let chunk = self.chunk_sectors;
-        self.features.has(Features::ATOMIC_WRITES)
+        self.features.contains(Features::ATOMIC_WRITES)
             && most.0 != 0
             && most != UNLIMITED_BYTES
             && min.0.is_power_of_two()
@@ -253,7 +254,7 @@ impl QueueLimits {
     }
 }
 
-/// Whether one of the two divides the other; either may be absent.
+/// Whether one of the two divides the other; 0 means "none" for either.
 pub(super) fn boundary_fits_chunk(chunk: Sectors, boundary: Sectors) -> bool {
     chunk.0 == 0 || boundary.0 == 0 || chunk.0.max(boundary.0).is_multiple_of(chunk.0.min(boundary.0))
 }

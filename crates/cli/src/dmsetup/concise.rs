@@ -1,22 +1,22 @@
-//! dmsetup's one-line form of devices: `NAME,UUID,MINOR,FLAGS,TABLE[,TABLE…][;NAME…]`, as `table --concise` writes it and
-//! `create --concise` reads it.
+//! dmsetup's concise format of devices: `NAME,UUID,MINOR,FLAGS,TABLE[,TABLE…][;NAME…]`, as `table --concise`
+//! writes it and `create --concise` reads it.
 //!
-//! A backslash takes the next character as it is. The minor number is read and left alone: which numbers a device has is
-//! the matter of what shows it.
+//! A backslash escapes the next character. The minor number is parsed and ignored: a device has the numbers
+//! of its export.
 
-use super::{Named, Refusal};
+use super::{Refusal, TableDevice};
 
-/// A device of such a text.
+/// One device of a concise text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Concise {
     pub(super) name: String,
     pub(super) uuid: String,
     pub(super) read_only: bool,
-    /// Lines.
+    /// Table lines.
     pub(super) table: String,
 }
 
-/// Every device of a text.
+/// Parses all devices of a text.
 pub(super) fn parse(text: &str) -> Result<Vec<Concise>, Refusal> {
     let text = text.trim_matches(['\n', ' ']);
     if text.is_empty() {
@@ -67,7 +67,7 @@ fn incomplete(fields: &[String]) -> Refusal {
     )
 }
 
-/// Cut at a character that no backslash stands before. Backslashes stay.
+/// Splits text at unescaped characters `at`. Escapes stay.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars();
@@ -84,7 +84,7 @@ fn split(text: &str, at: char) -> Vec<String> {
     parts
 }
 
-/// Without its backslashes.
+/// Removes escapes.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars();
@@ -99,9 +99,9 @@ fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// Devices as one line.
-pub(super) fn text(devices: &[(Named, u32)]) -> String {
-    let device = |((answer, info), minor): &(Named, u32)| {
+/// Formats devices in one line.
+pub(super) fn text(devices: &[(TableDevice, u32)]) -> String {
+    let device = |((answer, info), minor): &(TableDevice, u32)| {
         let flags = if answer.info.read_only { "ro" } else { "rw" };
         let mut text = format!("{},{},{minor},{flags}", escaped(&info.name), escaped(&answer.info.uuid));
         for target in &answer.targets {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_holds_devices_with_several_targets() {
+    fn concise_text_holds_devices_with_several_targets() {
         let found = parse("c1,CU1,,rw,0 8 zero, 8 8 error;c\\,2,,9,ro,0 8 linear a\\;b 0\n").unwrap();
         let c1 = Concise {
             name: "c1".into(),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_makes_no_sense_is_said_in_dmsetups_words() {
+    fn errors_have_dmsetups_text() {
         let first = |text: &str| parse(text).unwrap_err().0.join("\n");
         assert_eq!(
             first("c3,,"),

@@ -1,16 +1,16 @@
-//! How dmsetup lays out a report: columns, or with `--rows` a line for each field.
+//! Layout of dmsetup's reports: columns, or with `--rows` one line for each field.
 
 use super::Refusal;
 use super::options::Options;
 use crate::failure::print;
 
-/// A column.
+/// A column of a report.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) name: &'static str,
     pub(super) heading: &'static str,
     pub(super) width: usize,
-    /// Numbers stand right, and are sorted as such.
+    /// Numbers are right-aligned and sorted numerically.
     pub(super) is_number: bool,
 }
 
@@ -22,7 +22,7 @@ pub(super) const fn number(name: &'static str, heading: &'static str, width: usi
     Column { name, heading, width, is_number: true }
 }
 
-/// The columns that a list names; one that begins with `+` adds to those that are shown anyway.
+/// Returns the columns that a list names; a list that starts with `+` extends the default columns.
 pub(super) fn named(
     list: &str,
     default: &str,
@@ -38,15 +38,15 @@ pub(super) fn named(
 
 pub(super) fn unknown(name: &str, known: &[Column]) -> Refusal {
     let lines = names(known).into_iter().chain([format!("Unrecognised field: {name}")]);
-    Refusal::told(lines.collect())
+    Refusal::without_footer(lines.collect())
 }
 
-/// A line for each field.
+/// Returns a line for each column name.
 pub(super) fn names(known: &[Column]) -> Vec<String> {
     known.iter().map(|column| format!("  {}", column.name)).collect()
 }
 
-/// Prints what devices have in those fields, a row for each device.
+/// Prints a report with one row for each device.
 pub(super) fn show(options: &Options, fields: &[&Column], devices: &[Vec<String>]) {
     let prefixed = options.has("nameprefixes");
     let quote = if options.has("unquoted") { "" } else { "'" };
@@ -60,7 +60,7 @@ pub(super) fn show(options: &Options, fields: &[&Column], devices: &[Vec<String>
     let rows: Vec<Vec<String>> = has_headings.then_some(headings).into_iter().chain(cells).collect();
     let separator = options.value("separator").or((!has_headings).then_some(":"));
     if options.has("rows") {
-        // With prefixes each value stands for itself.
+        // Each value has its own prefix.
         for at in 0..fields.len() {
             let line: Vec<&str> = rows.iter().map(|row| row[at].as_str()).collect();
             print(&format!("{}\n", line.join(separator.unwrap_or(" "))));
@@ -72,7 +72,7 @@ pub(super) fn show(options: &Options, fields: &[&Column], devices: &[Vec<String>
     };
     let widths: Vec<usize> = fields.iter().enumerate().map(width).collect();
     for (at, row) in rows.iter().enumerate() {
-        // Headings stand left, also above numbers.
+        // Headings are left-aligned, above numbers, too.
         let is_heading = at == 0 && has_headings;
         let cells: Vec<String> = row
             .iter()

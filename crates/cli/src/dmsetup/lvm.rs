@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_volumes_come_apart_at_single_hyphens() {
+    fn volume_names_are_split_at_single_hyphens() {
         for (name, wanted) in [
             ("vg-lv", ["vg", "lv", ""]),
             ("vg--x-lv--y-real", ["vg-x", "lv-y", "real"]),

@@ -1,37 +1,49 @@
-//! dmsetup's words: a command, options before, between and behind its arguments, and options of `add` for `create`.
+//! Command line of dmsetup: a command, options before, between and after its arguments, and options of `add`
+//! for `create`.
 
 use super::Refusal;
 
 pub(crate) const USAGE: &str = "\
 Usage: blockyard dmsetup
-  create NAME [--table TABLE | --notable | FILE] [-u UUID] [-r]   [options of add: --nbd, --ublk, --loop, --multipath ...]
-  create --concise [NAME,UUID,MINOR,FLAGS,TABLE[,TABLE...][;...]]  what table --concise says; nothing is stdin
-  load | reload NAME [--table TABLE | FILE]       into the inactive slot; - or nothing is stdin
+  create NAME [--table TABLE | --notable | FILE] [-u UUID] [-r]
+      also the options of add: --nbd, --ublk, --loop, --multipath, ...
+  create --concise [NAME,UUID,MINOR,FLAGS,TABLE[,TABLE...][;...]]
+      the output of table --concise; default: stdin
+  load | reload NAME [--table TABLE | FILE]
+      into the inactive slot; -, or no FILE: stdin
   suspend [--noflush] [--nolockfs] NAME...
-  resume [--noflush] [--nolockfs] NAME...         puts what was loaded to use
-  remove [-f] [--retry] [--deferred] NAME...      remove_all [-f] [--retry] [--deferred]
-  rename NAME NEW | rename --setuuid NAME UUID    wipe_table NAME...
-  clear NAME...                                   empties the inactive slot
-  table [--target KIND] [--inactive] [--concise] [NAME...]    status [--target KIND] [NAME...]
+  resume [--noflush] [--nolockfs] NAME...    activates the loaded table
+  remove [-f] [--retry] [--deferred] NAME...
+  remove_all [-f] [--retry] [--deferred]
+  rename NAME NEW | rename --setuuid NAME UUID
+  wipe_table NAME...
+  clear NAME...                              empties the inactive slot
+  table [--target KIND] [--inactive] [--concise] [NAME...]
+  status [--target KIND] [NAME...]
   message NAME SECTOR MESSAGE...
-  info [-c [-o [+]FIELDS] [-O [-]FIELDS] [-S SELECTION] [--rows] [--noheadings] [--separator S] [--nameprefixes]
-       [--unquoted]] [NAME...]
-  ls [--target KIND] [-o devno|devname|blkdevname] [--tree [-o ascii|utf|[no]device|active|rw|open|uuid|inverted]]
-  deps [-o devno|devname|blkdevname] [NAME...]    wait NAME [EVENT]
+  info [-c [-o [+]FIELDS] [-O [-]FIELDS] [-S SELECTION] [--rows] [--noheadings]
+       [--separator S] [--nameprefixes] [--unquoted]] [NAME...]
+  ls [--target KIND] [-o devno|devname|blkdevname]
+     [--tree [-o ascii|utf|[no]device|active|rw|open|uuid|inverted]]
+  deps [-o devno|devname|blkdevname] [NAME...]
+  wait NAME [EVENT]
   targets | target-version KIND... | version | mknodes | help
 
-NAME may be -u UUID, or -S SELECTION: name=~'^vg-' && open=0, of all or of those named, for remove, suspend, resume,
-clear, wipe_table, table, status, deps, info and mknodes. FIELDS: name, uuid, read_ahead, blkdevname, attr,
-tables_loaded, suspended, readonly, devno, major, minor, open, segments, events, device_count, devs_used, devnos_used,
-blkdevs_used, device_ref_count, names_using_dev, devnos_using_dev, subsystem, vg_name, lv_name, lv_layer";
+In place of NAME: -u UUID. With remove, suspend, resume, clear, wipe_table,
+table, status, deps, info and mknodes also -S SELECTION, such as
+name=~'^vg-' && open=0, of all devices or the named ones. FIELDS: name, uuid,
+read_ahead, blkdevname, attr, tables_loaded, suspended, readonly, devno, major,
+minor, open, segments, events, device_count, devs_used, devnos_used,
+blkdevs_used, device_ref_count, names_using_dev, devnos_using_dev, subsystem,
+vg_name, lv_name, lv_layer";
 
-const COOKIES: &str = "no command here waits for udev, so there are no cookies; leave this command out";
+const COOKIES: &str = "these commands do not wait for udev, so there are no cookies; leave this command out";
 /// Commands of dmsetup that are refused, each with the reason and what to use instead.
 const REFUSED_COMMANDS: [(&str, &str); 11] = [
     ("setgeometry", "devices here have no geometry"),
-    ("stats", "blockyard stat NAME and blockyard trace NAME say what becomes of requests"),
-    ("measure", "nothing here is measured for the kernel's integrity subsystem"),
-    ("udevflags", "no rules of udev are told anything by these devices"),
+    ("stats", "use blockyard stat NAME and blockyard trace NAME"),
+    ("measure", "devices are not measured for the kernel's integrity subsystem"),
+    ("udevflags", "these devices have no udev rules"),
     ("udevcreatecookie", COOKIES),
     ("udevreleasecookie", COOKIES),
     ("udevcomplete", COOKIES),
@@ -43,46 +55,48 @@ const REFUSED_COMMANDS: [(&str, &str); 11] = [
     ),
     ("mangle", "create and rename accept only names that need no mangling"),
 ];
-const NUMBERS: &str = "a device has the numbers of the kernel's device that shows it";
-const OWNER: &str = "who may use a device is said by the export that shows it: blockyard add --help";
-const SLOT: &str = "the inactive slot is shown by table --inactive";
-const NAMED: &str = "several devices may have the same numbers here, so a device is told by NAME or -u UUID";
-const AGAIN: &str = "blockyard stat NAME tells again and again";
-/// The same of options, with the commands for which they would mean something. Where there are none, all that do not
-/// have it of their own: it says which devices are meant, or how often, and without it more would happen than was asked.
+const NUMBERS: &str = "a device has the device numbers of its export";
+const OWNER: &str = "the export sets owner and mode: blockyard add --help";
+const SLOT: &str = "table --inactive shows the inactive slot";
+const NAMED: &str = "device numbers are not unique here; use NAME or -u UUID";
+const AGAIN: &str = "use blockyard stat NAME INTERVAL";
+/// Rejected options with the reason, for the listed commands. An empty list: for all commands that do not
+/// define the option. These options select devices or repetitions, so ignoring them would do more than was
+/// requested.
 const REFUSED: [(&str, &[&str], &str); 16] = [
     ("major", &["create"], NUMBERS),
     ("minor", &["create"], NUMBERS),
     ("major", &[], NAMED),
     ("minor", &[], NAMED),
-    ("select", &[], "its devices are not told by their fields; blockyard dmsetup help says whose are"),
-    ("target", &[], "ls, table and status tell devices by the kind of their targets"),
+    ("select", &[], "it does not select devices; blockyard dmsetup help lists the commands that do"),
+    ("target", &[], "only ls, table and status select devices by target"),
     (
         "readonly",
         &["load", "reload", "wipe_table"],
-        "whether a device can be written is said once, when it is made: create -r",
+        "a device is read-only or writable from its creation on: create -r",
     ),
-    ("notable", &["load", "reload"], "only what create makes can be without a table"),
+    ("notable", &["load", "reload"], "only create can omit the table"),
     ("uid", &["create"], OWNER),
     ("gid", &["create"], OWNER),
     ("mode", &["create"], OWNER),
     (
         "readahead",
         &["create", "resume"],
-        "read ahead is the kernel's, for the device that shows this one: blockdev --setra",
+        "the kernel sets read-ahead on the exported device: blockdev --setra",
     ),
     ("exec", &["ls", "table", "status"], "there is no /dev/mapper/NAME to run it on"),
     ("inactive", &["info", "status", "deps", "ls"], SLOT),
     ("interval", &[], AGAIN),
     ("count", &[], AGAIN),
 ];
-/// Options of one command that cannot be together with `--concise`, and why.
+/// Options that cannot be combined with `--concise`, by command, and the reason.
 const NOT_CONCISE: [(&str, &[&str], &str); 2] = [
-    ("create", &["table", "notable", "uuid", "readonly"], "the line itself says that of each device"),
-    ("table", &["target", "inactive"], "a line holds the whole of the table in use"),
+    ("create", &["table", "notable", "uuid", "readonly"], "each device's entry specifies that"),
+    ("table", &["target", "inactive"], "an entry holds the whole active table"),
 ];
-/// Options of dmsetup that change nothing where they are not refused and not a command's own: it takes all of them for
-/// every command, too. Most ask for something to be left out that there is not: waiting for udev, its rules, nodes.
+/// Options of dmsetup that are accepted and ignored for every command that does not define or reject them, as
+/// dmsetup does. Most of them disable something that does not exist here: waiting for udev, its rules, device
+/// nodes.
 const IGNORED: &[&str] = &[
     "addnodeoncreate",
     "addnodeonresume",
@@ -123,7 +137,7 @@ const IGNORED: &[&str] = &[
 const REPORT: &[&str] =
     &["columns", "options", "sort", "select", "noheadings", "separator", "nameprefixes", "unquoted", "rows"];
 
-/// A command, how many names it takes, and the options that it knows.
+/// Commands: name, least and largest number of arguments, and options.
 const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
     ("create", 0, 2, &["table", "notable", "uuid", "readonly", "concise"]),
     ("load", 0, 2, &["table"]),
@@ -149,9 +163,9 @@ const COMMANDS: [(&str, usize, usize, &[&str]); 23] = [
     ("help", 0, 0, &[]),
     ("-h", 0, 0, &[]),
 ];
-/// What every command takes.
+/// Options of every command.
 const COMMON: [&str; 2] = ["verbose", "uuid"];
-/// Those that can be told by their fields.
+/// Commands that select devices with `-S`.
 const SELECTED: &[&str] =
     &["table", "status", "deps", "remove", "suspend", "resume", "clear", "wipe_table", "mknodes"];
 const WITH_VALUE: &[&str] = &[
@@ -192,7 +206,7 @@ const SHORT: [(char, &str); 16] = [
     ('n', "notable"),
     ('v', "verbose"),
 ];
-/// Options of `add`, which are for the process that serves.
+/// Options of `add`, which are passed to the process that serves the device.
 const FOR_ADD: &[&str] = &[
     "--nbd",
     "--ublk",
@@ -208,14 +222,14 @@ const FOR_ADD: &[&str] = &[
     "--layer",
 ];
 
-/// What was asked for.
+/// A parsed command line.
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) command: String,
     pub(super) names: Vec<String>,
     pub(super) for_add: Vec<String>,
     given: Vec<(String, Option<String>)>,
-    /// The names are those of any number of devices, though there be one or none.
+    /// Whether the names are a list, which is shown with a name in each line even if it has one element.
     pub(super) is_list: bool,
 }
 
@@ -224,7 +238,7 @@ impl Options {
         self.given.iter().any(|(given, _)| given == name)
     }
 
-    /// Whether devices are told by their fields.
+    /// Returns whether `-S` selects the devices.
     pub(super) fn selects(&self) -> bool {
         self.has("select") && SELECTED.contains(&self.command.as_str())
     }
@@ -233,7 +247,7 @@ impl Options {
         self.given.iter().rev().find(|(given, _)| given == name)?.1.as_deref()
     }
 
-    /// Options of a letter, any number of them. One that has a value has the rest of the word for it, or `next`.
+    /// Parses a group of short options. An option with a value matches the rest of the group, or `next`.
     fn take_letters(
         &mut self,
         letters: &str,
@@ -242,12 +256,11 @@ impl Options {
         let mut rest = letters.chars();
         while let Some(letter) = rest.next() {
             let known = SHORT.iter().find(|(short, _)| *short == letter);
-            let (_, name) =
-                known.ok_or_else(|| unusable(format!("dmsetup: invalid option -- '{letter}'")))?;
+            let (_, name) = known.ok_or_else(|| invalid(format!("dmsetup: invalid option -- '{letter}'")))?;
             let mut value = None;
             if WITH_VALUE.contains(name) {
                 let own = std::mem::replace(&mut rest, "".chars()).as_str();
-                let missing = || unusable(format!("dmsetup: option requires an argument -- '{letter}'"));
+                let missing = || invalid(format!("dmsetup: option requires an argument -- '{letter}'"));
                 value = Some(if own.is_empty() { next().ok_or_else(missing)? } else { own.to_owned() });
             }
             self.given.push(((*name).to_owned(), value));
@@ -256,13 +269,13 @@ impl Options {
     }
 }
 
-/// What stands behind the `-` of a word of letters: `-` alone is stdin, and `-h` asks for help.
-fn letters(word: &str) -> Option<&str> {
-    let letters = word.strip_prefix('-').filter(|letters| !letters.is_empty() && !letters.starts_with('-'));
+/// Returns the letters of a group of short options; `None` for `-` (stdin) and `-h` (help).
+fn letters(arg: &str) -> Option<&str> {
+    let letters = arg.strip_prefix('-').filter(|letters| !letters.is_empty() && !letters.starts_with('-'));
     letters.filter(|letters| *letters != "h")
 }
 
-pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
+pub(super) fn parse(args: &[String]) -> Result<Options, Refusal> {
     let mut options = Options {
         command: String::new(),
         names: Vec::new(),
@@ -270,44 +283,44 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
         given: Vec::new(),
         is_list: false,
     };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        if word == "--" {
-            // What follows are a command and names, whatever they look like.
-            options.names.extend(words.cloned());
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        if arg == "--" {
+            // The rest is a command and names, even if they start with a hyphen.
+            options.names.extend(args.cloned());
             if options.command.is_empty() && !options.names.is_empty() {
                 options.command = options.names.remove(0);
             }
             break;
         }
-        let (key, value) = match word.split_once('=') {
+        let (key, value) = match arg.split_once('=') {
             Some((key, value)) if key.starts_with("--") => (key, Some(value.to_owned())),
-            _ => (word.as_str(), None),
+            _ => (arg.as_str(), None),
         };
         if FOR_ADD.contains(&key) {
-            options.for_add.push(word.clone());
-            // --ublk, --loop and --nbd-device have a value behind = only.
+            options.for_add.push(arg.clone());
+            // --ublk, --loop and --nbd-device take a value only after `=`.
             if value.is_none() && !matches!(key, "--ublk" | "--loop" | "--nbd-device") {
-                options.for_add.extend(words.next().cloned());
+                options.for_add.extend(args.next().cloned());
             }
             continue;
         }
-        if let Some(letters) = letters(word) {
-            options.take_letters(letters, || words.next().cloned())?;
+        if let Some(letters) = letters(arg) {
+            options.take_letters(letters, || args.next().cloned())?;
             continue;
         }
         let name = match key.strip_prefix("--") {
             Some(name) if !name.is_empty() => name,
             _ if options.command.is_empty() => {
-                options.command.clone_from(word);
+                options.command.clone_from(arg);
                 continue;
             }
             _ => {
-                options.names.push(word.clone());
+                options.names.push(arg.clone());
                 continue;
             }
         };
-        // Whatever else is said, as dmsetup has it.
+        // As in dmsetup, --help wins over everything else.
         if name == "help" {
             options.command = "help".to_owned();
             options.names.clear();
@@ -320,8 +333,8 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
         }
         let value = match (WITH_VALUE.contains(&name), value) {
             (true, None) => {
-                let next = words.next().cloned();
-                Some(next.ok_or_else(|| unusable(format!("dmsetup: option '{word}' requires an argument")))?)
+                let next = args.next().cloned();
+                Some(next.ok_or_else(|| invalid(format!("dmsetup: option '{arg}' requires an argument")))?)
             }
             (_, value) => value,
         };
@@ -331,23 +344,26 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
 }
 
 fn usage(why: impl Into<String>) -> Refusal {
-    Refusal::told(vec![why.into(), USAGE.to_owned()])
+    Refusal::without_footer(vec![why.into(), USAGE.to_owned()])
 }
 
-/// What no word of dmsetup's is.
-fn unusable(why: impl Into<String>) -> Refusal {
-    Refusal::told(vec![why.into(), "Couldn't process command line.".to_owned()])
+/// An error for arguments that dmsetup does not have.
+fn invalid(why: impl Into<String>) -> Refusal {
+    Refusal::without_footer(vec![why.into(), "Couldn't process command line.".to_owned()])
 }
 
 fn check(mut options: Options) -> Result<Options, Refusal> {
     if options.command.is_empty() {
-        return Err(Refusal::told(vec![USAGE.to_owned()]));
+        return Err(Refusal::without_footer(vec![USAGE.to_owned()]));
     }
     if let Some((name, why)) = REFUSED_COMMANDS.iter().find(|(name, _)| *name == options.command) {
-        return Err(Refusal::of(format!("blockyard: there is no {name}: {why}")));
+        return Err(Refusal::of(format!("blockyard: {name} is not supported: {why}")));
     }
     let Some((name, least, most, known)) = COMMANDS.iter().find(|(name, ..)| *name == options.command) else {
-        return Err(usage("Unknown command."));
+        let names = COMMANDS.iter().map(|(name, ..)| *name);
+        let near = options::did_you_mean(&options.command, names);
+        let near = if near.is_empty() { near } else { format!(" ({})", near.trim_end()) };
+        return Err(usage(format!("Unknown command{near}.")));
     };
     if *name == "-h" {
         options.command = "help".to_owned();
@@ -361,11 +377,11 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
             return Err(Refusal::of(format!("blockyard: {name} has no --{given}: {why}")));
         }
         if !is_own && given == "options" {
-            let said = options.value("options").unwrap_or_default();
-            return Err(unusable(format!("Option not recognised: {said}.")));
+            let text = options.value("options").unwrap_or_default();
+            return Err(invalid(format!("Option not recognised: {text}.")));
         }
         if !is_own && !IGNORED.contains(&given) {
-            return Err(unusable(format!("dmsetup: unrecognized option '--{given}'")));
+            return Err(invalid(format!("dmsetup: unrecognized option '--{given}'")));
         }
     }
     for (_, others, why) in NOT_CONCISE.iter().filter(|(of, ..)| of == name && options.has("concise")) {
@@ -376,7 +392,7 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
     if *name != "create" && !options.for_add.is_empty() {
         return Err(usage(format!("{name}: {} is for create", options.for_add[0])));
     }
-    // A uuid stands for the name of one device.
+    // A UUID replaces the name of one device.
     let by_uuid = usize::from(*name != "create" && options.has("uuid"));
     let by_field = usize::from(options.selects() && options.names.is_empty());
     if options.names.len().saturating_add(by_uuid) > *most {
@@ -391,7 +407,7 @@ fn check(mut options: Options) -> Result<Options, Refusal> {
         });
     }
     if options.has("notable") && (options.has("table") || options.names.len() > 1) {
-        return Err(Refusal::told(vec![
+        return Err(Refusal::without_footer(vec![
             "--table and --notable are incompatible.".to_owned(),
             "Couldn't process command line.".to_owned(),
         ]));
@@ -408,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_joined_with_each_other_and_with_their_values() {
+    fn short_options_combine_with_each_other_and_their_values() {
         for line in
             ["info -c -o name,uuid x", "info -co name,uuid x", "info x -coname,uuid", "-coname,uuid info x"]
         {
@@ -422,19 +438,19 @@ mod tests {
         assert_eq!(options.value("uuid"), Some("U-1"));
         assert_eq!(parsed("info -c -O-name").expect("known").value("sort"), Some("-name"));
         assert_eq!(parsed("load x -").expect("stdin").names, ["x", "-"]);
-        assert_eq!(parsed("message x 0 -- -f --force").expect("words").names, ["x", "0", "-f", "--force"]);
-        assert_eq!(parsed("-v -- info x").expect("words").command, "info");
+        assert_eq!(parsed("message x 0 -- -f --force").expect("args").names, ["x", "0", "-f", "--force"]);
+        assert_eq!(parsed("-v -- info x").expect("args").command, "info");
         for line in ["--help", "ls --help", "--help info x", "create -r --help x"] {
             assert_eq!(parsed(line).expect(line).command, "help", "{line}");
         }
-        let said = |line| parsed(line).expect_err(line).0[0].clone();
-        assert_eq!(said("info -cx"), "dmsetup: invalid option -- 'x'");
-        assert_eq!(said("info -co"), "dmsetup: option requires an argument -- 'o'");
-        assert_eq!(said("ls --bogus"), "dmsetup: unrecognized option '--bogus'");
+        let error = |line| parsed(line).expect_err(line).0[0].clone();
+        assert_eq!(error("info -cx"), "dmsetup: invalid option -- 'x'");
+        assert_eq!(error("info -co"), "dmsetup: option requires an argument -- 'o'");
+        assert_eq!(error("ls --bogus"), "dmsetup: unrecognized option '--bogus'");
     }
 
     #[test]
-    fn what_changes_nothing_is_taken_and_what_cannot_be_is_refused() {
+    fn options_without_effect_are_accepted_and_unsupported_ones_rejected() {
         for line in [
             "create --addnodeoncreate --noudevsync --verifyudev x --notable",
             "remove --udevcookie 0x1 x",
@@ -451,11 +467,11 @@ mod tests {
         ] {
             parsed(line).expect(line);
         }
-        let said = |line| parsed(line).expect_err(line).0.join(" ");
+        let error = |line| parsed(line).expect_err(line).0.join(" ");
         for line in
             ["create -j 252 -m 9 x", "create --mode 0600 x", "ls --exec true", "resume --readahead auto x"]
         {
-            assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
+            assert!(error(line).contains(" has no --"), "{line}: {}", error(line));
         }
         for line in [
             "remove -j 252 -m 9",
@@ -479,7 +495,7 @@ mod tests {
             "create --concise -r x,,,,0",
             "create --concise -u U x,,,,0",
         ] {
-            assert!(said(line).contains(" has no --"), "{line}: {}", said(line));
+            assert!(error(line).contains(" has no --"), "{line}: {}", error(line));
         }
         for line in [
             "setgeometry x 1 2 3 4",
@@ -495,14 +511,14 @@ mod tests {
             "mangle x",
         ] {
             let command = line.split(' ').next().expect("a command");
-            let wanted = format!("blockyard: there is no {command}: ");
-            assert!(said(line).starts_with(&wanted), "{line}: {}", said(line));
+            let wanted = format!("blockyard: {command} is not supported: ");
+            assert!(error(line).starts_with(&wanted), "{line}: {}", error(line));
         }
-        assert_eq!(said("remove"), "No device specified.");
+        assert_eq!(error("remove"), "No device specified.");
     }
 
     #[test]
-    fn setuuid_is_a_switch_wherever_it_stands() {
+    fn setuuid_is_a_switch_at_any_position() {
         for line in ["rename --setuuid x U-1", "rename x --setuuid U-1", "--setuuid rename x U-1"] {
             let options = parsed(line).expect(line);
             assert!(options.has("setuuid"), "{line}");

@@ -3,18 +3,18 @@
 use super::grid::{self, Column, number, text};
 use super::options::Options;
 use super::select::{self, Field};
-use super::{Named, Refusal, lvm, of_kind};
+use super::{Refusal, TableDevice, lvm, targets_of_kind};
 use crate::failure::print;
 use engine::control::DeviceInfo;
-use engine::tables::{TableAnswer, TableInfo};
+use engine::tables::{TableAnswer, TableInfo, TargetRow, target_rows};
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
 
-/// What a device of the kernel's has in sectors where nobody said otherwise.
+/// The kernel's default read-ahead in sectors.
 const READ_AHEAD: u32 = 256;
 const NONE: &str = "No devices found\n";
 
-/// The numbers of the kernel's device that shows it; where there is none, 0 and its number in its process.
+/// Returns the device numbers of the export; without one, 0 and the device's number in its process.
 pub(super) fn numbers(info: &DeviceInfo, table: &TableInfo) -> (u32, u32) {
     let nodes = info.exports.iter().filter(|export| export.address.starts_with("/dev/"));
     let mut found = nodes.filter_map(|export| std::fs::metadata(&export.address).ok());
@@ -28,14 +28,14 @@ pub(super) fn opens(info: &DeviceInfo) -> u64 {
     info.exports.iter().map(|export| export.connections).sum()
 }
 
-pub(super) fn info(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
+pub(super) fn info(options: &Options, devices: Vec<TableDevice>) -> Result<(), Refusal> {
     if options.has("columns") || options.has("options") {
         return columns(options, devices);
     }
     if devices.is_empty() {
         print(NONE);
     }
-    // Other commands show so what became of devices that they had selected before.
+    // Other commands have selected their devices before.
     let devices = if options.command == "info" { selected(options, devices)? } else { devices };
     for (answer, info) in devices {
         print(&facts(&answer, &info));
@@ -43,7 +43,7 @@ pub(super) fn info(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
     Ok(())
 }
 
-/// What there is to know of a device.
+/// Formats the state of a device as `info` does.
 pub(super) fn facts(answer: &TableAnswer, info: &DeviceInfo) -> String {
     let table = &answer.info;
     let mut text = format!("Name:              {}\n", info.name);
@@ -104,7 +104,7 @@ static COLUMNS: [Column; 29] = [
 ];
 const DEFAULT: &str = "name,major,minor,attr,open,segments,events,uuid";
 
-fn value(field: &str, (answer, info): &Named, all: &[Named]) -> String {
+fn value(field: &str, (answer, info): &TableDevice, all: &[TableDevice]) -> String {
     let table = &answer.info;
     let (major, minor) = numbers(info, table);
     let used = |show: &dyn Fn(&String) -> Option<String>| {
@@ -164,32 +164,32 @@ fn columns_of(list: &str) -> Result<Vec<&'static Column>, Refusal> {
     grid::named(list, DEFAULT, &COLUMNS)
 }
 
-/// Those that `-S` asks for.
-pub(super) fn selected(options: &Options, devices: Vec<Named>) -> Result<Vec<Named>, Refusal> {
+/// Returns the devices that match `-S`.
+pub(super) fn selected(options: &Options, devices: Vec<TableDevice>) -> Result<Vec<TableDevice>, Refusal> {
     let Some(text) = options.value("select") else { return Ok(devices) };
     let fields: Vec<Field> = COLUMNS.iter().map(|column| (column.name, column.is_number)).collect();
     let selection = select::parse(text, &fields)?;
     let all = super::all()?;
-    let takes = |device: &Named| selection.takes(&|field: &str| value(field, device, &all));
-    Ok(devices.into_iter().filter(takes).collect())
+    let matches = |device: &TableDevice| selection.matches(&|field: &str| value(field, device, &all));
+    Ok(devices.into_iter().filter(matches).collect())
 }
 
-/// Whether the fields were asked for, which is no report: they are told.
-fn tells_fields(options: &Options) -> bool {
-    let asks = [options.value("options"), options.value("select"), options.value("sort")];
-    let is_asked = asks.into_iter().flatten().any(|text| matches!(text, "help" | "?"));
-    if is_asked {
+/// Prints the column names if they were requested (`help` or `?`). Returns whether they were.
+fn prints_fields(options: &Options) -> bool {
+    let requests = [options.value("options"), options.value("select"), options.value("sort")];
+    let is_requested = requests.into_iter().flatten().any(|text| matches!(text, "help" | "?"));
+    if is_requested {
         print(&format!("{}\n", grid::names(&COLUMNS).join("\n")));
     }
-    is_asked
+    is_requested
 }
 
-fn sort(devices: &mut [Named], keys: &str, all: &[Named]) -> Result<(), Refusal> {
-    // The last key first: sorting leaves what is equal in its order.
+fn sort(devices: &mut [TableDevice], keys: &str, all: &[TableDevice]) -> Result<(), Refusal> {
+    // The last key first: the sort is stable.
     for key in keys.split(',').rev() {
         let name = key.trim_start_matches(['+', '-']);
         let column = *columns_of(name)?.first().ok_or_else(|| grid::unknown(name, &COLUMNS))?;
-        let by = |device: &Named| {
+        let by = |device: &TableDevice| {
             let value = value(column.name, device, all);
             (if column.is_number { value.parse::<u64>().unwrap_or(0) } else { 0 }, value)
         };
@@ -201,8 +201,8 @@ fn sort(devices: &mut [Named], keys: &str, all: &[Named]) -> Result<(), Refusal>
     Ok(())
 }
 
-fn columns(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
-    if tells_fields(options) {
+fn columns(options: &Options, devices: Vec<TableDevice>) -> Result<(), Refusal> {
+    if prints_fields(options) {
         return Ok(());
     }
     let all = super::all()?;
@@ -216,13 +216,14 @@ fn columns(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
         print(NONE);
     }
     if !devices.is_empty() {
-        let values = |device: &Named| fields.iter().map(|column| value(column.name, device, &all)).collect();
+        let values =
+            |device: &TableDevice| fields.iter().map(|column| value(column.name, device, &all)).collect();
         grid::show(options, &fields, &devices.iter().map(values).collect::<Vec<_>>());
     }
     Ok(())
 }
 
-/// How `-o` shows devices: by their numbers, by their names, or by those of the kernel's devices.
+/// How `-o` of `ls` and `deps` shows devices: by numbers, name, or name of the exported device node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shown {
     Numbers,
@@ -235,18 +236,18 @@ fn shown(options: &Options) -> Result<Shown, Refusal> {
         None | Some("devno") => Ok(Shown::Numbers),
         Some("devname") => Ok(Shown::Name),
         Some("blkdevname") => Ok(Shown::Node),
-        Some(other) => Err(Refusal::told(vec![
+        Some(other) => Err(Refusal::without_footer(vec![
             format!("Option not recognised: {other}."),
             "Couldn't process command line.".to_owned(),
         ])),
     }
 }
 
-pub(super) fn ls(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
+pub(super) fn ls(options: &Options, devices: Vec<TableDevice>) -> Result<(), Refusal> {
     let kind = options.value("target");
-    let found: Vec<Named> = devices
+    let found: Vec<TableDevice> = devices
         .into_iter()
-        .filter(|(answer, _)| kind.is_none() || !of_kind(answer.targets.clone(), kind).is_empty())
+        .filter(|(answer, _)| kind.is_none() || !targets_of_kind(answer.targets.clone(), kind).is_empty())
         .collect();
     if found.is_empty() {
         if kind.is_none() {
@@ -261,7 +262,7 @@ pub(super) fn ls(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> 
     for (answer, info) in &found {
         let (major, minor) = numbers(info, &answer.info);
         let device = match shown {
-            // So dmsetup has it.
+            // The format of dmsetup.
             Shown::Numbers if kind.is_some() => format!("{major}, {minor}"),
             Shown::Name => info.name.clone(),
             Shown::Node => node(info).unwrap_or_else(|| format!("{major}:{minor}")),
@@ -272,7 +273,7 @@ pub(super) fn ls(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> 
     Ok(())
 }
 
-pub(super) fn deps(options: &Options, devices: Vec<Named>) -> Result<(), Refusal> {
+pub(super) fn deps(options: &Options, devices: Vec<TableDevice>) -> Result<(), Refusal> {
     if devices.is_empty() {
         print(NONE);
     }
@@ -284,7 +285,7 @@ pub(super) fn deps(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
         }
         let mut text = if is_one { String::new() } else { format!("{}: ", info.name) };
         let _ = write!(text, "{} dependencies\t:", answer.info.devices.len());
-        // The kernel puts each that it opens before the others.
+        // As in the kernel, the device that was opened last comes first.
         for device in answer.info.devices.iter().rev() {
             let device = match shown {
                 Shown::Numbers => device.replacen(':', ", ", usize::from(is_numbers(device))),
@@ -297,13 +298,13 @@ pub(super) fn deps(options: &Options, devices: Vec<Named>) -> Result<(), Refusal
     Ok(())
 }
 
-/// The name of the kernel's device that shows it.
+/// Returns the name of the exported device node.
 fn node(info: &DeviceInfo) -> Option<String> {
     let nodes = info.exports.iter().filter_map(|export| export.address.strip_prefix("/dev/"));
     nodes.map(str::to_owned).next()
 }
 
-/// The name of a device with these numbers; what has none is shown as it is.
+/// Returns the name of the block device with these numbers, or `device` if it has none.
 fn block_name(device: &str) -> String {
     let target = std::fs::read_link(format!("/sys/dev/block/{device}")).ok().filter(|_| is_numbers(device));
     let name = target.and_then(|target| Some(target.file_name()?.to_string_lossy().into_owned()));
@@ -314,20 +315,22 @@ fn is_numbers(device: &str) -> bool {
     device.split_once(':').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
 }
 
-/// Those of some kinds.
+/// Prints the versions of the named targets.
 pub(super) fn target_versions(wanted: &[String]) -> Result<(), Refusal> {
     for name in wanted {
-        let kinds = engine::tables::kinds();
-        let Some((name, [major, minor, patch])) = kinds.into_iter().find(|(known, _)| known == name) else {
+        let Some(row) = target_rows().iter().find(|row| row.name == name) else {
             return Err(Refusal::ioctl("target-version", name, super::EINVAL, ""));
         };
-        print(&format!("{name:<16} v{major}.{minor}.{patch}\n"));
+        print(&target_line(row));
     }
     Ok(())
 }
 
+fn target_line(TargetRow { name, version: [major, minor, patch], .. }: &TargetRow) -> String {
+    format!("{name:<16} v{major}.{minor}.{patch}\n")
+}
+
 pub(super) fn targets() {
-    for (name, [major, minor, patch]) in engine::tables::kinds() {
-        print(&format!("{name:<16} v{major}.{minor}.{patch}\n"));
-    }
+    let lines: String = target_rows().iter().map(target_line).collect();
+    print(&lines);
 }

@@ -1,18 +1,18 @@
-//! dmsetup's `-S`: which devices a report or a command is about, by their fields: `open=0 && name=~"^vg-"`.
+//! dmsetup's `-S`: selects devices by their fields: `open=0 && name=~"^vg-"`.
 //!
-//! `=`, `!=`, and for numbers `<`, `<=`, `>`, `>=`; `=~` and `!~` for regular expressions; `&&` or `,`, `||` or `#`,
-//! `!( )`, parentheses. What is wrong is said in dmsetup's words. All of dmsetup's fields are texts or numbers, so its lists,
-//! sizes and times have no place here.
+//! `=`, `!=`, and for numbers `<`, `<=`, `>`, `>=`; `=~` and `!~` for regular expressions; `&&` or `,`, `||`
+//! or `#`, `!( )`, parentheses. Errors have dmsetup's text. All fields are texts or numbers, so dmsetup's
+//! operators for lists, sizes and times are not supported.
 
 use super::Refusal;
 use regex_automata::nfa::thompson::pikevm::PikeVM;
 
-/// A field that can be asked for: its name, and whether it is a number.
+/// A field: its name, and whether it is a number.
 pub(super) type Field = (&'static str, bool);
 
-/// What is asked of a device.
+/// A selection criterion.
 pub(super) enum Selection {
-    /// Nothing.
+    /// Matches every device.
     All,
     Any(Vec<Selection>),
     Every(Vec<Selection>),
@@ -45,13 +45,13 @@ pub(super) enum Comparison {
 }
 
 impl Selection {
-    /// Whether a device is meant, of which `value` says what a field holds.
-    pub(super) fn takes(&self, value: &dyn Fn(&str) -> String) -> bool {
+    /// Returns whether a device matches; `value` returns the value of a field.
+    pub(super) fn matches(&self, value: &dyn Fn(&str) -> String) -> bool {
         match self {
             Selection::All => true,
-            Selection::Any(parts) => parts.iter().any(|part| part.takes(value)),
-            Selection::Every(parts) => parts.iter().all(|part| part.takes(value)),
-            Selection::Not(part) => !part.takes(value),
+            Selection::Any(parts) => parts.iter().any(|part| part.matches(value)),
+            Selection::Every(parts) => parts.iter().all(|part| part.matches(value)),
+            Selection::Not(part) => !part.matches(value),
             Selection::Text { field, is, value: wanted } => (value(field) == *wanted) == *is,
             Selection::Pattern { field, is, pattern } => {
                 pattern.is_match(&mut pattern.create_cache(), value(field).as_bytes()) == *is
@@ -71,7 +71,7 @@ impl Selection {
     }
 }
 
-/// What a text asks for.
+/// Parses a selection.
 pub(super) fn parse(text: &str, fields: &[Field]) -> Result<Selection, Refusal> {
     let mut reader = Reader { rest: text.trim(), fields, depth: 0 };
     if reader.rest.is_empty() {
@@ -81,13 +81,13 @@ pub(super) fn parse(text: &str, fields: &[Field]) -> Result<Selection, Refusal> 
     if reader.rest.is_empty() { Ok(selection) } else { Err(wrong(None, reader.rest)) }
 }
 
-/// How deep parentheses may stand in each other.
+/// Deepest nesting of parentheses.
 const DEPTH_MAX: usize = 64;
 
 struct Reader<'a> {
     rest: &'a str,
     fields: &'a [Field],
-    /// In how many parentheses `rest` begins.
+    /// Open parentheses before `rest`.
     depth: usize,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         if !self.take("(") {
             if is_not {
                 let why = format!("Syntax error: left parenthesis expected at '{}'", self.rest);
-                return Err(Refusal::told(vec![why]));
+                return Err(Refusal::without_footer(vec![why]));
             }
             return self.comparison();
         }
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         self.depth -= 1;
         if !self.take(")") {
             let why = format!("Syntax error: right parenthesis expected at '{}'", self.rest);
-            return Err(Refusal::told(vec![why]));
+            return Err(Refusal::without_footer(vec![why]));
         }
         Ok(if is_not { Selection::Not(Box::new(inner)) } else { inner })
     }
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// In quotes, or up to a blank or a sign.
+    /// Parses a value: quoted, or up to a space or operator.
     fn value(&mut self, at: &str) -> Result<String, Refusal> {
         let rest = self.rest;
         if let Some(quote) = rest.chars().next().filter(|c| matches!(c, '\'' | '"')) {
@@ -199,7 +199,7 @@ fn wrong(why: Option<&str>, at: &str) -> Refusal {
     let mut lines: Vec<String> = why.map(str::to_owned).into_iter().collect();
     lines.push(format!("Selection syntax error at '{at}'."));
     lines.push("Use 'help' for selection to get more help.".to_owned());
-    Refusal::told(lines)
+    Refusal::without_footer(lines)
 }
 
 #[cfg(test)]
@@ -208,17 +208,17 @@ mod tests {
 
     const FIELDS: [Field; 3] = [("name", false), ("uuid", false), ("open", true)];
 
-    fn takes(text: &str, name: &str, open: &str) -> bool {
+    fn matches(text: &str, name: &str, open: &str) -> bool {
         let value = |field: &str| match field {
             "name" => name.to_owned(),
             "open" => open.to_owned(),
             _ => String::new(),
         };
-        parse(text, &FIELDS).unwrap_or_else(|why| panic!("{text}: {why:?}")).takes(&value)
+        parse(text, &FIELDS).unwrap_or_else(|why| panic!("{text}: {why:?}")).matches(&value)
     }
 
     #[test]
-    fn devices_are_chosen_by_their_fields() {
+    fn devices_are_selected_by_fields() {
         for (text, is) in [
             ("", true),
             ("name=b", true),
@@ -239,37 +239,37 @@ mod tests {
             ("uuid=\"\"", true),
             ("name=", false),
         ] {
-            assert_eq!(takes(text, "b", "2"), is, "{text}");
+            assert_eq!(matches(text, "b", "2"), is, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_selection_is_said_in_dmsetups_words() {
-        let said = |text: &str| parse(text, &FIELDS).err().map(|why| why.0.join("\n")).unwrap_or_default();
-        assert_eq!(said("!name=b"), "Syntax error: left parenthesis expected at 'name=b'");
-        assert_eq!(said("(name=b"), "Syntax error: right parenthesis expected at ''");
+    fn selection_errors_have_dmsetups_text() {
+        let error = |text: &str| parse(text, &FIELDS).err().map(|why| why.0.join("\n")).unwrap_or_default();
+        assert_eq!(error("!name=b"), "Syntax error: left parenthesis expected at 'name=b'");
+        assert_eq!(error("(name=b"), "Syntax error: right parenthesis expected at ''");
         let at = |at: &str| {
             format!("Selection syntax error at '{at}'.\nUse 'help' for selection to get more help.")
         };
-        assert_eq!(said("=b"), format!("Expecting field name\n{}", at("=b")));
-        assert_eq!(said("name=b &&"), format!("Expecting field name\n{}", at("")));
+        assert_eq!(error("=b"), format!("Expecting field name\n{}", at("=b")));
+        assert_eq!(error("name=b &&"), format!("Expecting field name\n{}", at("")));
         let numeric = "Failed to parse numeric value for selection field open.";
-        assert_eq!(said("open=x"), format!("{numeric}\n{}", at("open=x")));
+        assert_eq!(error("open=x"), format!("{numeric}\n{}", at("open=x")));
         for text in ["nosuch=1", "name", "name>b", "name=~(", "name='b", "name=b name=c"] {
-            assert!(said(text).contains("Selection syntax error at '"), "{text}: {}", said(text));
+            assert!(error(text).contains("Selection syntax error at '"), "{text}: {}", error(text));
         }
         let deep = format!("{}name=b", "(".repeat(1000));
-        assert!(said(&deep).contains("Too many parentheses"));
+        assert!(error(&deep).contains("Too many parentheses"));
         let deep = |depth: usize| format!("{}name=b{}", "(".repeat(depth), ")".repeat(depth));
-        assert_eq!(said(&deep(DEPTH_MAX)), "");
-        assert!(said(&deep(DEPTH_MAX + 1)).contains("Too many parentheses"));
+        assert_eq!(error(&deep(DEPTH_MAX)), "");
+        assert!(error(&deep(DEPTH_MAX + 1)).contains("Too many parentheses"));
     }
 
     #[test]
-    fn parentheses_count_by_how_deep_they_stand() {
-        let beside = format!("{}(name=b)", "(name=a)||".repeat(200));
-        assert!(takes(&beside, "b", "2"));
+    fn only_nested_parentheses_count() {
+        let siblings = format!("{}(name=b)", "(name=a)||".repeat(200));
+        assert!(matches(&siblings, "b", "2"));
         let quoted = format!("(name!='{}')", "(".repeat(200));
-        assert!(takes(&quoted, "b", "2"));
+        assert!(matches(&quoted, "b", "2"));
     }
 }

@@ -1,12 +1,13 @@
-//! `dmsetup ls --tree`: what stands on what, from the devices that nobody stands on down.
+//! `dmsetup ls --tree`: devices with the devices that they use, starting with devices that no other one uses.
 
 use super::options::Options;
 use super::report::{numbers, opens};
-use super::{Named, Refusal};
+use super::{Refusal, TableDevice};
 use crate::locale::is_utf8;
 use std::fmt::Write as _;
 
-/// How the branches are drawn: one that others follow, the last one, what goes on below either.
+/// Characters of the branches: one with siblings below it, the last one, and the continuation siblings deeper
+/// levels.
 struct Signs {
     middle: &'static str,
     last: &'static str,
@@ -16,7 +17,7 @@ struct Signs {
 const ASCII: Signs = Signs { middle: " |-", last: " `-", on: " | " };
 const UTF: Signs = Signs { middle: " ├─", last: " └─", on: " │ " };
 
-/// What `-o` asks for.
+/// The options of `-o`.
 struct Style {
     signs: &'static Signs,
     numbers: bool,
@@ -42,7 +43,7 @@ fn style(options: &Options) -> Result<Style, Refusal> {
             "open" => style.open = true,
             "uuid" => style.uuid = true,
             "inverted" => style.inverted = true,
-            // Nothing is cut off here.
+            // Lines are never truncated.
             "notrunc" => {}
             other => return Err(Refusal::of(format!("Tree options not recognised: {other}"))),
         }
@@ -50,7 +51,7 @@ fn style(options: &Options) -> Result<Style, Refusal> {
     Ok(style)
 }
 
-pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
+pub(super) fn print(options: &Options, all: &[TableDevice]) -> Result<(), Refusal> {
     let style = style(options)?;
     let mut text = String::new();
     if style.inverted {
@@ -58,7 +59,7 @@ pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
         return Ok(());
     }
     for device in all {
-        // Others are shown below those that stand on them.
+        // Other devices are shown below their users.
         if !all.iter().any(|(other, _)| other.info.devices.contains(&device.1.name)) {
             text += &format!("{}\n", line(device, &style));
             branches(device, all, &style, "", &mut text);
@@ -68,9 +69,9 @@ pub(super) fn print(options: &Options, all: &[Named]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// From what nothing is below of up to those that nobody stands on.
-fn inverted(all: &[Named], style: &Style) -> String {
-    let (mut text, mut told) = (String::new(), Vec::new());
+/// Draws the tree from the lowest devices up to their users.
+fn inverted(all: &[TableDevice], style: &Style) -> String {
+    let (mut text, mut shown) = (String::new(), Vec::new());
     for device in all {
         let below = &device.0.info.devices;
         if below.is_empty() {
@@ -78,8 +79,8 @@ fn inverted(all: &[Named], style: &Style) -> String {
             users(&device.1.name, all, style, "", &mut text);
         }
         for name in below.iter().rev() {
-            if !told.contains(&name) && !all.iter().any(|(_, info)| info.name == *name) {
-                told.push(name);
+            if !shown.contains(&name) && !all.iter().any(|(_, info)| info.name == *name) {
+                shown.push(name);
                 text += &format!(" ({name})\n");
                 users(name, all, style, "", &mut text);
             }
@@ -88,8 +89,9 @@ fn inverted(all: &[Named], style: &Style) -> String {
     text
 }
 
-fn users(name: &String, all: &[Named], style: &Style, before: &str, text: &mut String) {
-    let users: Vec<&Named> = all.iter().filter(|(answer, _)| answer.info.devices.contains(name)).collect();
+fn users(name: &String, all: &[TableDevice], style: &Style, before: &str, text: &mut String) {
+    let users: Vec<&TableDevice> =
+        all.iter().filter(|(answer, _)| answer.info.devices.contains(name)).collect();
     for (number, user) in users.iter().enumerate() {
         let is_last = number + 1 == users.len();
         let sign = if is_last { style.signs.last } else { style.signs.middle };
@@ -100,7 +102,7 @@ fn users(name: &String, all: &[Named], style: &Style, before: &str, text: &mut S
     }
 }
 
-fn line((answer, info): &Named, style: &Style) -> String {
+fn line((answer, info): &TableDevice, style: &Style) -> String {
     let mut text = info.name.clone();
     if style.numbers {
         let (major, minor) = numbers(info, &answer.info);
@@ -121,9 +123,9 @@ fn line((answer, info): &Named, style: &Style) -> String {
     text
 }
 
-fn branches((answer, _): &Named, all: &[Named], style: &Style, before: &str, text: &mut String) {
+fn branches((answer, _): &TableDevice, all: &[TableDevice], style: &Style, before: &str, text: &mut String) {
     let below = &answer.info.devices;
-    // As in `deps`: the one that was opened last comes first.
+    // As in `deps`, the device that was opened last comes first.
     for (number, name) in below.iter().rev().enumerate() {
         let is_last = number + 1 == below.len();
         let sign = if is_last { style.signs.last } else { style.signs.middle };

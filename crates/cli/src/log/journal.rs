@@ -1,25 +1,25 @@
 //! The journal's native protocol: a datagram of fields for each line.
 //!
-//! `NAME=value` and a line end; a value of several lines is written as the name, a line end, its length in 64 bits, little
-//! endian, the value and a line end. Source: systemd's "Native Journal Protocol". A line of ours is bounded, so it always fits
-//! a datagram and no descriptor has to be passed.
+//! A field is `NAME=value` and a line end; a value with line ends is written as the name, a line end, its
+//! length in 64 bits, little-endian, the value and a line end. Source: systemd's "Native Journal Protocol".
+//! Lines are bounded, so they fit a datagram and no descriptor has to be passed.
 
 use super::{Level, Line, lines};
 use std::io;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
-/// Where the journal listens.
+/// The journal's socket.
 const SOCKET: &str = "/run/systemd/journal/socket";
 
-/// A way to the journal.
+/// A socket that sends to the journal.
 pub(super) struct Journal {
     socket: io::Result<UnixDatagram>,
     to: PathBuf,
 }
 
 impl Default for Journal {
-    /// The system's, or the one that `BLOCKYARD_JOURNAL` names.
+    /// Connects to the system's journal, or to the socket in `BLOCKYARD_JOURNAL`.
     fn default() -> Journal {
         let to = std::env::var_os("BLOCKYARD_JOURNAL").map_or_else(|| SOCKET.into(), PathBuf::from);
         Journal { socket: UnixDatagram::unbound(), to }
@@ -27,15 +27,17 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// The journal, if stderr is connected to it: `JOURNAL_STREAM` then is its device and inode.
+    /// Returns the journal if stderr is connected to it: `JOURNAL_STREAM` is then its device and inode.
     pub(super) fn of_stderr() -> Option<Journal> {
-        let told = std::env::var("JOURNAL_STREAM").ok()?;
+        let stream = std::env::var("JOURNAL_STREAM").ok()?;
         let stat = rustix::fs::fstat(rustix::stdio::stderr()).ok()?;
-        (told == format!("{}:{}", stat.st_dev, stat.st_ino)).then(Journal::default)
+        (stream == format!("{}:{}", stat.st_dev, stat.st_ino)).then(Journal::default)
     }
 
+    /// Sends a line.
+    ///
     /// # Errors
-    /// The journal does not take it: it is said elsewhere then.
+    /// The journal does not accept it; the caller writes it to stderr.
     pub(super) fn send(&self, line: &Line) -> io::Result<()> {
         match &self.socket {
             Ok(socket) => socket.send_to(&datagram(line), &self.to).map(drop),
@@ -45,7 +47,7 @@ impl Journal {
 }
 
 fn datagram(line: &Line) -> Vec<u8> {
-    // Those of syslog.
+    // Priorities of syslog.
     let priority = match line.level {
         Level::ERROR => "3",
         Level::WARN => "4",
@@ -55,7 +57,7 @@ fn datagram(line: &Line) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut message = line.message.clone();
     for (name, value) in &line.fields {
-        // Who reads the journal without its fields sees them, too.
+        // Readers that show only the message see the fields, too.
         message += &format!(" {name}={}", value.text);
     }
     put(&mut bytes, "MESSAGE", &message);
@@ -100,7 +102,7 @@ mod tests {
         let path = folder.path().join("journal");
         let there = UnixDatagram::bind(&path).expect("a socket");
         let journal = Journal { socket: UnixDatagram::unbound(), to: path };
-        journal.send(&line("disk")).expect("it is taken");
+        journal.send(&line("disk")).expect("the journal accepts it");
         let mut bytes = [0; 4096];
         let len = there.recv(&mut bytes).expect("a datagram");
         let text = String::from_utf8_lossy(&bytes[..len]);
@@ -108,11 +110,11 @@ mod tests {
                         BLOCKYARD_LEVEL=warn\nBLOCKYARD_DEVICE=disk\n";
         assert_eq!(text, expected);
         drop(there);
-        assert!(journal.send(&line("disk")).is_err(), "nobody is there any more");
+        assert!(journal.send(&line("disk")).is_err(), "the journal's socket is closed");
     }
 
     #[test]
-    fn a_value_of_several_lines_brings_its_length() {
+    fn multi_line_values_have_a_length() {
         let mut bytes = Vec::new();
         put(&mut bytes, "A", "b\nPRIORITY=0");
         assert_eq!(bytes, b"A\n\x0c\0\0\0\0\0\0\0b\nPRIORITY=0\n");

@@ -1,4 +1,4 @@
-//! A line of the log as text: for people, as `key=value` words, or as a JSON object.
+//! Formats of a log line: text, `key=value` pairs, or a JSON object.
 
 use super::{Level, Line};
 use jiff::Timestamp;
@@ -7,18 +7,18 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How lines are written.
+/// A format of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Format {
     /// `2024-02-29 13:34:56.000 warning: device: message, key value: reason`, in local time.
     Text,
     /// `time=… level=warn message="…" key=value`.
     KeyValue,
-    /// An object a line.
+    /// One object for each line.
     Json,
 }
 
-/// A line, with its end.
+/// Formats a line, with its line end.
 pub(crate) fn text(format: Format, line: &Line) -> String {
     match format {
         Format::Text => plain(line, &TimeZone::system()),
@@ -27,7 +27,7 @@ pub(crate) fn text(format: Format, line: &Line) -> String {
     }
 }
 
-/// Fields that say why something happened: a line for people ends with them.
+/// Fields with the reason of an event: the text format ends with them.
 const REASONS: [&str; 4] = ["reason", "error", "why", "loss"];
 
 fn plain(line: &Line, zone: &TimeZone) -> String {
@@ -51,18 +51,18 @@ fn plain(line: &Line, zone: &TimeZone) -> String {
     text + "\n"
 }
 
-/// Day and time for people, to the millisecond.
+/// Formats local date and time to the millisecond.
 fn local_time(at: SystemTime, zone: &TimeZone) -> String {
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
     at.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
 }
 
-/// A line of another process than the one that writes the log, for its file: a warning about a device.
+/// Formats a warning about a device by a process that writes to the log file of another one.
 pub(crate) fn warning(device: &str, message: &str) -> String {
     plain(&Line::new(Level::WARN, message, vec![("device", device.into())]), &TimeZone::system())
 }
 
-/// Nothing in it ends the line, or tells a terminal to do something.
+/// Escapes control characters, which could end the line or control a terminal.
 fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return text.into();
@@ -80,7 +80,7 @@ pub(super) fn level(level: Level) -> &'static str {
     }
 }
 
-/// As it is, or in quotes where it would not be one word.
+/// Returns the value, quoted if it is not a single word.
 fn word(value: &str) -> String {
     let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\');
     if !value.is_empty() && value.chars().all(is_plain) { value.to_owned() } else { format!("{value:?}") }
@@ -98,7 +98,7 @@ fn words(line: &Line) -> String {
 fn object(line: &Line) -> String {
     let mut object = serde_json::Map::new();
     for (name, value) in &line.fields {
-        // Numbers stay numbers, and a device that is called 7 has a name.
+        // Numbers stay numbers; a device named 7 stays a text.
         let number = if value.is_number { value.text.parse::<serde_json::Number>().ok() } else { None };
         let value = number.map_or_else(|| value.text.as_str().into(), Into::into);
         object.insert((*name).to_owned(), value);
@@ -109,7 +109,7 @@ fn object(line: &Line) -> String {
     format!("{}\n", serde_json::Value::Object(object))
 }
 
-/// In UTC, to the microsecond, as RFC 3339 has it.
+/// Formats a time in UTC to the microsecond, after RFC 3339.
 fn time(at: SystemTime) -> String {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
@@ -119,8 +119,8 @@ fn time(at: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
-/// Year, month and day of so many days after 1970. Years begin in March here, so that a leap day is the last of one:
-/// 146,097 days make 400 years.
+/// Returns year, month and day of a day counted from 1970-01-01. The computation starts years in March, so
+/// that a leap day is the last one of a year: 146,097 days are 400 years.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_text_words_or_an_object() {
+    fn lines_are_formatted_as_text_pairs_or_json() {
         let zone = TimeZone::fixed(jiff::tz::offset(2));
         assert_eq!(
             plain(&line(), &zone),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_several_lines_stays_on_one() {
+    fn values_with_line_ends_are_escaped() {
         let mut line = line();
         line.message = "a\rb".to_owned();
         line.fields = vec![("why", "first\nlevel=error\x1b[2J\u{9b}".into())];
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn days_are_dates() {
+    fn days_are_converted_to_dates() {
         for (days, expected) in [
             (0, (1970, 1, 1)),
             (59, (1970, 3, 1)),

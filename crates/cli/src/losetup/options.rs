@@ -1,22 +1,22 @@
-//! losetup's words: its options in long and short form, what may stand beside what, and what follows.
+//! losetup's command line: long and short options, exclusive options, and arguments.
 //!
-//! As GNU getopt reads them: options anywhere, long ones by any beginning that fits one only, values behind
-//! `=` or as the next word. Source: losetup(8) of util-linux 2.38 and what it answers.
+//! Parsed as GNU getopt does: options anywhere, long ones by any unique prefix, values after `=` or as the
+//! next argument. Source: losetup(8) of util-linux 2.38 and its behaviour.
 
 use super::Refusal;
 use super::table::{Column, Style};
 
-/// What is asked for.
+/// The requested action.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Help,
     Version,
-    /// All devices, or those on a file.
+    /// Lists all devices, or those over a file.
     ShowAll {
         file: Option<String>,
     },
     ShowOne(String),
-    /// A file behind a device; none: the first that is free.
+    /// Sets up a file; `device`: `None` takes the first free one.
     Create {
         device: Option<String>,
         file: String,
@@ -27,21 +27,21 @@ pub(super) enum Action {
     SetCapacity(String),
     SetDirect(String, bool),
     SetBlock(String, u64),
-    /// Take unused devices out of `/dev`.
+    /// Removes unused devices from `/dev`.
     Remove(Vec<String>),
 }
 
-/// How answers are written.
+/// The format of lists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Listing {
-    /// As a table rather than a sentence for each device.
+    /// Whether devices are listed in columns rather than in the old format.
     pub(super) list: bool,
     pub(super) style: Style,
     pub(super) headings: bool,
     pub(super) columns: Vec<Column>,
 }
 
-/// A command line.
+/// A parsed command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Options {
     pub(super) action: Action,
@@ -63,8 +63,8 @@ enum Value {
     Optional,
 }
 
-/// Each option: its letter (control characters for those without one), its word, its value; in losetup's order, in
-/// which it names those that a beginning may mean.
+/// Options: letter (control characters for options without one), name, value; in losetup's order, which error
+/// messages follow.
 const OPTIONS: [(char, &str, Value); 24] = [
     ('a', "all", Value::None),
     ('c', "set-capacity", Value::Required),
@@ -98,36 +98,36 @@ const RAW: char = '\u{4}';
 const OUTPUT_ALL: char = '\u{5}';
 const REMOVE: char = '\u{6}';
 
-/// Options that exclude each other, in the order in which losetup names them. It has one more group, of --output,
-/// which stands in the wrong order there and so excludes nothing.
+/// Options that exclude each other, in the order of losetup's message. losetup has one more group, of
+/// --output, whose order is wrong, so that it has no effect.
 const EXCLUSIVE: [&[char]; 3] = [&['D', 'a', 'c', 'd', 'f', 'j'], &['D', 'c', 'd', 'f', 'l'], &['J', RAW]];
 
-/// Words in the order given, options with their values taken apart from the rest.
+/// Options with their values in the order given, and the other arguments.
 #[derive(Default)]
-struct Words {
+struct CommandLine {
     given: Vec<(char, Option<String>)>,
     rest: Vec<String>,
-    /// What cannot be read, once all before it were heeded: nothing behind it was looked at.
-    broken: Option<Refusal>,
+    /// The first error; arguments after it were not parsed. Options before it take effect.
+    error: Option<Refusal>,
 }
 
-fn read(words: &[String]) -> Words {
-    let mut out = Words::default();
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let taken = if word == "--" {
-            out.rest.extend(words.by_ref().cloned());
+fn read(args: &[String]) -> CommandLine {
+    let mut out = CommandLine::default();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let taken = if arg == "--" {
+            out.rest.extend(args.by_ref().cloned());
             Ok(())
-        } else if let Some(long) = word.strip_prefix("--") {
-            read_long(word, long, &mut words).map(|option| out.given.push(option))
-        } else if word.len() > 1 && word.starts_with('-') {
-            read_letters(&word[1..], &mut words, &mut out.given)
+        } else if let Some(long) = arg.strip_prefix("--") {
+            read_long(arg, long, &mut args).map(|option| out.given.push(option))
+        } else if arg.len() > 1 && arg.starts_with('-') {
+            read_letters(&arg[1..], &mut args, &mut out.given)
         } else {
-            out.rest.push(word.clone());
+            out.rest.push(arg.clone());
             Ok(())
         };
         if let Err(refusal) = taken {
-            out.broken = Some(refusal);
+            out.error = Some(refusal);
             break;
         }
     }
@@ -135,21 +135,21 @@ fn read(words: &[String]) -> Words {
 }
 
 fn read_long<'a>(
-    word: &str,
+    arg: &str,
     long: &str,
-    words: &mut impl Iterator<Item = &'a String>,
+    args: &mut impl Iterator<Item = &'a String>,
 ) -> Result<(char, Option<String>), Refusal> {
     let (name, value) = match long.split_once('=') {
         Some((name, value)) => (name, Some(value.to_owned())),
         None => (long, None),
     };
-    let (letter, full, takes) = long_option(name, word)?;
+    let (letter, full, takes) = long_option(name, arg)?;
     let value = match (takes, value) {
         (Value::None, Some(_)) => {
             return Err(Refusal::usage(format!("option '--{full}' doesn't allow an argument")));
         }
         (Value::Required, None) => {
-            let next = words.next().cloned();
+            let next = args.next().cloned();
             Some(next.ok_or_else(|| Refusal::usage(format!("option '--{full}' requires an argument")))?)
         }
         (_, value) => value,
@@ -159,7 +159,7 @@ fn read_long<'a>(
 
 fn read_letters<'a>(
     letters: &str,
-    words: &mut impl Iterator<Item = &'a String>,
+    args: &mut impl Iterator<Item = &'a String>,
     given: &mut Vec<(char, Option<String>)>,
 ) -> Result<(), Refusal> {
     let mut letters = letters.chars();
@@ -173,7 +173,7 @@ fn read_letters<'a>(
             continue;
         }
         let value = match letters.as_str() {
-            "" => words
+            "" => args
                 .next()
                 .cloned()
                 .ok_or_else(|| Refusal::usage(format!("option requires an argument -- '{letter}'")))?,
@@ -185,23 +185,23 @@ fn read_letters<'a>(
     Ok(())
 }
 
-fn long_option(name: &str, word: &str) -> Result<(char, &'static str, Value), Refusal> {
+fn long_option(name: &str, arg: &str) -> Result<(char, &'static str, Value), Refusal> {
     if let Some(exact) = OPTIONS.into_iter().find(|option| option.1 == name) {
         return Ok(exact);
     }
     let mut fitting = OPTIONS.into_iter().filter(|option| option.1.starts_with(name));
     match (fitting.next(), fitting.next()) {
         (Some(only), None) => Ok(only),
-        (None, _) => Err(Refusal::usage(format!("unrecognized option '{word}'"))),
+        (None, _) => Err(Refusal::usage(format!("unrecognized option '{arg}'"))),
         (Some(one), Some(two)) => {
             let others: Vec<String> =
                 [one, two].into_iter().chain(fitting).map(|option| format!("'--{}'", option.1)).collect();
-            Err(Refusal::usage(format!("option '{word}' is ambiguous; possibilities: {}", others.join(" "))))
+            Err(Refusal::usage(format!("option '{arg}' is ambiguous; possibilities: {}", others.join(" "))))
         }
     }
 }
 
-/// Whether the last of these goes with those before it.
+/// Checks that the last option does not exclude an earlier one.
 fn check_exclusive(given: &[(char, Option<String>)]) -> Result<(), Refusal> {
     let Some((last, _)) = given.last() else { return Ok(()) };
     for group in EXCLUSIVE.into_iter().filter(|group| group.contains(last)) {
@@ -215,17 +215,17 @@ fn check_exclusive(given: &[(char, Option<String>)]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Why a size is none.
+/// Why a size is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SizeError {
-    /// It is not written as one.
+    /// The text is not a size.
     Invalid,
-    /// More than 64 bits hold.
+    /// The value exceeds 64 bits.
     Range,
 }
 
-/// A size as util-linux reads it: `K` and `KiB` are 1024, `KB` is 1000, and so on up to `Y`. As with `strtoumax`
-/// blanks and a `+` may come first, `0x` is hexadecimal and another `0` at the beginning octal.
+/// Parses a size as util-linux does: `K` and `KiB` are 1024, `KB` is 1000, and so on up to `Y`. As with
+/// `strtoumax`, leading spaces and a `+` are allowed, `0x` is hexadecimal and a leading `0` octal.
 pub(super) fn size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim_start_matches([' ', '\t', '\n', '\u{b}', '\u{c}', '\r']);
     let text = text.strip_prefix('+').unwrap_or(text);
@@ -256,7 +256,7 @@ fn whole(text: &str, radix: u32) -> Result<u64, SizeError> {
     })
 }
 
-/// What a suffix stands for: so many times a base.
+/// Returns the base and exponent of a suffix.
 fn unit(suffix: &str) -> Result<(u64, u32), SizeError> {
     let suffix = suffix.to_ascii_uppercase();
     let Some(first) = suffix.chars().next() else { return Ok((1, 1)) };
@@ -272,7 +272,7 @@ fn scaled(units: u64, (base, power): (u64, u32)) -> Result<u64, SizeError> {
     (0..power).try_fold(units, |units, _| units.checked_mul(base)).ok_or(SizeError::Range)
 }
 
-fn sized(text: &str, what: &str) -> Result<u64, Refusal> {
+fn parse_size(text: &str, what: &str) -> Result<u64, Refusal> {
     size(text).map_err(|why| {
         let why = match why {
             SizeError::Invalid => "Invalid argument",
@@ -282,8 +282,8 @@ fn sized(text: &str, what: &str) -> Result<u64, Refusal> {
     })
 }
 
-pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
-    let Words { given, rest, broken } = read(words);
+pub(super) fn parse(args: &[String]) -> Result<Options, Refusal> {
+    let CommandLine { given, rest, error } = read(args);
     let mut options = Options {
         action: Action::Help,
         listing: Listing {
@@ -301,8 +301,8 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
         show: false,
         no_overlap: false,
     };
-    let (mut asked, mut names) = (Asked::Nothing, None);
-    // One after the other, as getopt hands them out: the first that is wrong is the one that is complained about.
+    let (mut requested, mut names) = (Requested::Nothing, None);
+    // In order, as getopt returns options: the first error is reported.
     for (number, (letter, value)) in given.iter().enumerate() {
         check_exclusive(&given[..=number])?;
         let text = value.as_deref().unwrap_or_default();
@@ -316,28 +316,28 @@ pub(super) fn parse(words: &[String]) -> Result<Options, Refusal> {
                 names = Some(text);
             }
             OUTPUT_ALL => options.listing.columns = Column::ALL.to_vec(),
-            'j' => asked = Asked::Show(Some(text.to_owned())),
-            'a' => asked = Asked::Show(None),
-            'c' => asked = Asked::SetCapacity(text.to_owned()),
-            'd' => asked = Asked::Detach(text.to_owned()),
-            'D' => asked = Asked::DetachAll,
-            'f' => asked = Asked::Find,
-            REMOVE => asked = Asked::Remove,
+            'j' => requested = Requested::Show(Some(text.to_owned())),
+            'a' => requested = Requested::Show(None),
+            'c' => requested = Requested::SetCapacity(text.to_owned()),
+            'd' => requested = Requested::Detach(text.to_owned()),
+            'D' => requested = Requested::DetachAll,
+            'f' => requested = Requested::Find,
+            REMOVE => requested = Requested::Remove,
             _ => set(&mut options, *letter, value.as_deref())?,
         }
     }
-    if let Some(refusal) = broken {
+    if let Some(refusal) = error {
         return Err(refusal);
     }
     if let Some(names) = names {
         options.listing.columns = Column::list(names)?;
     }
-    options.action = action(words.len(), asked, rest, &mut options)?;
+    options.action = action(args.len(), requested, rest, &mut options)?;
     check_context(&options)?;
     Ok(options)
 }
 
-/// An option that says how, rather than what.
+/// Sets an option that is not an action.
 fn set(options: &mut Options, letter: char, value: Option<&str>) -> Result<(), Refusal> {
     let text = value.unwrap_or_default();
     match letter {
@@ -346,9 +346,9 @@ fn set(options: &mut Options, letter: char, value: Option<&str>) -> Result<(), R
         'l' => options.listing.list = true,
         'n' => options.listing.headings = false,
         'L' => options.no_overlap = true,
-        'o' => options.offset = Some(sized(text, "offset")?),
-        SIZELIMIT => options.sizelimit = Some(sized(text, "size")?),
-        'b' => options.block = Some(sized(text, "logical block size")?),
+        'o' => options.offset = Some(parse_size(text, "offset")?),
+        SIZELIMIT => options.sizelimit = Some(parse_size(text, "size")?),
+        'b' => options.block = Some(parse_size(text, "logical block size")?),
         'P' => options.partscan = true,
         'r' => options.read_only = true,
         SHOW => options.show = true,
@@ -364,8 +364,8 @@ fn set(options: &mut Options, letter: char, value: Option<&str>) -> Result<(), R
     Ok(())
 }
 
-/// What is asked for by an option.
-enum Asked {
+/// The action that an option requests.
+enum Requested {
     Nothing,
     Show(Option<String>),
     SetCapacity(String),
@@ -375,31 +375,31 @@ enum Asked {
     Remove,
 }
 
-/// `count`: of all words on the command line.
+/// Returns the action. `count` is the number of all arguments.
 fn action(
     count: usize,
-    asked: Asked,
+    requested: Requested,
     mut rest: Vec<String>,
     options: &mut Options,
 ) -> Result<Action, Refusal> {
     let unexpected = || Err(Refusal::plain("unexpected arguments".to_owned()));
-    match asked {
-        Asked::Detach(first) => return Ok(Action::Detach(std::iter::once(first).chain(rest).collect())),
-        Asked::DetachAll => return Ok(Action::DetachAll),
-        Asked::SetCapacity(device) => return Ok(Action::SetCapacity(device)),
-        Asked::Show(file) => return Ok(Action::ShowAll { file }),
-        Asked::Remove if rest.is_empty() => {
+    match requested {
+        Requested::Detach(first) => return Ok(Action::Detach(std::iter::once(first).chain(rest).collect())),
+        Requested::DetachAll => return Ok(Action::DetachAll),
+        Requested::SetCapacity(device) => return Ok(Action::SetCapacity(device)),
+        Requested::Show(file) => return Ok(Action::ShowAll { file }),
+        Requested::Remove if rest.is_empty() => {
             return Err(Refusal::plain("no loop device specified".to_owned()));
         }
-        Asked::Remove => return Ok(Action::Remove(rest)),
-        Asked::Find => {
+        Requested::Remove => return Ok(Action::Remove(rest)),
+        Requested::Find => {
             return match rest.len() {
                 0 => Ok(Action::FindFree),
                 1 => Ok(Action::Create { device: None, file: rest.remove(0) }),
                 _ => unexpected(),
             };
         }
-        Asked::Nothing => {}
+        Requested::Nothing => {}
     }
     let listing = &mut options.listing;
     listing.list |= count == 0 || count == 1 && listing.style != Style::Table;
@@ -419,7 +419,8 @@ fn action(
 
 fn check_context(options: &Options) -> Result<(), Refusal> {
     let creates = matches!(options.action, Action::Create { .. });
-    // To losetup direct I/O on a device that is there is another matter, and asking for it without one is this.
+    // For losetup, direct I/O on an existing device is an action of its own; without a device it belongs to
+    // the setup.
     let direct = options.direct == Some(true)
         && !matches!(options.action, Action::SetDirect(..) | Action::SetBlock(..));
     let setup = options.sizelimit.is_some() || options.partscan || options.read_only || options.show;
@@ -440,8 +441,8 @@ mod tests {
     use super::*;
 
     fn parsed(line: &str) -> Result<Options, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&words).map_err(|refusal| refusal.why)
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        parse(&args).map_err(|refusal| refusal.why)
     }
 
     fn action(line: &str) -> Action {
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_anywhere_long_or_short_glued_or_apart() {
+    fn options_are_parsed_at_any_position_and_in_any_form() {
         let file = |device: Option<&str>| Action::Create {
             device: device.map(str::to_owned),
             file: "disk.img".to_owned(),
@@ -470,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_as_a_list_is_what_losetup_shows_so() {
+    fn lists_are_chosen_as_in_losetup() {
         for (line, list) in [
             ("", true),
             ("-l", true),
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_that_settles_it_does() {
+    fn the_first_decisive_option_wins() {
         assert_eq!(action("-h -k"), Action::Help);
         assert_eq!(action("-V -h -o x"), Action::Version);
         assert_eq!(action("-f -O NAME"), Action::FindFree);
@@ -499,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_losetups() {
+    fn errors_are_losetups() {
         const SETUP: &str =
             "the options --{sizelimit,partscan,read-only,show} are allowed during loop device setup only";
         for (line, why) in [
@@ -538,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_util_linuxs() {
+    fn sizes_are_parsed_as_in_util_linux() {
         for (text, bytes) in [
             ("512", 512),
             ("1K", 1024),

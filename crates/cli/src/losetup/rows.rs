@@ -1,4 +1,5 @@
-//! Loop devices, and what acts as one: those of all our processes, and the kernel's own as sysfs shows them.
+//! Loop devices and their equivalents: devices of all our processes, and the kernel's loop devices from
+//! sysfs.
 
 use engine::control::{ControlClient, DeviceInfo};
 use std::ffi::OsString;
@@ -7,36 +8,39 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// The file behind a device.
+/// Identifies the backing file of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Back {
-    /// Major and minor number of what it lies on.
+pub(super) struct BackingFile {
+    /// Major and minor number of its file system.
     pub(super) device: (u32, u32),
     pub(super) inode: u64,
 }
 
-impl Back {
-    pub(super) fn of(path: impl AsRef<Path>) -> Option<Back> {
+impl BackingFile {
+    pub(super) fn of(path: impl AsRef<Path>) -> Option<BackingFile> {
         let meta = fs::metadata(path).ok()?;
         let number = meta.dev();
-        Some(Back { device: (rustix::fs::major(number), rustix::fs::minor(number)), inode: meta.ino() })
+        Some(BackingFile {
+            device: (rustix::fs::major(number), rustix::fs::minor(number)),
+            inode: meta.ino(),
+        })
     }
 
-    /// Both numbers in one, as the kernel tells them to user space (`new_encode_dev`).
+    /// Returns the device number as the kernel encodes it for user space (`new_encode_dev`).
     pub(super) fn number(self) -> u64 {
         let (major, minor) = (u64::from(self.device.0), u64::from(self.device.1));
         minor & 0xff | major << 8 | (minor & !0xff) << 12
     }
 }
 
-/// One device.
+/// A device in a list.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
-    /// Its node; of ours without one, its name.
+    /// Its device node; the name of one of our devices without a node.
     pub(super) name: String,
-    /// Empty when nothing is behind it. The name of a file behind one of the kernel's may be any bytes.
+    /// The path of the backing file, which may be any bytes; `None`: the device is unbound.
     pub(super) back_file: Option<OsString>,
-    pub(super) back: Option<Back>,
+    pub(super) back: Option<BackingFile>,
     pub(super) device: Option<(u32, u32)>,
     pub(super) offset: Option<u64>,
     pub(super) sizelimit: Option<u64>,
@@ -45,19 +49,19 @@ pub(super) struct Row {
     pub(super) read_only: bool,
     pub(super) dio: bool,
     pub(super) block: u32,
-    /// Ours: who serves it, and under which name.
+    /// For our devices: the control client of the process, and the name.
     pub(super) ours: Option<(ControlClient, String)>,
 }
 
 impl Row {
-    /// Whether a word on the command line means it.
-    pub(super) fn is(&self, word: &str) -> bool {
-        let own = self.ours.as_ref().is_some_and(|(_, name)| name == word);
-        own || self.name == word || self.name.strip_prefix("/dev/") == Some(word)
+    /// Returns whether an argument names this device.
+    pub(super) fn is(&self, arg: &str) -> bool {
+        let own = self.ours.as_ref().is_some_and(|(_, name)| name == arg);
+        own || self.name == arg || self.name.strip_prefix("/dev/") == Some(arg)
     }
 
-    /// Whether it is on that file, and begins there.
-    pub(super) fn is_on(&self, file: Back, offset: Option<u64>) -> bool {
+    /// Returns whether the device is over that file, and starts at that offset.
+    pub(super) fn is_over(&self, file: BackingFile, offset: Option<u64>) -> bool {
         self.back == Some(file) && offset.is_none_or(|offset| self.offset == Some(offset))
     }
 
@@ -69,7 +73,7 @@ impl Row {
         let back_file = fact("backing_file").or(fact("path")).map(OsString::from);
         Row {
             name: node.map_or_else(|| info.name.clone(), |export| export.address.clone()),
-            back: back_file.as_deref().and_then(Back::of),
+            back: back_file.as_deref().and_then(BackingFile::of),
             device: node.and_then(|export| device_number(&export.address)),
             offset: number("offset").or(back_file.as_ref().map(|_| 0)),
             sizelimit: number("sizelimit").or(back_file.as_ref().map(|_| 0)),
@@ -83,7 +87,7 @@ impl Row {
         }
     }
 
-    /// A loop device of the kernel's own, bound or not.
+    /// Returns a loop device of the kernel, bound or not.
     pub(super) fn of_kernel(name: &str) -> Option<Row> {
         let directory = Path::new("/sys/block").join(name);
         let text = |path: &str| {
@@ -94,13 +98,13 @@ impl Row {
             return None;
         }
         let back_file = fs::read(directory.join("loop/backing_file")).ok().map(|mut bytes| {
-            // The kernel's own end of line; one before it belongs to the name.
+            // The kernel appends one line end; any before it belongs to the name.
             bytes.pop_if(|last| *last == b'\n');
             OsString::from_vec(bytes)
         });
         Some(Row {
             name: format!("/dev/{name}"),
-            back: back_file.as_deref().and_then(Back::of),
+            back: back_file.as_deref().and_then(BackingFile::of),
             back_file,
             device: text("dev").and_then(|text| {
                 let (major, minor) = text.split_once(':')?;
@@ -128,12 +132,12 @@ fn device_number(node: &str) -> Option<(u32, u32)> {
     Some((rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev())))
 }
 
-/// The number in a loop device's name.
+/// Returns the number in a loop device's name.
 fn number_of(name: &str) -> Option<u32> {
     name.strip_prefix("/dev/loop")?.parse().ok()
 }
 
-/// All that are in use: ours, then the kernel's own that do not stand under one of ours.
+/// Returns all devices in use: ours, then loop devices of the kernel that are not exports of ours.
 pub(super) fn used(ours: Vec<(ControlClient, DeviceInfo)>) -> Vec<Row> {
     let mut rows: Vec<Row> = ours.into_iter().map(|(client, info)| Row::of_ours(client, &info)).collect();
     let names = fs::read_dir("/sys/block").into_iter().flatten().flatten();
@@ -146,7 +150,7 @@ pub(super) fn used(ours: Vec<(ControlClient, DeviceInfo)>) -> Vec<Row> {
     rows
 }
 
-/// The first loop device that nothing is behind, as the kernel would choose it (`LOOP_CTL_GET_FREE`).
+/// Returns the first unbound loop device, as the kernel would choose it (`LOOP_CTL_GET_FREE`).
 pub(super) fn first_free() -> Option<String> {
     fs::metadata("/dev/loop-control").ok()?;
     let is_free = |number: &u32| !Path::new(&format!("/sys/block/loop{number}/loop/backing_file")).exists();

@@ -1,4 +1,4 @@
-//! How losetup writes what it knows: columns, as a table, raw, or as JSON, and the older sentence a device.
+//! losetup's output: columns as a table, raw, or as JSON, and the old format with one line for each device.
 
 use super::Refusal;
 use super::rows::Row;
@@ -36,7 +36,7 @@ pub(super) enum Column {
     LogSec,
 }
 
-/// What is in a cell.
+/// The value of a cell.
 enum Cell {
     Text(OsString),
     Number(u64),
@@ -45,7 +45,7 @@ enum Cell {
 }
 
 impl Column {
-    /// What is shown unless columns are asked for.
+    /// The default columns.
     pub(super) const DEFAULT: [Column; 8] = [
         Column::Name,
         Column::SizeLimit,
@@ -57,7 +57,7 @@ impl Column {
         Column::LogSec,
     ];
 
-    /// All there are, in the order of `--output-all`.
+    /// All columns, in the order of `--output-all`.
     pub(super) const ALL: [Column; 17] = [
         Column::Name,
         Column::AutoClear,
@@ -78,7 +78,7 @@ impl Column {
         Column::LogSec,
     ];
 
-    /// Its name and what it says.
+    /// Returns the column's name and description.
     pub(super) fn named(self) -> (&'static str, &'static str) {
         match self {
             Column::Name => ("NAME", "loop device name"),
@@ -101,25 +101,25 @@ impl Column {
         }
     }
 
-    fn stands_left(self) -> bool {
+    fn is_left_aligned(self) -> bool {
         let left = [Column::Name, Column::BackFile, Column::BackMajMin, Column::MajMin, Column::Reference];
         left.contains(&self)
     }
 
-    /// `NAME,RO`, or `+RO` for one more than usual; in any case.
+    /// Parses a list of column names in any case: `NAME,RO`, or `+RO` to extend the default columns.
     pub(super) fn list(names: &str) -> Result<Vec<Column>, Refusal> {
         let (mut columns, names) = match names.strip_prefix('+') {
             Some(more) => (Column::DEFAULT.to_vec(), more),
             None => (Vec::new(), names),
         };
-        // Where there is no name losetup fails without a word.
+        // As in losetup, an empty name fails without a message.
         if names.is_empty() {
             return Err(Refusal::plain(String::new()));
         }
         let mut rest = names;
         while !rest.is_empty() {
             let (name, after) = match rest.split_once(',') {
-                // A comma at the end belongs to the last name, which then is none.
+                // A comma at the end belongs to the last name, which then is unknown.
                 Some((name, after)) if !after.is_empty() || name.is_empty() => (name, after),
                 _ => (rest, ""),
             };
@@ -127,7 +127,7 @@ impl Column {
                 return Err(Refusal::plain(String::new()));
             }
             let known = Column::ALL.into_iter().find(|column| column.named().0.eq_ignore_ascii_case(name));
-            // losetup names all that is left.
+            // As in losetup, the message has the rest of the list.
             columns.push(known.ok_or_else(|| Refusal::plain(format!("unknown column: {rest}")))?);
             rest = after;
         }
@@ -138,7 +138,7 @@ impl Column {
         let number = |value: Option<u64>| value.map_or(Cell::Empty, Cell::Number);
         let text = |value: Option<String>| value.map_or(Cell::Empty, |text| Cell::Text(text.into()));
         let file = || row.back_file.clone().map_or(Cell::Empty, Cell::Text);
-        // The widths are losetup's own.
+        // The widths are losetup's.
         match self {
             Column::Name => Cell::Text(row.name.clone().into()),
             Column::AutoClear => Cell::Flag(row.autoclear),
@@ -175,7 +175,7 @@ impl Cell {
 
     fn json(self) -> Value {
         match self {
-            // JSON has no other bytes.
+            // JSON cannot hold other bytes.
             Cell::Text(text) => text.to_string_lossy().into(),
             Cell::Number(number) => number.into(),
             Cell::Flag(flag) => flag.into(),
@@ -184,8 +184,7 @@ impl Cell {
     }
 }
 
-/// Rows under these columns; nothing at all when there are no rows, except in JSON.
-/// `utf8`: the locale has letters beside ASCII.
+/// Formats rows. Returns an empty text without rows, except in JSON. `utf8`: the locale is UTF-8.
 pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: bool, utf8: bool) -> String {
     if style == Style::Json {
         return json(rows, columns);
@@ -201,7 +200,7 @@ pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: 
     let cells =
         rows.iter().map(|row| columns.iter().map(|column| written(column.cell(row).text())).collect());
     let lines: Vec<Vec<String>> = std::iter::once(head).chain(cells).collect();
-    // Columns are as wide as their headings also where those are not shown.
+    // Columns are at least as wide as their headings, even if those are not shown.
     let width = |column: usize| lines.iter().map(|line| line[column].width()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let shown = &lines[usize::from(!headings)..];
@@ -211,7 +210,7 @@ pub(super) fn listing(rows: &[Row], columns: &[Column], style: Style, headings: 
     }
 }
 
-/// What a program reads: one word of visible ASCII.
+/// Escapes a cell for programs: one word of visible ASCII.
 fn raw(cell: &OsStr) -> String {
     let mut text = String::new();
     for &byte in cell.as_bytes() {
@@ -224,8 +223,8 @@ fn raw(cell: &OsStr) -> String {
     text
 }
 
-/// What a terminal shows as it stands: what would act on it, or is no letter of the locale, is written in
-/// hexadecimal, and so is the backslash of what looks like that already.
+/// Escapes a cell for terminals: control characters and characters outside the locale are written in
+/// hexadecimal, as is the backslash of text that looks like such an escape.
 fn printable(cell: &OsStr, utf8: bool) -> String {
     let mut text = String::new();
     for chunk in cell.as_bytes().utf8_chunks() {
@@ -252,10 +251,10 @@ fn table(lines: &[Vec<String>], columns: &[Column], widths: &[usize]) -> String 
     for line in lines {
         for (number, (cell, (column, &width))) in line.iter().zip(columns.iter().zip(widths)).enumerate() {
             let last = number + 1 == columns.len();
-            // Letters may be two columns wide.
+            // Characters may be two columns wide.
             let gap = " ".repeat(width.saturating_sub(cell.width()));
-            let _ = match (column.stands_left(), last) {
-                // The last column is not filled up.
+            let _ = match (column.is_left_aligned(), last) {
+                // The last column is not padded.
                 (true, true) => write!(text, "{cell}"),
                 (true, false) => write!(text, "{cell}{gap} "),
                 (false, true) => write!(text, "{gap}{cell}"),
@@ -285,8 +284,8 @@ fn json(rows: &[Row], columns: &[Column]) -> String {
     text
 }
 
-/// The sentence of `losetup -a`, with the file's name as it is.
-pub(super) fn sentence(row: &Row) -> Vec<u8> {
+/// Formats a device in the old format of `losetup -a`, with the file's name unescaped.
+pub(super) fn old_format(row: &Row) -> Vec<u8> {
     let mut text = format!("{}: ", row.name).into_bytes();
     let file = row.back_file.as_deref().unwrap_or_default();
     text.extend(match row.back {
@@ -308,14 +307,14 @@ pub(super) fn sentence(row: &Row) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::losetup::rows::Back;
+    use crate::losetup::rows::BackingFile;
     use std::os::unix::ffi::OsStringExt;
 
     fn rows() -> Vec<Row> {
         let row = Row {
             name: "/dev/loop0".to_owned(),
             back_file: Some("/tmp/b c.img".into()),
-            back: Some(Back { device: (254, 0), inode: 77 }),
+            back: Some(BackingFile { device: (254, 0), inode: 77 }),
             device: Some((7, 0)),
             offset: Some(4096),
             sizelimit: Some(0),
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_losetups_columns_and_gaps() {
+    fn tables_have_losetups_columns_and_spacing() {
         assert_eq!(
             listing(&rows(), &Column::DEFAULT, Style::Table, true, true),
             "NAME        SIZELIMIT OFFSET AUTOCLEAR RO BACK-FILE    DIO LOG-SEC\n\
@@ -380,15 +379,15 @@ mod tests {
     }
 
     #[test]
-    fn the_older_sentence_names_offset_and_limit_when_there_are_any() {
+    fn the_old_format_shows_offset_and_limit_if_set() {
         let mut row = rows().remove(0);
-        assert_eq!(sentence(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), offset 4096\n");
+        assert_eq!(old_format(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), offset 4096\n");
         (row.offset, row.sizelimit) = (Some(0), Some(1024));
-        assert_eq!(sentence(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), sizelimit 1024\n");
+        assert_eq!(old_format(&row), b"/dev/loop0: [65024]:77 (/tmp/b c.img), sizelimit 1024\n");
     }
 
     #[test]
-    fn names_of_files_do_not_reach_the_terminal_as_they_are() {
+    fn file_names_are_escaped_for_terminals() {
         let shown = |name: &[u8], style, utf8| {
             let row = Row { back_file: Some(OsString::from_vec(name.to_vec())), ..rows().remove(0) };
             listing(&[row], &[Column::BackFile, Column::ReadOnly], style, false, utf8)
@@ -402,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_of_two_columns_are_filled_up_by_what_is_left() {
+    fn wide_characters_are_padded_by_their_width() {
         let wide = Row { back_file: Some("/漢字".into()), ..rows().remove(0) };
         let narrow = Row { back_file: Some("/abcdef".into()), ..rows().remove(0) };
         let columns = [Column::BackFile, Column::ReadOnly];

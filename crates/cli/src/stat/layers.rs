@@ -1,4 +1,4 @@
-//! What the nodes of stacks did: where requests spent their time.
+//! Statistics of the nodes of a stack: where requests spent their time.
 
 use engine::control::{DeviceStats, LayerStats, own_times};
 use serde_json::{Value, json};
@@ -7,32 +7,32 @@ use std::fmt::Write;
 /// Which nodes are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shown {
-    /// All of them.
+    /// All nodes.
     Layers,
-    /// Backends only: where there are several, each is a path.
+    /// Backends only: over several of them, each is a path.
     Paths,
 }
 
-/// What a node did between two looks.
+/// The rates of a node in one interval.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     device: String,
     pub(crate) layer: LayerStats,
     /// Requests each second.
     pub(crate) per_second: f64,
-    /// Milliseconds that one spent there and below.
+    /// Average milliseconds of a request at this node and below.
     pub(crate) await_ms: f64,
-    /// How many there were there at a time.
+    /// Average number of requests at this node and below.
     queued: f64,
 }
 
-/// The rows of a device, from the top of its stack downwards.
+/// Returns the rows of a device, from the top of its stack down.
 pub(crate) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown) -> Vec<Row> {
     let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
     let elapsed_ns = now.uptime_ns - before.map_or(0, |before| before.uptime_ns);
     let row = |layer: &LayerStats| {
         let earlier = before.and_then(|before| before.layers.iter().find(|other| other.node == layer.node));
-        // A stack that was changed meanwhile counts from its beginning.
+        // The stack was replaced meanwhile, so its counters started anew.
         let earlier = earlier.filter(|other| other.ios <= layer.ios && other.name == layer.name);
         let ios = layer.ios - earlier.map_or(0, |other| other.ios);
         let ticks_ns = layer.ticks_ns.saturating_sub(earlier.map_or(0, |other| other.ticks_ns)) as f64;
@@ -48,8 +48,9 @@ pub(crate) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown
     now.layers.iter().filter(|layer| shown == Shown::Layers || layer.backend).map(row).collect()
 }
 
-/// Of the time that requests spent in the stack, the part that they spent in each of its nodes and not below: from 0 to 1,
-/// for all rows of a device.
+/// Returns the share of each node in the time that requests spent in the stack, without the nodes below it:
+/// from 0 to
+/// 1. `rows` are all rows of a device.
 pub(crate) fn shares(rows: &[Row]) -> Vec<f64> {
     let (depths, spent): (Vec<u8>, Vec<f64>) = rows.iter().map(|row| (row.layer.depth, row.queued)).unzip();
     let own = own_times(&depths, &spent);
@@ -57,7 +58,7 @@ pub(crate) fn shares(rows: &[Row]) -> Vec<f64> {
     own.into_iter().map(|own| if all > 0.0 { own / all } else { 0.0 }).collect()
 }
 
-/// A header, a line a node, an empty line.
+/// Formats a header, a line for each node, and an empty line.
 pub(super) fn text(rows: &[Row]) -> String {
     let mut text = format!("{:<29}{:>9}{:>9}{:>8}{:>9}\n", "Layer", "io/s", "await", "aqu-sz", "inflight");
     for Row { device, layer, per_second, await_ms, queued } in rows {
@@ -74,7 +75,7 @@ pub(super) fn text(rows: &[Row]) -> String {
     text
 }
 
-/// The same as a list.
+/// Returns the rows as a JSON list.
 pub(super) fn json(rows: &[Row]) -> Value {
     let row = |Row { device, layer, per_second, await_ms, queued }: &Row| {
         json!({
@@ -101,6 +102,7 @@ mod tests {
             node,
             depth: node,
             name: name.into(),
+            label: String::new(),
             backend: node == 1,
             ios,
             ticks_ns: ticks_ms * 1_000_000,
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layers_time_is_that_of_its_requests_and_includes_what_is_below() {
+    fn a_layers_time_includes_the_layers_below() {
         let rows = rows(Some(&stats(1, 100, 50)), &stats(3, 300, 450), Shown::Layers);
         let expected = "\
 Layer                             io/s    await  aqu-sz inflight
@@ -133,7 +135,7 @@ disk/1   file                   100.00    2.000    0.20        1
     }
 
     #[test]
-    fn paths_are_backends_and_a_changed_stack_counts_from_its_beginning() {
+    fn paths_are_backends_and_a_replaced_stack_counts_from_zero() {
         let rows = rows(Some(&stats(1, 100, 50)), &stats(3, 20, 10), Shown::Paths);
         assert_eq!(json(&rows)[0]["layer"], "file");
         assert_eq!((rows.len(), rows[0].per_second), (1, 10.0));

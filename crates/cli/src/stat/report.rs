@@ -4,18 +4,18 @@ use engine::control::{DeviceStats, OpStats};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// What happened to one kind of request between two looks.
+/// The counters of one kind of request in one interval.
 #[derive(Clone, Copy, Default, Debug)]
-struct Kind {
+struct Counts {
     ios: u64,
     merges: u64,
     bytes: u64,
     ticks_ns: u64,
 }
 
-impl Kind {
-    fn sum(stats: &DeviceStats, operations: &[&str]) -> Kind {
-        let mut sum = Kind::default();
+impl Counts {
+    fn sum(stats: &DeviceStats, operations: &[&str]) -> Counts {
+        let mut sum = Counts::default();
         for OpStats { ios, merges, bytes, ticks_ns, .. } in
             operations.iter().filter_map(|name| stats.operations.get(*name))
         {
@@ -27,8 +27,8 @@ impl Kind {
         sum
     }
 
-    fn since(self, before: Kind) -> Kind {
-        Kind {
+    fn since(self, before: Counts) -> Counts {
+        Counts {
             ios: self.ios.saturating_sub(before.ios),
             merges: self.merges.saturating_sub(before.merges),
             bytes: self.bytes.saturating_sub(before.bytes),
@@ -40,28 +40,28 @@ impl Kind {
         self.bytes as f64 / 1024.0
     }
 
-    /// Milliseconds a request.
+    /// Returns the average time of a request in milliseconds.
     fn await_ms(self) -> f64 {
         ratio(self.ticks_ns as f64 / 1e6, self.ios as f64)
     }
 
-    /// KiB a request.
+    /// Returns the average size of a request in KiB.
     fn request_kib(self) -> f64 {
         ratio(self.kib(), self.ios as f64)
     }
 
-    /// Merged requests among all that came.
+    /// Returns the percentage of requests that were merged.
     fn merged_percent(self) -> f64 {
         ratio(100.0 * self.merges as f64, (self.merges + self.ios) as f64)
     }
 }
 
-/// 0 when there is nothing to divide by.
+/// Divides; returns 0 if `by` is 0.
 fn ratio(value: f64, by: f64) -> f64 {
     if by > 0.0 { value / by } else { 0.0 }
 }
 
-/// The writes of the kernel's statistics: what it counts so, the operations of zones included.
+/// The operations that the kernel counts as writes, zone commands included.
 const WRITES: [&str; 8] = [
     "write",
     "write-zeroes",
@@ -73,16 +73,16 @@ const WRITES: [&str; 8] = [
     "zone-finish",
 ];
 
-/// How it is written.
+/// The format of a report.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Form {
     pub(super) extended: bool,
-    /// Else kilobytes; the length of a request is told in those either way.
+    /// Megabytes instead of kilobytes; request sizes are always in kilobytes.
     pub(super) megabytes: bool,
 }
 
 impl Form {
-    /// A column's value: what is told in kilobytes else.
+    /// Converts the value of a column from kilobytes.
     fn amount(self, name: &str, value: f64) -> f64 {
         if self.megabytes && name.contains("kB") { value / 1024.0 } else { value }
     }
@@ -92,18 +92,18 @@ impl Form {
     }
 }
 
-/// What a device did between two looks.
+/// The activity of a device in one interval.
 pub(crate) struct Rates {
     name: String,
     seconds: f64,
-    read: Kind,
-    write: Kind,
-    discard: Kind,
-    flush: Kind,
+    read: Counts,
+    write: Counts,
+    discard: Counts,
+    flush: Counts,
     busy_ns: u64,
 }
 
-/// What a device does in a second.
+/// The rates of a device per second.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(crate) struct EachSecond {
     pub(crate) reads: f64,
@@ -112,20 +112,20 @@ pub(crate) struct EachSecond {
     pub(crate) flushes: f64,
     pub(crate) read_bytes: f64,
     pub(crate) written_bytes: f64,
-    /// Requests under way, on average.
+    /// Average number of requests in flight.
     pub(crate) queued: f64,
-    /// The part of the time with something under way.
+    /// Percentage of time with at least one request in flight.
     pub(crate) busy_percent: f64,
 }
 
 impl Rates {
-    /// From one look to the next; without an earlier one, since the device was added. A device that was
-    /// removed and added again in between has no earlier look either.
+    /// Computes the difference of two samples; without an earlier one, the totals since the device was added.
+    /// A device that was removed and added again has no earlier sample either.
     pub(crate) fn new(before: Option<&DeviceStats>, now: &DeviceStats) -> Rates {
         let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
         let kind = |operations: &[&str]| {
-            let earlier = before.map(|before| Kind::sum(before, operations)).unwrap_or_default();
-            Kind::sum(now, operations).since(earlier)
+            let earlier = before.map(|before| Counts::sum(before, operations)).unwrap_or_default();
+            Counts::sum(now, operations).since(earlier)
         };
         let earlier = |field: fn(&DeviceStats) -> u64| before.map_or(0, field);
         Rates {
@@ -139,15 +139,15 @@ impl Rates {
         }
     }
 
-    /// The same of its hardware queues, from the kernel's fields: times are whole milliseconds. A queue of which there
-    /// was none before has counted since it came.
+    /// Computes the rates of each hardware queue from the kernel's fields, whose times are whole
+    /// milliseconds. A queue without an earlier sample counts from its creation.
     pub(super) fn of_queues(before: Option<&DeviceStats>, now: &DeviceStats) -> Vec<Rates> {
         let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
         let seconds = Rates::new(before, now).seconds;
         let of_queue = |(number, fields): (usize, &[u64; 17])| {
             let earlier = before.and_then(|before| before.queues.get(number)).copied().unwrap_or_default();
             let since = |at: usize| fields[at].saturating_sub(earlier[at]);
-            let kind = |at: usize| Kind {
+            let kind = |at: usize| Counts {
                 ios: since(at),
                 merges: since(at + 1),
                 bytes: since(at + 2) << 9,
@@ -159,23 +159,23 @@ impl Rates {
                 read: kind(0),
                 write: kind(4),
                 discard: kind(11),
-                flush: Kind { ios: since(15), ticks_ns: since(16) * 1_000_000, ..Kind::default() },
+                flush: Counts { ios: since(15), ticks_ns: since(16) * 1_000_000, ..Counts::default() },
                 busy_ns: since(9) * 1_000_000,
             }
         };
         now.queues.iter().enumerate().map(of_queue).collect()
     }
 
-    /// It did nothing, and had nothing to do.
+    /// Returns whether no request completed and none was in flight.
     pub(super) fn is_idle(&self) -> bool {
         let kinds = [self.read, self.write, self.discard, self.flush];
         self.busy_ns == 0 && kinds.iter().all(|kind| kind.ios == 0)
     }
 
-    /// What of it there was each second.
+    /// Returns the rates per second.
     pub(crate) fn each_second(&self) -> EachSecond {
         let [flushes, _, queued, busy_percent] = self.tail();
-        let ios = |kind: Kind| self.per_second(kind.ios as f64);
+        let ios = |kind: Counts| self.per_second(kind.ios as f64);
         EachSecond {
             reads: ios(self.read),
             writes: ios(self.write),
@@ -192,7 +192,7 @@ impl Rates {
         ratio(value, self.seconds)
     }
 
-    /// Every plain column but the last three, which are whole numbers.
+    /// Returns the plain columns except for the last three, which are whole numbers.
     fn plain(&self) -> [(&'static str, f64); 4] {
         let transfers = (self.read.ios + self.write.ios + self.discard.ios) as f64;
         [
@@ -211,9 +211,8 @@ impl Rates {
         ]
     }
 
-    /// The six columns of reads, writes and discards, in their order: `r/s rkB/s rrqm/s %rrqm r_await
-    /// rareq-sz`.
-    fn group(&self, kind: Kind) -> [f64; 6] {
+    /// Returns the six columns of reads, writes or discards: `r/s rkB/s rrqm/s %rrqm r_await rareq-sz`.
+    fn group(&self, kind: Counts) -> [f64; 6] {
         [
             self.per_second(kind.ios as f64),
             self.per_second(kind.kib()),
@@ -224,7 +223,7 @@ impl Rates {
         ]
     }
 
-    /// `f/s f_await aqu-sz %util`.
+    /// Returns `f/s f_await aqu-sz %util`.
     fn tail(&self) -> [f64; 4] {
         let queued = [self.read, self.write, self.discard, self.flush];
         let queued_ns: u64 = queued.iter().map(|kind| kind.ticks_ns).sum();
@@ -247,7 +246,7 @@ impl Rates {
     }
 }
 
-/// The extended columns: name and width, the blank before it included.
+/// The extended columns: name, and width including the space before it.
 const EXTENDED: [(&str, usize); 22] = [
     ("r/s", 8),
     ("rkB/s", 10),
@@ -273,7 +272,7 @@ const EXTENDED: [(&str, usize); 22] = [
     ("%util", 7),
 ];
 
-/// One report: a header, a line a device, an empty line.
+/// Formats a report: a header, a line for each device, and an empty line.
 pub(super) fn text_report(rates: &[Rates], form: Form) -> String {
     let mut text = format!("{:<13}", "Device");
     // Writing to a string does not fail.
@@ -311,7 +310,7 @@ pub(super) fn text_report(rates: &[Rates], form: Form) -> String {
     text
 }
 
-/// One report's disks, with the keys of `iostat -o JSON`.
+/// Returns the disks of a report with the keys of `iostat -o JSON`.
 pub(super) fn disks(rates: &[Rates], form: Form) -> Value {
     rates.iter().map(|rates| Value::Object(json_disk(rates, form))).collect()
 }
@@ -389,7 +388,7 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     }
 
     #[test]
-    fn megabytes_are_a_thousand_and_twenty_four_kilobytes_and_an_idle_device_is_known() {
+    fn megabytes_are_1024_kilobytes_and_idle_devices_are_detected() {
         let (before, now) = (stats(1, (0, 0, 0), (0, 0, 0)), stats(3, (100, 4 << 20, 0), (0, 0, 0)));
         let rates = [Rates::new(Some(&before), &now)];
         let text = text_report(&rates, Form { extended: false, megabytes: true });
@@ -407,7 +406,7 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     }
 
     #[test]
-    fn a_device_that_came_back_is_counted_from_its_start() {
+    fn a_device_added_again_counts_from_its_start() {
         let now = stats(1, (100, 409_600, 0), (0, 0, 0));
         let rates = Rates::new(Some(&stats(9, (500, 0, 0), (0, 0, 0))), &now);
         assert_eq!(rates.read.ios, 100);
@@ -415,7 +414,7 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     }
 
     #[test]
-    fn nothing_at_all_is_no_division_by_zero() {
+    fn an_empty_interval_does_not_divide_by_zero() {
         let now = stats(0, (0, 0, 0), (0, 0, 0));
         let text = text_report(&[Rates::new(None, &now)], EXTENDED_FORM);
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
@@ -432,7 +431,7 @@ disk            50.00    200.00     0.00   0.00    0.50     4.00   10.00     10.
     }
 
     #[test]
-    fn queues_are_rows_of_their_own() {
+    fn queues_have_rows() {
         let mut now = stats(2, (0, 0, 0), (0, 0, 0));
         now.queues = vec![[0; 17], [200, 0, 1600, 100, 0, 0, 0, 0, 0, 500, 100, 0, 0, 0, 0, 0, 0]];
         let rows = Rates::of_queues(None, &now);

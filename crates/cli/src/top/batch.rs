@@ -1,12 +1,13 @@
-//! `top -b`: the same as text, a page a look, for scripts.
+//! `top -b`: a page of text for each interval, for scripts.
 
 use super::columns::columns;
 use super::model::Model;
 
-/// Wide enough for every column.
+/// Width that has room for every column.
 const WIDTH: usize = 200;
 
-/// A page: what time it is and how much there is, a header, a line a device, an empty line.
+/// Returns a page: time and numbers of devices and processes, a header, a line for each device, an empty
+/// line.
 pub(super) fn page(model: &Model) -> String {
     let mut text = format!(
         "blockyard top - {}, {} devices, {} processes, {} not answering\n",
@@ -20,7 +21,7 @@ pub(super) fn page(model: &Model) -> String {
     let width = names.max().unwrap_or(0).max(12);
     text += &format!("{:<width$}", "DEVICE");
     for column in &columns {
-        // The stack comes last and may be as long as it is.
+        // The stack is last and is not cut.
         text +=
             &format!("{:>width$}", if column.left { " STACK" } else { column.title }, width = column.width);
     }
@@ -33,7 +34,7 @@ pub(super) fn page(model: &Model) -> String {
             text += &format!("{blank}{:>width$}", cell.text, width = column.width);
         }
         if row.silent {
-            text += "  (does not answer: as it was)";
+            text += "  (does not answer: last known values)";
         }
         text.push('\n');
     }

@@ -1,26 +1,27 @@
-//! The columns of the list of devices: which of them there is room for, and what stands in them.
+//! Columns of the list of devices: which of them fit, and their cells.
 //!
-//! The terminal and the batch mode show the same columns; the first draws bars and colours besides.
+//! The terminal and the batch mode have the same columns; the terminal adds bars and colours.
 
 use super::numbers::{bytes, count, time};
 use super::rows::Row;
+use crate::listing::stacked;
 use engine::control::Latency;
 
-/// How a cell is to be taken.
+/// Emphasis of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tone {
     Plain,
-    /// Nothing happened: it may step back.
+    /// Nothing happened: shown dimmed.
     Quiet,
-    /// Something is wrong.
+    /// A failure.
     Bad,
 }
 
-/// What stands in a cell.
+/// Content of a cell.
 pub(super) struct Cell {
     pub(super) text: String,
     pub(super) tone: Tone,
-    /// How much of a bar before the text is filled, from 0 to 1.
+    /// Filled part of a bar before the text, from 0 to 1; `None`: there is no bar.
     pub(super) bar: Option<f64>,
 }
 
@@ -30,13 +31,14 @@ impl Cell {
     }
 }
 
-/// A column.
+/// A column of the list.
 pub(super) struct Column {
     pub(super) title: &'static str,
-    /// The blank before it included.
+    /// Width in characters, with the blank before it; 0: what is left of the line.
     pub(super) width: usize,
-    /// It is there when the screen has so many letters a line.
+    /// Width of the screen from which on the column is shown.
     from_width: usize,
+    /// Aligned to the left.
     pub(super) left: bool,
     pub(super) cell: fn(&Row) -> Cell,
 }
@@ -45,12 +47,13 @@ const fn right(title: &'static str, width: usize, from_width: usize, cell: fn(&R
     Column { title, width, from_width, left: false, cell }
 }
 
-/// The letters of the queue's bar.
+/// Width of the queue's bar.
 pub(super) const BAR: usize = 5;
-/// The narrowest that names may be.
+/// Smallest width of names.
 const NAME_MIN: usize = 12;
 
-/// All but the name, which comes first and takes what is left, as the stack does at the end.
+/// All columns but the name, which comes first and takes the width that is left, as the stack does at the
+/// end.
 const COLUMNS: [Column; 20] = [
     right("IOPS", 6, 0, |row| number(count(row.iops()), row.iops())),
     right("r/s", 6, 130, |row| number(count(row.rates.reads), row.rates.reads)),
@@ -104,11 +107,10 @@ fn paths(row: &Row) -> Cell {
 }
 
 fn stack(row: &Row) -> Cell {
-    let layers = row.info.layers.iter().rev().map(|layer| format!("{layer} > "));
-    Cell::new(layers.chain([row.info.stack.clone()]).collect(), false)
+    Cell::new(stacked(&row.info), false)
 }
 
-/// The columns that there is room for, and the width of names and of stacks.
+/// Returns the columns that fit a width, and the widths of names and of stacks.
 pub(super) fn columns(width: usize) -> (Vec<&'static Column>, usize, usize) {
     let columns: Vec<&Column> = COLUMNS.iter().filter(|column| column.from_width <= width).collect();
     let taken: usize = columns.iter().map(|column| column.width).sum();
@@ -122,7 +124,7 @@ pub(super) fn columns(width: usize) -> (Vec<&'static Column>, usize, usize) {
     }
 }
 
-/// Text cut to a width, its end shown by a point.
+/// Cuts text to a width; `+` marks a cut. Control characters become `?`.
 pub(super) fn fit(text: &str, width: usize) -> String {
     let printable = |c: char| if c.is_control() { '?' } else { c };
     if text.chars().count() <= width {

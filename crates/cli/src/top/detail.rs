@@ -1,42 +1,59 @@
-//! All about one device, as lines: what its requests do, its paths, where its stack spends their time, its queues, how it
-//! is reached and its limits.
+//! Details of one device, as lines: past intervals, operations, paths, layers, queues, exports, backend and
+//! limits.
 
 use super::columns::fit;
 use super::numbers::{bytes, count, time};
-use super::rows::{Operation, Row};
+use super::rows::{Operation, Past, Row};
 use super::theme::Theme;
-use engine::path_status::PathStatus;
+use crate::listing::stacked;
+use engine::control::ClientSession;
+use engine::tables::path_status::PathStatus;
 use ratatui::text::{Line, Span};
+use std::collections::BTreeMap;
 
-/// From so many letters on, there are two columns of lines.
+/// Width from which on there are two columns of lines.
 const WIDE: usize = 160;
-/// A limit and its value.
+/// Width of a limit and its value.
 const LIMIT: usize = 39;
 const BAR: usize = 20;
+/// Width of the bar of a layer's share, and of all columns after its name.
+const SHARE: usize = 10;
+const LAYER_NUMBERS: usize = 8 + 9 + 7 + 2 + SHARE + 11;
+/// Widths of the name of a sparkline and of its newest value.
+const SPARK_NAME: usize = 8;
+const SPARK_VALUE: usize = 9;
 
 type Part = Vec<Line<'static>>;
 
-/// The lines on the left and, where there is room, those on the right.
+/// Lines of the left column and, on a wide screen, of the right one.
 pub(super) struct Lines {
     pub(super) left: Part,
     pub(super) right: Part,
-    /// That of the path that is picked out, on the left.
+    /// Index of the selected path's line, on the left.
     pub(super) picked: Option<usize>,
 }
 
-/// All there is to say of a device.
-pub(super) fn lines(row: &Row, picked: Option<&PathStatus>, width: usize, theme: Theme) -> Lines {
+/// Returns the details of a device. `past`: its past intervals, oldest first.
+pub(super) fn lines(
+    row: &Row,
+    past: impl DoubleEndedIterator<Item = Past> + Clone,
+    picked: Option<&PathStatus>,
+    width: usize,
+    theme: Theme,
+) -> Lines {
     let is_wide = width >= WIDE;
     let column = if is_wide { width / 2 - 1 } else { width };
     let mut left = summary(row, column, theme);
+    left.extend(sparks(past, column, theme));
     left.extend(operations(row, theme));
-    // Behind a title.
+    // The first path is after the title.
     let first = left.len() + 1;
     left.extend(paths(row, picked, column, theme));
     let picked = row.paths.iter().position(|path| picked.is_some_and(|picked| std::ptr::eq(picked, path)));
-    left.extend(layers(row, theme));
+    left.extend(layers(row, column, theme));
     let mut right = queues(row, theme);
     right.extend(exports(row, column, theme));
+    right.extend(sessions(row, column, theme));
     right.extend(facts(row, column, theme));
     right.extend(limits(row, column, theme));
     if !is_wide {
@@ -51,8 +68,7 @@ fn title(text: &str, theme: Theme) -> Line<'static> {
 
 fn summary(row: &Row, width: usize, theme: Theme) -> Part {
     let info = &row.info;
-    let layers = info.layers.iter().rev().map(|layer| format!("{layer} > "));
-    let stack: String = layers.chain([info.stack.clone()]).collect();
+    let stack = stacked(info);
     let state = match (row.silent, info.read_only) {
         (true, _) => "  its process does not answer",
         (false, true) => "  read-only",
@@ -72,7 +88,7 @@ fn summary(row: &Row, width: usize, theme: Theme) -> Part {
         Line::styled(fit(&stack, width), theme.quiet()),
         Line::from(vec![
             Span::raw(format!(
-                "{} IOPS  {:.0} % busy  {} under way of {}  ",
+                "{} IOPS  {:.0} % busy  {} in flight of {}  ",
                 count(row.iops()),
                 row.rates.busy_percent,
                 row.in_flight,
@@ -80,6 +96,25 @@ fn summary(row: &Row, width: usize, theme: Theme) -> Part {
             )),
             Span::styled(errors, if new > 0 { theme.bad() } else { theme.quiet() }),
         ]),
+    ]
+}
+
+/// Sparklines of past intervals: a line for each value, over the whole width.
+fn sparks(past: impl DoubleEndedIterator<Item = Past> + Clone, width: usize, theme: Theme) -> Part {
+    let room = width.saturating_sub(SPARK_NAME + SPARK_VALUE);
+    let line = |name: &str, of: fn(&Past) -> f64, text: fn(f64) -> String| {
+        let newest = past.clone().next_back().map_or("-".into(), |past| text(of(&past)));
+        Line::from(vec![
+            Span::raw(format!("{name:<SPARK_NAME$}")),
+            Span::styled(theme.spark(past.clone().map(|past| of(&past)), room), theme.key()),
+            Span::raw(format!("{newest:>SPARK_VALUE$}")),
+        ])
+    };
+    vec![
+        line("IOPS", |past| past.iops, count),
+        line("read", |past| past.read_bytes, |value| format!("{}/s", bytes(value))),
+        line("write", |past| past.written_bytes, |value| format!("{}/s", bytes(value))),
+        line("p99", |past| past.p99_ns, |value| if value > 0.0 { time(value as u64) } else { "-".into() }),
     ]
 }
 
@@ -105,7 +140,7 @@ fn operations(row: &Row, theme: Theme) -> Part {
     };
     lines.extend(row.operations.iter().map(|operation| Line::raw(line(operation))));
     if row.operations.is_empty() {
-        lines.push(Line::styled("no request has ended yet", theme.quiet()));
+        lines.push(Line::styled("no request has completed yet", theme.quiet()));
     }
     lines
 }
@@ -136,30 +171,40 @@ fn paths(row: &Row, picked: Option<&PathStatus>, width: usize, theme: Theme) -> 
     lines
 }
 
-fn layers(row: &Row, theme: Theme) -> Part {
-    let head =
-        format!("{:<24}{:>8}{:>9}{:>7}  {:<BAR$}{:>10}", "LAYER", "io/s", "await", "own", "", "under way");
+/// Layers and backends with the part of the time that requests spent in each. The name of a backend is
+/// followed by its path, URI or size, so that the paths of a multipath device can be distinguished.
+fn layers(row: &Row, width: usize, theme: Theme) -> Part {
+    let names = width.saturating_sub(LAYER_NUMBERS).max(24);
+    let head = format!(
+        "{:<names$}{:>8}{:>9}{:>7}  {:<SHARE$}{:>11}",
+        "LAYER", "io/s", "await", "own", "", "in flight"
+    );
     let mut lines = vec![title(&head, theme)];
     for (layer, share) in row.layers.iter().zip(&row.shares) {
-        let name = format!("{:indent$}{}", "", layer.layer.name, indent = 2 * usize::from(layer.layer.depth));
+        let indent = 2 * usize::from(layer.layer.depth);
+        let name = format!("{:indent$}{} ", "", layer.layer.name);
+        let label = fit(&layer.layer.label, names.saturating_sub(name.chars().count() + 1));
+        let gap = names.saturating_sub(name.chars().count() + label.chars().count());
         let spent = if layer.per_second > 0.0 { time((layer.await_ms * 1e6) as u64) } else { "-".into() };
         lines.push(Line::from(vec![
+            Span::raw(fit(&name, names)),
+            Span::styled(label, theme.quiet()),
             Span::raw(format!(
-                "{:<24}{:>8}{:>9}{:>5.0} %  ",
-                fit(&name, 24),
+                "{:gap$}{:>8}{:>9}{:>5.0} %  ",
+                "",
                 count(layer.per_second),
                 spent,
                 share * 100.0
             )),
-            Span::styled(theme.bar(*share, BAR), theme.key()),
-            Span::raw(format!("{:>10}", layer.layer.in_flight)),
+            Span::styled(theme.bar(*share, SHARE), theme.key()),
+            Span::raw(format!("{:>11}", layer.layer.in_flight)),
         ]));
     }
     lines
 }
 
 fn queues(row: &Row, theme: Theme) -> Part {
-    let mut lines = vec![title("QUEUE  THREAD     RING        UNDER WAY", theme)];
+    let mut lines = vec![title("QUEUE  THREAD     RING        IN FLIGHT", theme)];
     for (number, queue) in row.info.queues.iter().enumerate() {
         let share = queue.in_flight as f64 / f64::from(queue.depth.max(1));
         lines.push(Line::from(vec![
@@ -169,7 +214,7 @@ fn queues(row: &Row, theme: Theme) -> Part {
         ]));
     }
     if row.info.queues.is_empty() {
-        lines.push(Line::styled("none: nobody is connected", theme.quiet()));
+        lines.push(Line::styled("none: no client is connected", theme.quiet()));
     }
     lines
 }
@@ -179,13 +224,63 @@ fn exports(row: &Row, width: usize, theme: Theme) -> Part {
     for export in &row.info.exports {
         let text = format!("{:<10}{:>7}  {}", export.kind, export.connections, export.address);
         lines.push(Line::raw(fit(&text, width)));
-        let details = export.details.iter().map(|(key, value)| format!("          {key}: {value}"));
+        // Sessions have lines of their own.
+        let details = export.details.iter().filter(|(key, _)| !key.starts_with("session "));
+        let details = details.map(|(key, value)| format!("          {key}: {value}"));
         lines.extend(details.map(|text| Line::styled(fit(&text, width), theme.quiet())));
     }
     if row.info.exports.is_empty() {
         lines.push(Line::styled("none", theme.quiet()));
     }
     lines
+}
+
+/// Sessions of initiators, each once although every portal reports it.
+fn sessions(row: &Row, width: usize, theme: Theme) -> Part {
+    let all = row.info.exports.iter().flat_map(|export| &export.sessions);
+    let all: BTreeMap<u16, &ClientSession> = all.map(|session| (session.number, session)).collect();
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![title("SESSION  CONN  BUSY  COMMANDS  READ   WRITTEN  INITIATOR", theme)];
+    for (number, session) in all {
+        let of = |name: &str| session.counts.get(name).copied().unwrap_or_default() as f64;
+        let text = format!(
+            "{number:>7}{:>6}{:>6}{:>10}{:>6}{:>10}  {}",
+            session.connections.len(),
+            count(of("in-progress")),
+            count(of("commands")),
+            bytes(of("bytes-read")),
+            bytes(of("bytes-written")),
+            session.initiator
+        );
+        lines.push(Line::raw(fit(&text, width)));
+        let more = format!("         {}", more_of(session));
+        lines.push(Line::styled(fit(&more, width), theme.quiet()));
+    }
+    lines
+}
+
+/// What a session's second line has: digests, user, reservation, failures, addresses.
+fn more_of(session: &ClientSession) -> String {
+    let mut words = vec![format!("digests {}", session.digests)];
+    if !session.user.is_empty() {
+        words.push(format!("user {}", session.user));
+    }
+    match (session.has_reservation, session.is_registered) {
+        (true, _) => words.push("holds the reservation".to_owned()),
+        (false, true) => words.push("registered".to_owned()),
+        (false, false) => {}
+    }
+    for name in ["errors", "aborts", "rejects", "digest-errors", "waited"] {
+        let value = session.counts.get(name).copied().unwrap_or_default();
+        if value > 0 {
+            words.push(format!("{name} {value}"));
+        }
+    }
+    let addresses = session.connections.iter().map(|one| format!("{} at {}", one.peer, one.portal));
+    words.extend(addresses);
+    words.join(", ")
 }
 
 fn facts(row: &Row, width: usize, theme: Theme) -> Part {
@@ -195,9 +290,9 @@ fn facts(row: &Row, width: usize, theme: Theme) -> Part {
     lines
 }
 
-/// In as many columns as there is room for; those that are 0 are left out.
+/// Limits that are set, in as many columns as fit.
 fn limits(row: &Row, width: usize, theme: Theme) -> Part {
-    let mut lines = vec![title("LIMITS (those that are not 0)", theme)];
+    let mut lines = vec![title("LIMITS (not 0)", theme)];
     let limits = row.info.limits.iter().filter(|(_, value)| **value > 0);
     let cells: Vec<String> = limits
         .map(|(key, value)| format!("{key} {value:>width$}", width = (LIMIT - 2).saturating_sub(key.len())))

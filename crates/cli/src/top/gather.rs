@@ -1,37 +1,38 @@
-//! One look at everything: all devices of all processes, each with what it counted and how its paths are.
+//! A snapshot of all devices of all processes: each device with its counters and the state of its paths.
 //!
-//! Every process is asked at once, and given a second and a little for each of its devices. One that does not answer by
-//! then is told of as silent, one that is gone is not there: neither keeps the others from being shown.
+//! All processes are asked at once and have a second, and a little more for each device, to answer. A process
+//! that does not answer by then is reported as silent, one that exited is left out: neither delays the
+//! others.
 
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo, DeviceStats};
-use engine::path_status::PathStatus;
 use engine::rundir::RunDir;
 use engine::tables::TableCall;
+use engine::tables::path_status::PathStatus;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long a process may take to say which devices it has, and then to tell of them.
+/// Time for a process to list its devices, and again to return their counters.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How much longer for each of them: they are asked for one after the other.
+/// Additional time for each device: counters are fetched one after the other.
 const EACH: Duration = Duration::from_millis(100);
 
-/// One device as it was found.
+/// State of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) info: DeviceInfo,
     pub(super) stats: DeviceStats,
-    /// Of multipath tables.
+    /// Paths of multipath tables.
     pub(super) paths: Vec<PathStatus>,
     /// The control socket of its process.
     pub(super) socket: PathBuf,
 }
 
-/// All that was found.
+/// State of all devices.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Look {
+pub(super) struct Snapshot {
     pub(super) samples: Vec<Sample>,
     pub(super) processes: usize,
     /// Control sockets of processes that did not answer.
@@ -44,27 +45,27 @@ enum Answer {
     Silent(PathBuf),
 }
 
-/// Look now, at the devices of these names, or at all if there are none.
-pub(super) async fn look(run: &RunDir, wanted: &[String]) -> Look {
+/// Takes a snapshot of the devices of these names, or of all devices without names.
+pub(super) async fn snapshot(run: &RunDir, wanted: &[String]) -> Snapshot {
     let mut asking = JoinSet::new();
     for socket in run.processes() {
         let wanted = wanted.to_vec();
         asking.spawn(async move { process(socket, &wanted).await });
     }
-    let mut look = Look::default();
+    let mut snapshot = Snapshot::default();
     while let Some(answer) = asking.join_next().await {
         match answer {
             Ok(Answer::Devices(samples)) => {
-                look.processes += 1;
-                look.samples.extend(samples);
+                snapshot.processes += 1;
+                snapshot.samples.extend(samples);
             }
-            Ok(Answer::Silent(socket)) => look.silent.push(socket),
+            Ok(Answer::Silent(socket)) => snapshot.silent.push(socket),
             Ok(Answer::Gone) | Err(_) => {}
         }
     }
-    look.silent.sort();
-    look.samples.sort_by(|a, b| a.info.name.cmp(&b.info.name));
-    look
+    snapshot.silent.sort();
+    snapshot.samples.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+    snapshot
 }
 
 async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
@@ -78,11 +79,11 @@ async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
     .await;
     match found {
         Ok(samples) => Answer::Devices(samples),
-        // Where its queue of callers is full it is there, and does not answer.
+        // A full queue of connections: the process exists and does not answer.
         Err(Some(ClientError::Connect { source, .. })) if source.kind() != ErrorKind::WouldBlock => {
             Answer::Gone
         }
-        // Too late, if there is no error.
+        // A timeout (`None`) or a broken connection.
         Err(_) => Answer::Silent(socket),
     }
 }
@@ -96,7 +97,7 @@ async fn samples(
     for info in devices {
         let stats = match client.stats(&info.name).await {
             Ok(stats) => stats,
-            // It went between the two questions.
+            // It was removed after the list was sent.
             Err(ClientError::Refused(ControlError::NotFound)) => continue,
             Err(why) => return Err(why),
         };
@@ -107,7 +108,7 @@ async fn samples(
     Ok(samples)
 }
 
-/// The paths of a device; none while its table is being changed.
+/// Returns the paths of a device; none while its table is being changed.
 async fn paths(client: &ControlClient, name: &str) -> Vec<PathStatus> {
     let answer = client.table(name, &TableCall::Status).await;
     answer.map(|answer| answer.targets.iter().flat_map(PathStatus::of).collect()).unwrap_or_default()

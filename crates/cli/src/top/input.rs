@@ -1,40 +1,43 @@
-//! From keys to what they mean.
+//! Meanings of keys.
 
 use super::rows::Sort;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What a key means. Some mean one thing in the list of devices and another in a device.
+/// Meaning of a key. Some keys mean one thing in the list of devices and another in a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Quit,
-    /// Ctrl-Z.
+    /// Suspends the process (Ctrl-Z).
     Sleep,
     Help,
     Pause,
-    Look,
+    /// Samples now.
+    Sample,
     Slower,
     Faster,
     Sort(Sort),
-    /// The other way round; in a device, a path back into use.
+    /// Reverses the order; in a device, reinstates the selected path.
     ReverseOrReinstate,
     Fail,
     Yes,
     Enter,
     Back,
-    /// So many lines down, or up.
+    /// Begins to type a filter.
+    Filter,
+    /// Moves the selection by this many lines, downwards if positive.
     Move(isize),
-    /// The same by pages.
+    /// Scrolls by this many lines, downwards if positive.
     Scroll(isize),
-    /// Nothing by itself: it ends the help, and is no yes.
+    /// No meaning of its own: it closes the help, and answers a question with no.
     Other,
 }
 
-/// A page of lines: fits any screen.
+/// Lines that a page key scrolls by: fewer than any screen has.
 const PAGE: isize = 10;
-/// Further than any list is long.
+/// Scrolls to the end of any list.
 const FAR: isize = 1 << 20;
 
-/// What the key means; `None`: it was let go.
+/// Returns the meaning of a key; `None`: the key was released.
 pub(super) fn action(key: KeyEvent) -> Option<Action> {
     if key.kind == KeyEventKind::Release {
         return None;
@@ -43,7 +46,7 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
         return match key.code {
             KeyCode::Char('c') => Some(Action::Quit),
             KeyCode::Char('z') => Some(Action::Sleep),
-            KeyCode::Char('l') => Some(Action::Look),
+            KeyCode::Char('l') => Some(Action::Sample),
             _ => Some(Action::Other),
         };
     }
@@ -63,6 +66,7 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
         KeyCode::Char('r') => Action::ReverseOrReinstate,
         KeyCode::Char('f') => Action::Fail,
         KeyCode::Char('y') => Action::Yes,
+        KeyCode::Char('/') => Action::Filter,
         KeyCode::Enter | KeyCode::Right => Action::Enter,
         KeyCode::Esc | KeyCode::Backspace | KeyCode::Left => Action::Back,
         KeyCode::Down | KeyCode::Char('j') => Action::Move(1),
@@ -75,23 +79,56 @@ pub(super) fn action(key: KeyEvent) -> Option<Action> {
     })
 }
 
-/// All keys, for the page that tells of them.
-pub(super) const HELP: [(&str, &str); 16] = [
-    ("Up Down  k j", "pick a device; in a device, a path"),
-    ("Enter", "show all about the device"),
+/// Meaning of a key while a filter is typed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Typed {
+    /// Appends a letter.
+    Letter(char),
+    /// Removes the last letter.
+    Erase,
+    /// Keeps the filter and ends typing.
+    Done,
+    /// Removes the filter and ends typing.
+    Cancel,
+    /// Ctrl-C.
+    Quit,
+}
+
+/// Returns the meaning of a key while a filter is typed; `None`: it has none.
+pub(super) fn typed(key: KeyEvent) -> Option<Typed> {
+    if key.kind == KeyEventKind::Release {
+        return None;
+    }
+    let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
+    match key.code {
+        KeyCode::Char('c') if has_control => Some(Typed::Quit),
+        KeyCode::Char('u') if has_control => Some(Typed::Cancel),
+        KeyCode::Char(letter) if !has_control => Some(Typed::Letter(letter)),
+        KeyCode::Backspace => Some(Typed::Erase),
+        KeyCode::Enter => Some(Typed::Done),
+        KeyCode::Esc => Some(Typed::Cancel),
+        _ => None,
+    }
+}
+
+/// All keys, for the help screen.
+pub(super) const HELP: [(&str, &str); 17] = [
+    ("Up Down  k j", "select a device; in a device, a path"),
+    ("Enter", "show the details of the device"),
     ("Esc  Left", "back to all devices"),
+    ("/", "show only devices whose name or stack contains a text"),
     ("PgUp PgDn Home End", "scroll"),
-    ("i", "sort by requests each second"),
+    ("i", "sort by requests per second"),
     ("b", "sort by bandwidth"),
-    ("l", "sort by latency (99 of 100 requests took less)"),
-    ("d", "sort by requests under way"),
-    ("u", "sort by the part of the time with something under way"),
+    ("l", "sort by latency (p99: 99 of 100 requests took less)"),
+    ("d", "sort by requests in flight"),
+    ("u", "sort by the part of the time with requests in flight"),
     ("e", "sort by errors"),
     ("n", "sort by name"),
-    ("r", "the other way round; in a device, reinstate the path"),
-    ("f", "in a device, fail the path; both ask before"),
-    ("+ -", "look less often, or more often"),
-    ("p  Space", "pause, and go on"),
+    ("r", "reverse the order; in a device, reinstate the path"),
+    ("f", "in a device, fail the path; both ask first"),
+    ("+ -", "longer or shorter interval"),
+    ("p  Space", "pause, and continue"),
     ("q  Ctrl-C", "quit"),
 ];
 
@@ -100,12 +137,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_mean_what_the_help_says() {
+    fn every_key_of_the_help_has_a_meaning() {
         let of = |code| action(KeyEvent::new(code, KeyModifiers::NONE));
         assert_eq!(of(KeyCode::Char('q')), Some(Action::Quit));
         assert_eq!(of(KeyCode::Char('e')), Some(Action::Sort(Sort::Errors)));
         assert_eq!(of(KeyCode::PageUp), Some(Action::Scroll(-PAGE)));
         assert_eq!(of(KeyCode::Char('Q')), Some(Action::Other));
+        assert_eq!(of(KeyCode::Char('/')), Some(Action::Filter));
+        for (key, _, sort) in Sort::KEYS {
+            assert_eq!(of(KeyCode::Char(key.chars().next().unwrap())), Some(Action::Sort(sort)), "{key}");
+        }
         let control = |c| action(KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL));
         assert_eq!((control('c'), control('q')), (Some(Action::Quit), Some(Action::Other)));
         for (keys, _) in HELP {
@@ -113,5 +154,20 @@ mod tests {
                 assert!(of(KeyCode::Char(letter.chars().next().unwrap())) != Some(Action::Other), "{letter}");
             }
         }
+    }
+    #[test]
+    fn a_filter_takes_letters_that_are_keys_elsewhere() {
+        let of = |code| typed(KeyEvent::new(code, KeyModifiers::NONE));
+        assert_eq!(of(KeyCode::Char('q')), Some(Typed::Letter('q')));
+        assert_eq!(
+            [KeyCode::Backspace, KeyCode::Enter, KeyCode::Esc].map(of),
+            [Some(Typed::Erase), Some(Typed::Done), Some(Typed::Cancel),]
+        );
+        let control = |c| typed(KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL));
+        assert_eq!(
+            [control('c'), control('u'), control('x')],
+            [Some(Typed::Quit), Some(Typed::Cancel), None]
+        );
+        assert_eq!(of(KeyCode::Up), None);
     }
 }

@@ -1,82 +1,94 @@
-//! What `top` knows and what is on the screen, and how both change: by looks, by keys, by answers.
+//! State of `top` and of its screen, changed by snapshots, keys and answers.
 //!
-//! *Invariant:* nothing here asks a process or writes to a terminal. What is to be done outside comes back as an
-//! [`Errand`], and whatever is drawn is a function of this.
+//! *Invariant:* nothing here asks a process or writes to a terminal. Work for others is returned as an
+//! [`Errand`], and the screen is a function of this state.
 
-use super::gather::Look;
-use super::input::Action;
-use super::rows::{Row, Sort};
+use super::gather::Snapshot;
+use super::input::{Action, Typed};
+use super::rows::{Past, Row, Sort};
 use engine::control::DeviceStats;
-use engine::path_status::PathStatus;
-use std::collections::HashMap;
+use engine::tables::path_status::PathStatus;
+use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 
-/// The intervals that `+` and `-` go through, in milliseconds.
+/// Intervals that `+` and `-` step through, in milliseconds.
 const INTERVALS_MS: [u64; 9] = [100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000];
 
-/// What fills the screen.
+/// Intervals of the past that are kept for sparklines: one for each column of a wide screen.
+const PAST_MAX: usize = 500;
+
+const NO_PATHS: &str = "this device has no paths (multipath tables have them)";
+
+/// What the screen shows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Screen {
-    /// All devices.
+    /// The list of devices.
     Devices,
-    /// One of them.
+    /// The device of that name.
     Device(String),
 }
 
-/// What is to be done to a path, once somebody said yes.
+/// A change of a path, once the user has confirmed it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct PathOrder {
     pub(super) device: String,
     pub(super) socket: PathBuf,
     pub(super) sector: u64,
     pub(super) path: String,
-    /// Fail it, or reinstate it.
+    /// Fail the path; otherwise reinstate it.
     pub(super) fail: bool,
 }
 
-/// What is to be done outside.
+/// Work that the caller does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Errand {
-    /// Restore the terminal and end.
+    /// Restore the terminal and exit.
     Quit,
-    /// Give the terminal back until somebody continues us.
+    /// Restore the terminal and stop until SIGCONT.
     Sleep,
-    /// Look now.
-    Look,
-    /// Tell a path's target.
-    Tell(PathOrder),
+    /// Take a snapshot.
+    Sample,
+    /// Fail or reinstate a path.
+    Change(PathOrder),
 }
 
-/// All of it.
+/// The state.
 pub(super) struct Model {
-    /// What there is, in the order in which it is shown.
+    /// All devices, in the order of the list.
     pub(super) rows: Vec<Row>,
     pub(super) processes: usize,
     pub(super) silent: usize,
     pub(super) screen: Screen,
     pub(super) help: bool,
-    /// Waits for a yes.
+    /// A change that waits for the user's confirmation.
     pub(super) asks: Option<PathOrder>,
-    /// The device that was picked out, by name: it keeps when the order changes. `None`: nobody has, and it is the first.
+    /// Name of the selected device, which stays selected when the order changes. `None`: the first one is
+    /// selected.
     pub(super) selected: Option<String>,
-    /// The path of the device on the screen that is picked out.
+    /// Index of the selected path of the device on the screen.
     pub(super) path: usize,
-    /// Lines of a device that are above the screen.
+    /// Lines of a device above the upper edge of the screen.
     pub(super) scroll: usize,
-    /// The path that is picked out was just picked: it is to be seen.
+    /// The selected path must be on the screen: it was just selected.
     pub(super) follow: bool,
+    /// Only devices that contain this text are in the list; empty: all are.
+    pub(super) filter: String,
+    /// Keys go to the filter.
+    pub(super) typing: bool,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) paused: bool,
     pub(super) interval_ms: u64,
-    /// The last thing that happened besides: an answer, an error.
+    /// Message in the last line: a result or an error.
     pub(super) note: String,
-    /// When the last look was.
+    /// Time of the last snapshot.
     pub(super) clock: String,
-    /// There was a look.
-    pub(super) looked: bool,
-    /// What each device counted at the last look.
+    /// There was a snapshot.
+    pub(super) sampled: bool,
+    /// Counters of each device at the last snapshot.
     before: HashMap<String, DeviceStats>,
+    /// Past intervals of each device, oldest first.
+    past: HashMap<String, VecDeque<Past>>,
 }
 
 impl Model {
@@ -92,28 +104,39 @@ impl Model {
             path: 0,
             scroll: 0,
             follow: false,
+            filter: String::new(),
+            typing: false,
             sort: Sort::Iops,
             reversed: false,
             paused: false,
             interval_ms,
             note: String::new(),
             clock: String::new(),
-            looked: false,
+            sampled: false,
             before: HashMap::new(),
+            past: HashMap::new(),
         }
     }
 
-    /// What was found since the last look.
-    pub(super) fn take(&mut self, look: Look, clock: String) {
-        let mut rows: Vec<Row> = Vec::with_capacity(look.samples.len());
-        let mut counted = HashMap::with_capacity(look.samples.len());
-        for sample in look.samples {
-            rows.push(Row::new(self.before.get(&sample.info.name), &sample));
+    /// Takes a snapshot over, which was taken at `clock`.
+    pub(super) fn take(&mut self, snapshot: Snapshot, clock: String) {
+        let mut rows: Vec<Row> = Vec::with_capacity(snapshot.samples.len());
+        let mut counted = HashMap::with_capacity(snapshot.samples.len());
+        self.past.retain(|name, _| snapshot.samples.iter().any(|sample| sample.info.name == *name));
+        for sample in snapshot.samples {
+            let before = self.before.get(&sample.info.name);
+            let row = Row::new(before, &sample);
+            if before.is_some() {
+                let past = self.past.entry(sample.info.name.clone()).or_default();
+                past.push_back(Past::of(&row));
+                past.drain(..past.len().saturating_sub(PAST_MAX));
+            }
+            rows.push(row);
             counted.insert(sample.info.name.clone(), sample.stats);
         }
-        // What a process that does not answer has is shown as it was, and told to be old.
+        // Devices of a process that does not answer keep their last values and are marked.
         for old in self.rows.drain(..) {
-            if look.silent.contains(&old.socket) && !counted.contains_key(&old.info.name) {
+            if snapshot.silent.contains(&old.socket) && !counted.contains_key(&old.info.name) {
                 if let Some(stats) = self.before.remove(&old.info.name) {
                     counted.insert(old.info.name.clone(), stats);
                 }
@@ -121,28 +144,28 @@ impl Model {
             }
         }
         (self.rows, self.before) = (rows, counted);
-        (self.processes, self.silent) = (look.processes, look.silent.len());
-        (self.clock, self.looked) = (clock, true);
+        (self.processes, self.silent) = (snapshot.processes, snapshot.silent.len());
+        (self.clock, self.sampled) = (clock, true);
         self.order();
         if let Screen::Device(name) = &self.screen
             && !self.rows.iter().any(|row| row.info.name == *name)
         {
-            self.note = format!("{name} is gone");
+            self.note = format!("{name} was removed");
             (self.screen, self.asks) = (Screen::Devices, None);
         }
     }
 
-    /// How far down was drawn: who draws knows where a device ends, and from there one goes up again.
+    /// Sets the scroll position to what was drawn, which ends with the last line of the device.
     pub(super) fn drawn(&mut self, scroll: usize) {
         self.scroll = scroll;
     }
 
-    /// What came of an order.
-    pub(super) fn told(&mut self, order: &PathOrder, outcome: Result<(), String>) {
+    /// Shows the result of a change.
+    pub(super) fn changed(&mut self, order: &PathOrder, outcome: Result<(), String>) {
         let PathOrder { device, path, fail, .. } = order;
         self.note = match outcome {
             Ok(()) => {
-                format!("{path} of {device} {}", if *fail { "is out of use" } else { "may be used again" })
+                format!("{path} of {device} was {}", if *fail { "failed" } else { "reinstated" })
             }
             Err(why) => format!("{path} of {device}: {why}"),
         };
@@ -150,18 +173,35 @@ impl Model {
 
     fn order(&mut self) {
         self.sort.order(&mut self.rows, self.reversed);
-        let is_there = |name: &String| self.rows.iter().any(|row| row.info.name == *name);
-        if !self.selected.as_ref().is_some_and(is_there) {
+        let exists = |name: &String| self.rows.iter().any(|row| row.info.name == *name);
+        if !self.selected.as_ref().is_some_and(exists) {
             self.selected = None;
         }
     }
 
-    /// Where the device that is picked out stands.
-    pub(super) fn selected_at(&self) -> usize {
-        self.rows.iter().position(|row| Some(&row.info.name) == self.selected.as_ref()).unwrap_or(0)
+    /// The rows of the list: those that the filter lets through, in order.
+    pub(super) fn listed(&self) -> Vec<&Row> {
+        let text = self.filter.to_lowercase();
+        self.rows.iter().filter(|row| row.matches(&text)).collect()
     }
 
-    /// The device on the screen.
+    /// Position in the list of the selected device.
+    pub(super) fn selected_at(&self) -> usize {
+        let listed = self.listed();
+        listed.iter().position(|row| Some(&row.info.name) == self.selected.as_ref()).unwrap_or(0)
+    }
+
+    /// The selected device of the list, which is the first until one is selected.
+    pub(super) fn selected_row(&self) -> Option<&Row> {
+        self.listed().get(self.selected_at()).copied()
+    }
+
+    /// Past intervals of a device, oldest first.
+    pub(super) fn past(&self, name: &str) -> impl DoubleEndedIterator<Item = Past> + Clone {
+        self.past.get(name).into_iter().flatten().copied()
+    }
+
+    /// Returns the device whose details fill the screen.
     pub(super) fn shown(&self) -> Option<&Row> {
         match &self.screen {
             Screen::Devices => None,
@@ -169,13 +209,13 @@ impl Model {
         }
     }
 
-    /// The path that is picked out.
+    /// Returns its selected path.
     pub(super) fn shown_path(&self) -> Option<&PathStatus> {
         let paths = &self.shown()?.paths;
         paths.get(self.path.min(paths.len().saturating_sub(1)))
     }
 
-    /// What a key does.
+    /// Applies the meaning of a key.
     pub(super) fn act(&mut self, action: Action) -> Option<Errand> {
         if action == Action::Quit {
             return Some(Errand::Quit);
@@ -188,14 +228,14 @@ impl Model {
             return None;
         }
         if let Some(order) = self.asks.take() {
-            // Anything but a yes is a no.
-            return (action == Action::Yes).then_some(Errand::Tell(order));
+            // Any other key means no.
+            return (action == Action::Yes).then_some(Errand::Change(order));
         }
         self.note.clear();
         match action {
             Action::Help => self.help = true,
             Action::Pause => self.paused = !self.paused,
-            Action::Look => return Some(Errand::Look),
+            Action::Sample => return Some(Errand::Sample),
             Action::Slower | Action::Faster => self.change_interval(action == Action::Slower),
             Action::Sort(sort) if self.screen == Screen::Devices => {
                 (self.sort, self.reversed) = (sort, self.reversed && sort != self.sort);
@@ -207,10 +247,14 @@ impl Model {
             }
             Action::ReverseOrReinstate => self.ask(false),
             Action::Fail if self.screen == Screen::Devices => {
-                self.note = "a path is failed where its device is shown: Enter".into();
+                let has_paths = self.selected_row().is_some_and(|row| !row.paths.is_empty());
+                let text = if has_paths { "press Enter to select one of its paths" } else { NO_PATHS };
+                self.note = text.into();
             }
             Action::Fail => self.ask(true),
             Action::Enter => self.enter(),
+            Action::Filter => (self.screen, self.typing) = (Screen::Devices, true),
+            Action::Back if self.screen == Screen::Devices => self.filter.clear(),
             Action::Back => self.screen = Screen::Devices,
             Action::Move(by) => self.go(by),
             Action::Scroll(by) if self.screen == Screen::Devices => self.go(by),
@@ -218,6 +262,21 @@ impl Model {
                 (self.scroll, self.follow) = (self.scroll.saturating_add_signed(by), false);
             }
             Action::Other | Action::Sort(_) | Action::Yes | Action::Quit | Action::Sleep => {}
+        }
+        None
+    }
+
+    /// Applies a key to the filter that is being typed.
+    pub(super) fn edit_filter(&mut self, typed: Typed) -> Option<Errand> {
+        match typed {
+            Typed::Letter(letter) => self.filter.push(letter),
+            Typed::Erase => drop(self.filter.pop()),
+            Typed::Done => self.typing = false,
+            Typed::Cancel => {
+                self.filter.clear();
+                self.typing = false;
+            }
+            Typed::Quit => return Some(Errand::Quit),
         }
         None
     }
@@ -233,9 +292,9 @@ impl Model {
     }
 
     fn enter(&mut self) {
-        if let (Screen::Devices, Some(row)) = (&self.screen, self.rows.get(self.selected_at())) {
+        if let (Screen::Devices, Some(row)) = (&self.screen, self.selected_row()) {
             let name = row.info.name.clone();
-            // Whoever comes back finds it picked out.
+            // It stays selected when the user comes back to the list.
             self.selected = Some(name.clone());
             self.screen = Screen::Device(name);
             (self.path, self.scroll, self.follow) = (0, 0, false);
@@ -248,15 +307,16 @@ impl Model {
             Some(0) => self.scroll = self.scroll.saturating_add_signed(by),
             Some(paths) => (self.path, self.follow) = (step(self.path.min(paths - 1), paths), true),
             None => {
-                let at = step(self.selected_at(), self.rows.len());
-                self.selected = self.rows.get(at).map(|row| row.info.name.clone());
+                let listed = self.listed();
+                let at = step(self.selected_at(), listed.len());
+                self.selected = listed.get(at).map(|row| row.info.name.clone());
             }
         }
     }
 
     fn ask(&mut self, fail: bool) {
         let (Some(row), Some(path)) = (self.shown(), self.shown_path()) else {
-            self.note = "it has no paths: multipath tables have them".into();
+            self.note = NO_PATHS.into();
             return;
         };
         if path.works != fail {

@@ -1,16 +1,16 @@
-//! Numbers in few letters.
+//! Short forms of numbers.
 
-/// A count or a rate in at most five letters: `7`, `0.5`, `1234`, `12.3k`, `1.20M`.
+/// Formats a count or a rate in at most five characters: `7`, `0.5`, `1234`, `12.3k`, `1.20M`.
 pub(super) fn count(value: f64) -> String {
     scaled(value, 9999.5, 1000.0, &["", "k", "M", "G", "T"])
 }
 
-/// Bytes in at most five letters, with binary suffixes: `0`, `512`, `4.00K`, `12.3M`.
+/// Formats bytes in at most five characters, with binary suffixes: `0`, `512`, `4.00K`, `12.3M`.
 pub(super) fn bytes(value: f64) -> String {
     scaled(value, 999.5, 1024.0, &["", "K", "M", "G", "T", "P", "E"])
 }
 
-/// Three digits that count, and a suffix; whole up to `plain`.
+/// Formats three significant digits and a suffix; values below `plain` have no suffix.
 fn scaled(value: f64, plain: f64, step: f64, suffixes: &[&str]) -> String {
     if value < plain {
         return if value > 0.0 && value < 9.95 && value.fract() >= 0.05 {
@@ -35,7 +35,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// A time in at most six letters: `830ns`, `12.3us`, `1.20ms`, `3.00s`.
+/// Formats a time in at most six characters: `830ns`, `12.3us`, `1.20ms`, `3.00s`.
 pub(super) fn time(ns: u64) -> String {
     if ns < 1000 {
         return format!("{ns}ns");

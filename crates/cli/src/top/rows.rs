@@ -1,49 +1,50 @@
-//! A device between two looks, and in which order devices stand.
+//! A device between two snapshots, and the order of devices.
 
 use super::gather::Sample;
 use crate::stat::layers::{self, Shown};
 use crate::stat::{EachSecond, Rates};
 use engine::control::{DeviceInfo, DeviceStats, Latency, OpStats};
-use engine::path_status::PathStatus;
+use engine::tables::path_status::PathStatus;
 use std::cmp::Ordering;
 use std::path::PathBuf;
 
-/// What one kind of request did.
+/// Requests of one operation.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) name: String,
-    /// Each second.
+    /// Requests per second.
     pub(super) ios: f64,
+    /// Bytes per second.
     pub(super) bytes: f64,
-    /// Of those that ended in the interval.
+    /// Latencies of the requests that completed in the interval.
     pub(super) latency: Latency,
 }
 
-/// A device.
+/// A device in the last interval.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) info: DeviceInfo,
     pub(super) socket: PathBuf,
     pub(super) rates: EachSecond,
-    /// Of all that ended in the interval.
+    /// Latencies of all requests that completed in the interval.
     pub(super) latency: Latency,
-    /// Those that ever happened.
+    /// Operations with any request since the device was added.
     pub(super) operations: Vec<Operation>,
     pub(super) layers: Vec<layers::Row>,
     pub(super) shares: Vec<f64>,
     pub(super) paths: Vec<PathStatus>,
     pub(super) in_flight: u64,
     pub(super) depth: u64,
-    /// Since the device was added, and in the interval.
+    /// Failed requests since the device was added, and in the interval.
     pub(super) errors: (u64, u64),
-    /// Its process did not answer: this is how it was.
+    /// Its process did not answer: the values are the last known ones.
     pub(super) silent: bool,
 }
 
 impl Row {
     pub(super) fn new(before: Option<&DeviceStats>, sample: &Sample) -> Row {
         let now = &sample.stats;
-        // One that was removed and added again in between has counted from its beginning.
+        // A device that was removed and added again has counted from 0.
         let before = before.filter(|before| before.uptime_ns < now.uptime_ns);
         let seconds = (now.uptime_ns - before.map_or(0, |before| before.uptime_ns)) as f64 / 1e9;
         let each_second = |now: u64, before: u64| {
@@ -82,18 +83,46 @@ impl Row {
         self.rates.reads + self.rates.writes + self.rates.discards + self.rates.flushes
     }
 
-    /// One of the percentiles; `None`: nothing ended.
+    /// Returns a percentile; `None`: no request completed.
     pub(super) fn percentile(&self, of: fn(&Latency) -> u64) -> Option<u64> {
         (self.latency.count() > 0).then(|| of(&self.latency))
     }
 
-    /// Paths that are up.
+    /// Whether name, stack or layers contain `text`, which is in lower case.
+    pub(super) fn matches(&self, text: &str) -> bool {
+        let info = &self.info;
+        let mut texts = [&info.name, &info.stack].into_iter().chain(&info.layers);
+        texts.any(|own| own.to_lowercase().contains(text))
+    }
+
+    /// Returns the number of paths that work.
     pub(super) fn paths_up(&self) -> usize {
         self.paths.iter().filter(|path| path.works).count()
     }
 }
 
-/// By what devices are sorted: the most first, names from A on.
+/// Values of one interval, for sparklines.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Past {
+    pub(super) iops: f64,
+    pub(super) read_bytes: f64,
+    pub(super) written_bytes: f64,
+    pub(super) p99_ns: f64,
+}
+
+impl Past {
+    /// The values of a device in the last interval.
+    pub(super) fn of(row: &Row) -> Past {
+        Past {
+            iops: row.iops(),
+            read_bytes: row.rates.read_bytes,
+            written_bytes: row.rates.written_bytes,
+            p99_ns: row.percentile(|latency| latency.p99_ns).unwrap_or(0) as f64,
+        }
+    }
+}
+
+/// Order of devices: the largest value first, names from A on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sort {
     Name,
@@ -106,7 +135,18 @@ pub(super) enum Sort {
 }
 
 impl Sort {
-    /// The title of the column that it looks at.
+    /// Every order with its key and its name, as the last lines of the screen list them.
+    pub(super) const KEYS: [(&'static str, &'static str, Sort); 7] = [
+        ("i", "IOPS", Sort::Iops),
+        ("b", "bytes", Sort::Bandwidth),
+        ("l", "latency", Sort::Latency),
+        ("d", "queue", Sort::Queue),
+        ("u", "busy", Sort::Busy),
+        ("e", "errors", Sort::Errors),
+        ("n", "name", Sort::Name),
+    ];
+
+    /// Returns the title of the column that it sorts by.
     pub(super) fn title(self) -> &'static str {
         match self {
             Sort::Name => "DEVICE",
@@ -131,7 +171,7 @@ impl Sort {
         }
     }
 
-    /// Puts the rows in that order.
+    /// Sorts rows.
     pub(super) fn order(self, rows: &mut [Row], reversed: bool) {
         rows.sort_by(|a, b| {
             let most_first = self.key(b).total_cmp(&self.key(a));

@@ -1,7 +1,7 @@
-//! The terminal: taken for the screen, given back however this ends, and its keys.
+//! The terminal: raw mode, the alternate screen, and keys.
 //!
-//! *Invariant:* whoever takes it gives it back: when [`Screen`] is dropped, before a panic is told, and while the process
-//! sleeps. A signal ends the loop that owns the screen, and so does the same.
+//! *Invariant:* the terminal is restored when [`Screen`] is dropped, before a panic is reported, and while
+//! the process is stopped. A signal ends the loop that owns the screen, which drops it.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -14,26 +14,26 @@ use std::io::{self, Stdout, stdout};
 use std::sync::Once;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// What is drawn on.
+/// The terminal while `top` draws on it.
 pub(super) struct Screen {
     pub(super) terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 
 impl Screen {
-    /// Takes the terminal.
-    pub(super) fn take() -> io::Result<Screen> {
-        give_back_before_a_panic_is_told();
+    /// Enters raw mode and the alternate screen.
+    pub(super) fn enter() -> io::Result<Screen> {
+        restore_before_a_panic_is_reported();
         enable_raw_mode()?;
         let entered = execute!(stdout(), EnterAlternateScreen, cursor::Hide);
         let terminal = entered.and_then(|()| Terminal::new(CrosstermBackend::new(stdout())));
-        terminal.map(|terminal| Screen { terminal }).inspect_err(|_| give_back())
+        terminal.map(|terminal| Screen { terminal }).inspect_err(|_| restore())
     }
 
-    /// Gives it back until somebody continues the process. The whole group of processes sleeps, as it does when the
-    /// terminal itself is asked with Ctrl-Z: whoever started us through another process waits for that one. Nobody
-    /// here handles the signal, so it stops us; where there is no shell to continue a group, the kernel lets it go by.
+    /// Restores the terminal and stops the process group with SIGTSTP until SIGCONT, as Ctrl-Z in a terminal
+    /// does: a shell that started this process through another one waits for the group. Without a shell that
+    /// could continue the group the kernel ignores the signal.
     pub(super) fn sleep(&mut self) -> io::Result<()> {
-        give_back();
+        restore();
         rustix::process::kill_current_process_group(rustix::process::Signal::TSTP)?;
         enable_raw_mode()?;
         execute!(stdout(), EnterAlternateScreen, cursor::Hide)?;
@@ -43,28 +43,28 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        restore();
     }
 }
 
-/// As it was. A terminal that is gone needs nothing.
-fn give_back() {
+/// Restores the terminal. Errors are ignored: a terminal that is gone needs nothing.
+fn restore() {
     let _ = execute!(stdout(), LeaveAlternateScreen, cursor::Show);
     let _ = disable_raw_mode();
 }
 
-fn give_back_before_a_panic_is_told() {
+fn restore_before_a_panic_is_reported() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let tell = std::panic::take_hook();
+        let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            give_back();
-            tell(panic);
+            restore();
+            report(panic);
         }));
     });
 }
 
-/// Keys and changes of size, from a thread that waits for them; it ends with the terminal or with the process.
+/// Returns keys and changes of size, from a thread that reads them until the terminal or the process ends.
 pub(super) fn events() -> io::Result<UnboundedReceiver<Event>> {
     let (sender, receiver) = unbounded_channel();
     std::thread::Builder::new().name("keys".into()).spawn(move || {

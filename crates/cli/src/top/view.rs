@@ -1,11 +1,11 @@
-//! What is on the screen: a function of the model, the theme and the size, and of nothing else.
+//! Draws the screen from the model, the theme and the size, and nothing else.
 
 use super::columns::{BAR, Column, Tone, columns, fit};
 use super::detail::{self, Lines};
 use super::input::HELP;
 use super::model::{Model, Screen};
 use super::numbers::{bytes, count};
-use super::rows::Row;
+use super::rows::{Row, Sort};
 use super::theme::Theme;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,37 +13,70 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-/// From so many lines on, the device that is picked out is shown below the list.
+/// Lines from which on the list leaves half of the screen to the selected device, however long it is.
 const TALL: u16 = 40;
+/// Lines below the list that the selected device is shown in, at least.
+const PANE_MIN: u16 = 8;
+/// Lines from which on the sort keys have a line of their own.
+const SORT_LINE: u16 = 10;
 
-/// Draws everything. How many lines of a device are above the screen: as many as the model says, if there are.
+/// Draws the screen. Returns how many lines of a device are above its upper edge: what the model has, if
+/// there are so many.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, theme: Theme) -> usize {
-    let parts = [Constraint::Length(2), Constraint::Min(0), Constraint::Length(1)];
+    let is_list = model.screen == Screen::Devices && !model.help;
+    let foot_lines = if is_list && frame.area().height >= SORT_LINE { 2 } else { 1 };
+    let parts = [Constraint::Length(2), Constraint::Min(0), Constraint::Length(foot_lines)];
     let [head, body, foot] = Layout::vertical(parts).areas(frame.area());
     frame.render_widget(Paragraph::new(header(model, theme, head.width.into())), head);
-    frame.render_widget(Paragraph::new(footer(model, theme)), foot);
+    let mut last = vec![footer(model, theme)];
+    if foot_lines == 2 {
+        last.insert(0, sort_keys(model, theme));
+    }
+    frame.render_widget(Paragraph::new(last), foot);
     match &model.screen {
         _ if model.help => frame.render_widget(Paragraph::new(help(theme)), body),
         Screen::Device(_) => return device(frame, body, model.shown(), model, theme),
-        Screen::Devices if body.height >= TALL && !model.rows.is_empty() => {
-            let wanted = (model.rows.len() as u16).saturating_add(2).min(body.height / 2);
+        Screen::Devices => {
+            let wanted = (model.listed().len() as u16).saturating_add(2);
+            let list = if body.height >= TALL { wanted.min(body.height / 2) } else { wanted };
+            let below = body.height.saturating_sub(list);
+            if below < PANE_MIN || model.selected_row().is_none() {
+                devices(frame, body, model, theme);
+                return model.scroll;
+            }
             let [list, below] =
-                Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(body);
+                Layout::vertical([Constraint::Length(list), Constraint::Length(below)]).areas(body);
             devices(frame, list, model, theme);
-            let _ = device(frame, below, model.rows.get(model.selected_at()), model, theme);
+            let _ = device(frame, below, model.selected_row(), model, theme);
         }
-        Screen::Devices => devices(frame, body, model, theme),
     }
     model.scroll
 }
 
+/// The sort keys, with the current order in bold.
+fn sort_keys(model: &Model, theme: Theme) -> Line<'static> {
+    let mut spans = vec![Span::raw("sort  ")];
+    for (key, name, sort) in Sort::KEYS {
+        let style = if sort == model.sort { theme.head() } else { Style::new() };
+        spans.push(Span::styled(key, theme.key()));
+        spans.push(Span::styled(format!(" {name}"), style));
+        spans.push(Span::raw("  "));
+    }
+    spans.push(Span::styled("r", theme.key()));
+    spans.push(Span::raw(" reverse"));
+    Line::from(spans)
+}
+
 fn header(model: &Model, theme: Theme, width: usize) -> Vec<Line<'static>> {
     let plural = |n: usize, one: &str, many: &str| format!("{n} {}", if n == 1 { one } else { many });
-    let left = format!(
+    let mut left = format!(
         "blockyard top  {} of {}",
         plural(model.rows.len(), "device", "devices"),
         plural(model.processes, "process", "processes"),
     );
+    if !model.filter.is_empty() {
+        left += &format!(", {} with \"{}\"", model.listed().len(), fit(&model.filter, 20));
+    }
     let every = format!("every {} s  {}", model.interval_ms as f64 / 1000.0, model.clock);
     let gap = width.saturating_sub(left.chars().count() + every.chars().count()).max(2);
     let mut first = vec![Span::styled(left, theme.head()), Span::raw(" ".repeat(gap)), Span::raw(every)];
@@ -51,7 +84,7 @@ fn header(model: &Model, theme: Theme, width: usize) -> Vec<Line<'static>> {
         first.insert(1, Span::styled("  paused", theme.bad()));
         first[2] = Span::raw(" ".repeat(gap.saturating_sub(8).max(1)));
     }
-    // What a silent process does is not known.
+    // The values of a silent process are not current.
     let sum = |of: fn(&Row) -> f64| model.rows.iter().filter(|row| !row.silent).map(of).sum::<f64>();
     let mut second = vec![Span::raw(format!(
         "{} IOPS  read {}/s  write {}/s  {} in flight",
@@ -73,20 +106,25 @@ fn footer(model: &Model, theme: Theme) -> Line<'static> {
         let text = format!("{what} the path {} of {}? y, or any other key for no", order.path, order.device);
         return Line::styled(text, theme.bad());
     }
+    if model.typing {
+        let text = format!("filter: {}_  (Enter keeps it, Esc removes it)", fit(&model.filter, 40));
+        return Line::styled(text, theme.head());
+    }
     if !model.note.is_empty() {
         return Line::styled(fit(&model.note, 512), theme.head());
     }
+    let has_paths = model.shown().is_some_and(|row| !row.paths.is_empty());
     let keys: &[(&str, &str)] = match model.screen {
         _ if model.help => &[("any key", "back")],
         Screen::Devices => &[
             ("h", "help"),
             ("Enter", "show"),
-            ("ibldeun", "sort"),
-            ("r", "reverse"),
+            ("/", "filter"),
+            ("+ -", "interval"),
             ("p", "pause"),
             ("q", "quit"),
         ],
-        Screen::Device(_) => &[
+        Screen::Device(_) if has_paths => &[
             ("h", "help"),
             ("Esc", "back"),
             ("f", "fail path"),
@@ -95,6 +133,9 @@ fn footer(model: &Model, theme: Theme) -> Line<'static> {
             ("p", "pause"),
             ("q", "quit"),
         ],
+        Screen::Device(_) => {
+            &[("h", "help"), ("Esc", "back"), ("PgDn", "more"), ("p", "pause"), ("q", "quit")]
+        }
     };
     let spans = keys
         .iter()
@@ -121,16 +162,25 @@ fn devices(frame: &mut Frame<'_>, area: Rect, model: &Model, theme: Theme) {
         titles += &if column.left { format!(" {title:<width$}") } else { format!("{title:>width$}") };
     }
     let mut lines = vec![Line::styled(format!("{titles:<width$}"), theme.titles())];
-    if model.rows.is_empty() {
-        let text = if model.looked { "There are no devices (blockyard add)." } else { "" };
+    let listed = model.listed();
+    if listed.is_empty() {
+        let text = match (model.sampled, model.rows.is_empty()) {
+            (false, _) => "",
+            (true, true) => "There are no devices (blockyard add).",
+            (true, false) => "No device matches the filter (Esc removes it).",
+        };
         lines.push(Line::styled(text, theme.quiet()));
     }
     let room = usize::from(area.height).saturating_sub(1).max(1);
     let selected = model.selected_at();
-    // As few lines off the top as show the one that is picked out.
+    // Scrolled by as few lines as show the selected device.
     let first = (selected + 1).saturating_sub(room);
-    for (at, row) in model.rows.iter().enumerate().skip(first).take(room) {
-        lines.push(device_line(row, &columns, name_width, stack_width, at == selected, theme));
+    for (at, row) in listed.into_iter().enumerate().skip(first).take(room) {
+        // The whole line is reversed, to the edge of the screen.
+        let base = if at == selected { theme.selected() } else { Style::new() };
+        let mut line = device_line(row, &columns, name_width, stack_width, base, theme);
+        line.spans.push(Span::styled(" ".repeat(width.saturating_sub(line.width())), base));
+        lines.push(line);
     }
     frame.render_widget(Paragraph::new(lines), area);
 }
@@ -149,12 +199,11 @@ fn device_line(
     columns: &[&Column],
     name_width: usize,
     stack_width: usize,
-    selected: bool,
+    base: Style,
     theme: Theme,
 ) -> Line<'static> {
     let name = fit(&row.info.name, name_width);
-    let name_style = if selected { theme.selected() } else { Style::new() };
-    let mut spans = vec![Span::styled(format!("{name:<name_width$}"), name_style)];
+    let mut spans = vec![Span::styled(format!("{name:<name_width$}"), base)];
     if row.silent {
         spans.push(Span::styled(" does not answer", theme.bad()));
         return Line::from(spans);
@@ -166,16 +215,18 @@ fn device_line(
             Tone::Quiet => theme.quiet(),
             Tone::Bad => theme.bad(),
         };
+        let style = style.patch(base);
         if column.width == 0 {
             spans.push(Span::styled(
                 format!(" {}", fit(&cell.text, stack_width.saturating_sub(1))),
-                theme.quiet(),
+                theme.quiet().patch(base),
             ));
             continue;
         }
         let mut width = column.width;
         if let Some(share) = cell.bar {
-            spans.push(Span::raw(" "));
+            spans.push(Span::styled(" ", base));
+            // The bar is not reversed: it would show the empty part as filled.
             spans.push(Span::styled(theme.bar(share, BAR), theme.filled(share)));
             width -= BAR + 1;
         }
@@ -184,14 +235,15 @@ fn device_line(
     Line::from(spans)
 }
 
-/// A device's lines; how many of them are above the screen.
+/// Draws the details of a device. Returns how many lines are above the upper edge.
 fn device(frame: &mut Frame<'_>, area: Rect, row: Option<&Row>, model: &Model, theme: Theme) -> usize {
     let Some(row) = row else { return 0 };
     let (picked, wanted) = match model.screen {
         Screen::Device(_) => (model.shown_path(), model.scroll),
         Screen::Devices => (None, 0),
     };
-    let Lines { left, right, picked } = detail::lines(row, picked, usize::from(area.width), theme);
+    let Lines { left, right, picked } =
+        detail::lines(row, model.past(&row.info.name), picked, usize::from(area.width), theme);
     let room = usize::from(area.height);
     let most = |lines: &[Line<'_>]| lines.len().saturating_sub(room);
     let wanted = match picked.filter(|_| model.follow) {

@@ -1,25 +1,25 @@
-//! Where a trace goes.
+//! Outputs of a trace: blktrace files, blkparse lines, Chrome traces.
 
-use engine::private::{Content, create};
+use engine::private::{WriteMode, create};
 use std::io::{self, BufWriter, Write};
 use trace::blktrace::Encoder;
 use trace::wire::Frame;
 use trace::{chrome, lines};
 
-/// Takes frames, and writes what becomes of them.
+/// Encodes frames of a trace and writes them.
 pub(super) trait Sink {
     fn frame(&mut self, frame: &Frame) -> io::Result<()>;
 
-    /// Let readers have what there is.
+    /// Writes buffered output.
     fn flush(&mut self) -> io::Result<()>;
 }
 
-/// `PREFIX.blktrace.N` for each queue, or all of them on stdout.
+/// blktrace's binary format: `PREFIX.blktrace.N` for each queue N, or all queues on stdout.
 pub(super) struct Files {
     prefix: Option<String>,
     encoder: Encoder,
     clock_ns: u64,
-    /// By queue; one on stdout.
+    /// Outputs by queue; only one if the trace goes to stdout.
     files: Vec<Box<dyn Write>>,
     buffer: Vec<u8>,
 }
@@ -29,13 +29,13 @@ impl Files {
         let prefix = (prefix != "-").then(|| prefix.to_owned());
         let mut files =
             Files { prefix, encoder: Encoder::new(0), clock_ns: 0, files: Vec::new(), buffer: Vec::new() };
-        // Readers say that there is nothing if the first is missing, whatever others there are.
+        // blkparse reports an empty trace if the first file is missing, so it is created even without records.
         files.file(0)?;
         files.remove_older()?;
         Ok(files)
     }
 
-    /// Readers take all files of a name for one trace, so what an older one of more queues has left must go.
+    /// Removes files of an older trace with more queues: blkparse reads all files of a prefix as one trace.
     fn remove_older(&self) -> io::Result<()> {
         let Some(prefix) = &self.prefix else { return Ok(()) };
         for queue in 1.. {
@@ -47,17 +47,17 @@ impl Files {
         Ok(())
     }
 
-    /// The file of a queue: queues come in the order of their numbers.
+    /// Returns the output of a queue, and creates it at the queue's first frame. Queues appear in order of their numbers.
     fn file(&mut self, queue: u32) -> io::Result<&mut dyn Write> {
         let at = if self.prefix.is_some() { queue as usize } else { 0 };
         if at > self.files.len() {
-            return Err(io::Error::other(format!("queue {queue} comes out of turn")));
+            return Err(io::Error::other(format!("queue {queue} appears out of order")));
         }
         while self.files.len() <= at {
             let file: Box<dyn Write> = match &self.prefix {
                 Some(prefix) => {
                     let path = format!("{prefix}.blktrace.{}", self.files.len());
-                    Box::new(BufWriter::with_capacity(1 << 18, create(path.as_ref(), Content::New)?))
+                    Box::new(BufWriter::with_capacity(1 << 18, create(path.as_ref(), WriteMode::Truncate)?))
                 }
                 None => Box::new(io::stdout()),
             };
@@ -90,6 +90,10 @@ impl Sink for Files {
                 self.encoder.dropped(*queue, *count, &mut bytes);
                 *queue
             }
+            Frame::Session(session) => {
+                self.encoder.session(session);
+                0
+            }
             Frame::Tick(_) | Frame::Closed => 0,
         };
         let written = self.file(queue)?.write_all(&bytes);
@@ -102,15 +106,15 @@ impl Sink for Files {
     }
 }
 
-/// A file, or stdout.
+/// Creates the file at `path`, or returns stdout if the path is missing or `-`.
 fn output(path: Option<&str>) -> io::Result<Box<dyn Write>> {
     Ok(match path {
         None | Some("-") => Box::new(io::stdout()),
-        Some(path) => Box::new(BufWriter::new(create(path.as_ref(), Content::New)?)),
+        Some(path) => Box::new(BufWriter::new(create(path.as_ref(), WriteMode::Truncate)?)),
     })
 }
 
-/// blkparse's lines.
+/// Text in blkparse's format.
 pub(super) struct Text {
     lines: lines::Lines,
     text: String,
@@ -135,7 +139,7 @@ impl Sink for Text {
     }
 }
 
-/// A Chrome trace, `PREFIX.json` or stdout.
+/// A Chrome trace in `PREFIX.json` or on stdout.
 pub(super) struct Chrome {
     chrome: chrome::Chrome,
     text: String,

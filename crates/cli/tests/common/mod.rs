@@ -1,5 +1,5 @@
-//! The real binary in a sandbox: a run directory of its own, and nothing of it left running or lying about.
-//! What each test file does not use is not dead: others use it.
+//! Runs the real binary in a sandbox with its own run directory; servers and files are removed at the end.
+//! Each test file uses a part of this module, so unused items are allowed.
 
 #![allow(dead_code, unreachable_pub)]
 
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long anything may take on a machine that is busy with other tests, or stands still for a while.
+/// Time limit of each wait, generous for machines that are busy with other tests or suspended for a while.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a command answered.
+/// Exit status and output of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
     pub code: i32,
@@ -33,12 +33,12 @@ impl Sandbox {
         self.directory.path()
     }
 
-    /// A file in the run directory.
+    /// Returns the path of a file in the run directory.
     pub fn run(&self, name: &str) -> PathBuf {
         self.path().join("run").join(name)
     }
 
-    /// The names in the run directory.
+    /// Returns the names of the files in the run directory, sorted.
     pub fn run_names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.run("")).into_iter().flatten().flatten();
         let mut names: Vec<_> =
@@ -53,10 +53,10 @@ impl Sandbox {
         path
     }
 
-    pub fn command(&self, words: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockyard"));
         command
-            .args(words)
+            .args(arguments)
             .current_dir(self.path())
             .env("BLOCKYARD_RUN", self.run(""))
             .env("BLOCKYARD_EXPORT", "nbd")
@@ -64,9 +64,9 @@ impl Sandbox {
         command
     }
 
-    /// Runs a command to its end.
-    pub fn ask(&self, words: &[&str]) -> Answer {
-        let output = self.command(words).output().expect("the binary starts");
+    /// Runs a command until it exits.
+    pub fn ask(&self, arguments: &[&str]) -> Answer {
+        let output = self.command(arguments).output().expect("the binary starts");
         Answer {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -74,27 +74,27 @@ impl Sandbox {
         }
     }
 
-    /// Runs a command that must do what it is asked to: its stdout.
-    pub fn done(&self, words: &[&str]) -> String {
-        let answer = self.ask(words);
-        assert!(answer.code == 0 && answer.err.is_empty(), "{words:?}: {answer:?}");
+    /// Runs a command that must succeed; returns its stdout.
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let answer = self.ask(arguments);
+        assert!(answer.code == 0 && answer.err.is_empty(), "{arguments:?}: {answer:?}");
         answer.out
     }
 
     /// Starts a command that serves, and waits for `lines` ready lines.
-    pub fn serve(&self, words: &[&str], lines: usize) -> Served {
-        Served::start(self.command(words), lines)
+    pub fn serve(&self, arguments: &[&str], lines: usize) -> Served {
+        Served::start(self.command(arguments), lines)
     }
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // What a failed test left in the background must not outlive it.
+        // Servers that a failed test left in the background must not outlive it.
         let _ = self.command(&["del", "--all"]).output();
     }
 }
 
-/// A process in the foreground.
+/// A server in the foreground.
 pub struct Served {
     child: Child,
     pub ready: Vec<String>,
@@ -127,20 +127,20 @@ impl Served {
         signal(self.pid(), name);
     }
 
-    /// Its status and what it said on stderr.
+    /// Waits for the exit; returns the status and stderr.
     pub fn end(mut self) -> (i32, String) {
-        let mut said = String::new();
+        let mut stderr = String::new();
         let pipe = self.child.stderr.take();
         let status = wait_for("the process to end", || self.child.try_wait().expect("it is our child"));
-        let _ = pipe.map(|mut pipe| pipe.read_to_string(&mut said));
+        let _ = pipe.map(|mut pipe| pipe.read_to_string(&mut stderr));
         use std::os::unix::process::ExitStatusExt;
-        (status.code().unwrap_or_else(|| -status.signal().unwrap_or_default()), said)
+        (status.code().unwrap_or_else(|| -status.signal().unwrap_or_default()), stderr)
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // After `end` it is gone already.
+        // After `end` the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -148,10 +148,10 @@ impl Drop for Served {
 
 pub fn signal(pid: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(status.expect("there is kill").success());
+    assert!(status.expect("kill(1) exists").success());
 }
 
-/// Asks again and again until there is an answer.
+/// Polls `ask` until it returns a value.
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -163,7 +163,7 @@ pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A client that speaks as little NBD as can be: fixed newstyle, EXPORT_NAME, simple replies.
+/// A minimal NBD client: fixed newstyle negotiation, NBD_OPT_EXPORT_NAME, simple replies.
 pub struct Nbd(UnixStream);
 
 impl Nbd {
@@ -174,17 +174,17 @@ impl Nbd {
         stream.read_exact(&mut greeting).expect("a greeting");
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
         // NBD_FLAG_C_FIXED_NEWSTYLE and NBD_FLAG_C_NO_ZEROES, then NBD_OPT_EXPORT_NAME.
-        let mut words = vec![0, 0, 0, 3];
-        words.extend_from_slice(b"IHAVEOPT\0\0\0\x01");
-        words.extend_from_slice(&(export.len() as u32).to_be_bytes());
-        words.extend_from_slice(export.as_bytes());
-        stream.write_all(&words).expect("an option");
+        let mut bytes = vec![0, 0, 0, 3];
+        bytes.extend_from_slice(b"IHAVEOPT\0\0\0\x01");
+        bytes.extend_from_slice(&(export.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(export.as_bytes());
+        stream.write_all(&bytes).expect("an option");
         let mut size_and_flags = [0; 10];
         stream.read_exact(&mut size_and_flags).expect("the export's size");
         Nbd(stream)
     }
 
-    /// Asks for something that ends with a simple reply: its error.
+    /// Sends a request and returns the error of its simple reply.
     fn ask(&mut self, command: u16, offset: u64, len: u32, payload: &[u8]) -> u32 {
         let mut request = 0x2560_9513u32.to_be_bytes().to_vec();
         request.extend_from_slice(&[0, 0]);

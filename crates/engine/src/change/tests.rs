@@ -1,10 +1,9 @@
-//! Changes and removals that are refused half way: whoever refuses, and at whichever step, everything is as it was.
+//! Changes and removals that are refused half way: at any step, everything stays as it was.
 
 use super::*;
-use crate::control::{BoxFuture, ExportInfo};
 use crate::device::DeviceConfig;
-use crate::host::{Export, HostConfig};
-use crate::spec::TlsSpec;
+use crate::host::{Export, HostConfig, HostErrorKind};
+use crate::info::{BoxFuture, ExportInfo};
 use crate::tables::TableCall;
 use ring::RingConfig;
 use std::collections::BTreeMap;
@@ -12,19 +11,19 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
-/// Long enough for a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Long enough for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An export that does nothing and refuses what it is told to refuse.
+/// An export that does nothing and refuses on request.
 #[derive(Default)]
 struct Fake {
     name: &'static str,
-    /// Sizes that it was told, and did not refuse.
-    told: Mutex<Vec<u64>>,
+    /// Sizes that were reported and not refused.
+    reported: Mutex<Vec<u64>>,
     /// The size that it refuses; 0: none.
     refuses_size: AtomicU64,
     in_use: AtomicBool,
-    /// It refuses to be closed although it was not in use when it was asked.
+    /// Whether it refuses to be closed although it was not in use when it was asked.
     refuses_close: AtomicBool,
     closes: AtomicU32,
     removals: AtomicU32,
@@ -32,23 +31,25 @@ struct Fake {
 
 impl Fake {
     fn answer(refuses: bool) -> BoxFuture<'static, Result<(), HostError>> {
-        // Any refusal is as good as another.
-        Box::pin(async move { if refuses { Err(HostError::NameTaken) } else { Ok(()) } })
+        // The kind of error does not matter.
+        Box::pin(async move { if refuses { Err(HostError::name_taken()) } else { Ok(()) } })
     }
 
-    fn told(&self) -> Vec<u64> {
-        std::mem::take(&mut self.told.lock().unwrap())
+    fn reported(&self) -> Vec<u64> {
+        std::mem::take(&mut self.reported.lock().unwrap())
     }
 }
 
-struct Faked(Arc<Fake>);
+struct FakeExport(Arc<Fake>);
 
-impl Export for Faked {
+impl Export for FakeExport {
     fn info(&self, _: &Device) -> ExportInfo {
         ExportInfo {
             kind: "fake".to_owned(),
             address: self.0.name.to_owned(),
             connections: 0,
+            counts: Default::default(),
+            sessions: Default::default(),
             tls: "off".to_owned(),
             details: BTreeMap::new(),
         }
@@ -67,7 +68,7 @@ impl Export for Faked {
     fn resized(&self, size: Bytes) -> BoxFuture<'_, Result<(), HostError>> {
         let refuses = self.0.refuses_size.load(SeqCst) == size.0;
         if !refuses {
-            self.0.told.lock().unwrap().push(size.0);
+            self.0.reported.lock().unwrap().push(size.0);
         }
         Fake::answer(refuses)
     }
@@ -95,7 +96,7 @@ fn device(host: &Arc<Host>, name: &str, stack: StackSpec) -> Result<Arc<Device>,
     })
 }
 
-/// A device named `disk` from that table, with two exports and a queue on each reactor.
+/// Creates a device named `disk` from that table, with two exports and a queue on each reactor.
 async fn table(host: &Arc<Host>, text: &str) -> (Arc<Device>, [Arc<Fake>; 2]) {
     let disk = device(host, "disk", StackSpec::Table(text.parse().unwrap())).unwrap();
     with_exports(host, &disk).await
@@ -104,19 +105,19 @@ async fn table(host: &Arc<Host>, text: &str) -> (Arc<Device>, [Arc<Fake>; 2]) {
 async fn with_exports(host: &Arc<Host>, disk: &Arc<Device>) -> (Arc<Device>, [Arc<Fake>; 2]) {
     let fakes = ["one", "two"].map(|name| Arc::new(Fake { name, ..Fake::default() }));
     for fake in &fakes {
-        host.add_export(disk, Arc::new(Faked(fake.clone())));
+        host.add_export(disk, Arc::new(FakeExport(fake.clone())));
     }
     for reactor in host.reactors() {
         reactor.attach(disk.clone(), Box::new(|_, _, _| {}));
         assert!(is_alive(reactor, disk).await);
     }
-    assert_eq!(disk.lanes().len(), 2);
+    assert_eq!(disk.queues().len(), 2);
     (disk.clone(), fakes)
 }
 
-/// Whether a reactor answers.
+/// Returns whether a reactor answers.
 async fn is_alive(reactor: &crate::reactor::Reactor, disk: &Arc<Device>) -> bool {
-    matches!(tokio::time::timeout(PATIENCE, reactor.under_way(disk.clone())).await, Ok(Ok(_)))
+    matches!(tokio::time::timeout(TIMEOUT, reactor.in_flight(disk.clone())).await, Ok(Ok(_)))
 }
 
 async fn load(host: &Arc<Host>, text: &str) {
@@ -124,7 +125,7 @@ async fn load(host: &Arc<Host>, text: &str) {
     host.table("disk", load).await.unwrap();
 }
 
-/// Its size in sectors, and whether a table is loaded.
+/// Returns the size in sectors, and whether an inactive table is loaded.
 async fn state(host: &Arc<Host>) -> (u64, bool) {
     let info = host.table("disk", TableCall::Info).await.unwrap().info;
     (info.size >> 9, info.inactive)
@@ -134,7 +135,7 @@ const SMALL: u64 = 1024 << 9;
 const LARGE: u64 = 4096 << 9;
 
 #[tokio::test]
-async fn a_table_of_a_size_that_an_export_refuses_stays_loaded() {
+async fn a_table_whose_size_an_export_refuses_stays_loaded() {
     let host = host();
     for (from, to) in [(LARGE, SMALL), (SMALL, LARGE)] {
         let (disk, [one, two]) = table(&host, &format!("0 {} zero", from >> 9)).await;
@@ -145,15 +146,15 @@ async fn a_table_of_a_size_that_an_export_refuses_stays_loaded() {
             }
             two.refuses_size.store(to, SeqCst);
             host.change("disk", Change::Resume).await.unwrap_err();
-            assert_eq!(one.told(), [to, from], "it is told of the size that stays");
-            assert_eq!(two.told(), [from]);
+            assert_eq!(one.reported(), [to, from], "the size that stays is reported");
+            assert_eq!(two.reported(), [from]);
             assert_eq!(state(&host).await, (from >> 9, true), "from {from} to {to}");
             assert_eq!(disk.is_suspended(), suspended);
             assert!(!disk.is_changing());
         }
         two.refuses_size.store(0, SeqCst);
         host.change("disk", Change::Resume).await.unwrap();
-        assert_eq!((one.told(), two.told()), (vec![to], vec![to]));
+        assert_eq!((one.reported(), two.reported()), (vec![to], vec![to]));
         assert_eq!(state(&host).await, (to >> 9, false));
         assert!(!disk.is_suspended());
         host.remove_device("disk").await.unwrap();
@@ -162,7 +163,7 @@ async fn a_table_of_a_size_that_an_export_refuses_stays_loaded() {
 }
 
 #[tokio::test]
-async fn a_size_that_an_export_refuses_leaves_the_device_and_its_file_as_they_were() {
+async fn a_size_that_an_export_refuses_leaves_device_and_file_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
     let image = std::fs::File::create(&path).unwrap();
@@ -176,18 +177,18 @@ async fn a_size_that_an_export_refuses_leaves_the_device_and_its_file_as_they_we
         let resize = || Change::Resize { size: Some(to), shrink: true };
         two.refuses_size.store(to, SeqCst);
         host.change("disk", resize()).await.unwrap_err();
-        assert_eq!(one.told(), [to, from]);
+        assert_eq!(one.reported(), [to, from]);
         assert_eq!((disk.size().0, length()), (from, from));
         two.refuses_size.store(0, SeqCst);
         host.change("disk", resize()).await.unwrap();
-        assert_eq!((one.told(), disk.size().0, length()), (vec![to], to, to));
+        assert_eq!((one.reported(), disk.size().0, length()), (vec![to], to, to));
         host.remove_device("disk").await.unwrap();
     }
     host.shut_down().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_removal_that_an_export_refuses_closes_no_other() {
+async fn a_removal_that_an_export_refuses_closes_no_other_export() {
     let host = host();
     let (disk, [one, two]) = table(&host, "0 2048 zero").await;
     host.change("disk", Change::Suspend { flush: true }).await.unwrap();
@@ -195,7 +196,7 @@ async fn a_removal_that_an_export_refuses_closes_no_other() {
     host.remove_device("disk").await.unwrap_err();
     assert_eq!(one.closes.load(SeqCst), 0);
     assert_eq!(host.exports(&disk).len(), 2);
-    assert!(disk.is_suspended(), "what is held back is held back still");
+    assert!(disk.is_suspended(), "held requests stay held");
     assert!(host.device("disk").is_some_and(|now| Arc::ptr_eq(&now, &disk)));
     two.in_use.store(false, SeqCst);
     host.remove_device("disk").await.unwrap();
@@ -204,7 +205,7 @@ async fn a_removal_that_an_export_refuses_closes_no_other() {
 }
 
 #[tokio::test]
-async fn an_export_that_comes_into_use_in_between_keeps_the_device_and_no_dead_export_is_shown() {
+async fn a_late_refusal_keeps_the_device_and_hides_closed_exports() {
     let host = host();
     let (disk, [one, two]) = table(&host, "0 2048 zero").await;
     host.change("disk", Change::Suspend { flush: true }).await.unwrap();
@@ -214,8 +215,8 @@ async fn an_export_that_comes_into_use_in_between_keeps_the_device_and_no_dead_e
     let shown: Vec<String> = host.exports(&disk).into_iter().map(|export| export.address).collect();
     assert_eq!(shown, ["two"]);
     assert!(disk.is_suspended());
-    let taken = device(&host, "disk", "zero:1M".parse().unwrap());
-    assert!(matches!(taken.map(drop), Err(HostError::NameTaken)));
+    let taken = device(&host, "disk", "zero:1M".parse().unwrap()).map(drop).unwrap_err();
+    assert_eq!(taken.kind(), HostErrorKind::NameTaken);
     two.refuses_close.store(false, SeqCst);
     host.remove_device("disk").await.unwrap();
     assert_eq!((one.closes.load(SeqCst), two.closes.load(SeqCst)), (1, 1), "each is closed once");
@@ -224,7 +225,7 @@ async fn an_export_that_comes_into_use_in_between_keeps_the_device_and_no_dead_e
 }
 
 #[tokio::test]
-async fn of_two_removals_at_once_one_finds_nothing() {
+async fn of_two_concurrent_removals_one_fails() {
     let host = host();
     let (_, [one, _]) = table(&host, "0 2048 zero").await;
     let (first, second) = tokio::join!(host.remove_device("disk"), host.remove_device("disk"));
@@ -233,75 +234,24 @@ async fn of_two_removals_at_once_one_finds_nothing() {
     host.shut_down().await.unwrap();
 }
 
-/// One reactor has prepared a stack with a connection to a server when the other one fails. The connection must go with the
-/// stack: what the server sends or closes afterwards would reach the node of that number in the stack that stays.
 #[tokio::test]
-async fn a_stack_that_one_reactor_cannot_make_leaves_no_connection_on_the_others() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("far.sock");
-    let (far, near) = (host(), host());
-    let server = device(&far, "far", "ram:1M".parse().unwrap()).unwrap();
-    let address = format!("unix:{}", socket.display()).parse().unwrap();
-    far.export_nbd(&server, &address, "far", &TlsSpec::default()).unwrap();
-    let (disk, _) = table(&near, "0 4096 zero").await;
-    let remote = format!("nbd:nbd+unix:///far?socket={}", socket.display());
-    // The second reactor is busy with something else all the time. So the first one has its part ready some time before, and with
-    // it the connection that was made when the table was loaded; and of the two queues it is the second one's that is refused.
-    let is_over = Arc::new(AtomicBool::new(false));
-    let other = device(&near, "other", "zero:1M".parse().unwrap()).unwrap();
-    let (host, over) = (near.clone(), is_over.clone());
-    let busy = std::thread::spawn(move || {
-        while !over.load(SeqCst) {
-            let pause = Duration::from_millis(30);
-            host.reactors()[1].attach(other.clone(), Box::new(move |_, _, _| std::thread::sleep(pause)));
-            std::thread::sleep(Duration::from_millis(31));
-        }
-    });
-    for _ in 0..4 {
-        let null = "null:1M,init_hctx=2:100:0:-1";
-        let lines = format!("0 1024 zero\n1024 1024 linear {remote} 0\n2048 2048 linear {null} 0");
-        load(&near, &lines).await;
-        let refused = near.change("disk", Change::Resume).await.unwrap_err();
-        assert!(refused.to_string().contains("Bad address"), "{refused}");
-        assert_eq!(state(&near).await, (4096, true));
-        near.table("disk", TableCall::Clear).await.unwrap();
-    }
-    is_over.store(true, SeqCst);
-    busy.join().unwrap();
-    let all_closed = async {
-        while server.connections() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let closed = tokio::time::timeout(PATIENCE / 6, all_closed).await;
-    assert!(closed.is_ok(), "{} connections were left behind", server.connections());
-    far.remove_device("far").await.unwrap();
-    for reactor in near.reactors() {
-        assert!(is_alive(reactor, &disk).await);
-    }
-    near.remove_device("disk").await.unwrap();
-    near.shut_down().await.unwrap();
-    far.shut_down().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_change_that_one_reactor_cannot_make_can_be_made_again() {
+async fn a_change_that_failed_on_one_reactor_can_be_repeated() {
     let host = host();
     let (disk, [one, _]) = table(&host, "0 4096 zero").await;
     load(&host, "0 2048 linear null:1M,init_hctx=2:100:0:1 0").await;
     host.change("disk", Change::Resume).await.unwrap_err();
-    assert_eq!(one.told(), [1 << 20, LARGE], "told of the smaller size, then of the one that stays");
+    assert_eq!(one.reported(), [1 << 20, LARGE], "the smaller size, then the one that stays");
     assert_eq!(state(&host).await, (4096, true));
     host.change("disk", Change::Resume).await.unwrap();
     assert_eq!(state(&host).await, (2048, false));
-    assert_eq!(disk.lanes().len(), 2);
+    assert_eq!(disk.queues().len(), 2);
     host.remove_device("disk").await.unwrap();
     host.shut_down().await.unwrap();
 }
 
-/// Changes of one device that are asked for at the same time are made one after the other.
+/// Concurrent changes of one device are applied one after the other.
 #[tokio::test]
-async fn changes_at_once_are_made_one_after_the_other() {
+async fn concurrent_changes_are_serialized() {
     let host = host();
     let (disk, _) = table(&host, "0 4096 zero").await;
     let set = |name: &str| host.change("disk", Change::Scheduler(name.to_owned()));

@@ -1,8 +1,9 @@
-//! The client half: one request, one connection.
+//! The client of the control API: one request per connection.
 
 use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version};
-use crate::slow::InFlightList;
-use crate::trace::TraceOptions;
+use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
+use crate::control::inflight::InFlightList;
+use crate::observe::trace::TraceOptions;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::body::Incoming;
@@ -14,22 +15,23 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// How long a process may take to tell about itself. A deletion may take as long as it needs: it drains.
+/// Longest wait for an answer to a query. Removals and changes may take any time: they drain.
 const ANSWER_TIME: Duration = Duration::from_secs(15);
 
-/// How long a process may be stopped before its answer is not waited for any more: a debugger stops it for a moment.
+/// Time after which a stopped process's answer is not waited for any more. A debugger stops a process for a
+/// moment.
 const STOPPED_TIME: Duration = Duration::from_secs(2);
-/// How often the state of a process is read meanwhile.
+/// Interval at which the state of a process is read meanwhile.
 const STOPPED_LOOK: Duration = Duration::from_millis(250);
 
-/// Whether a process is stopped by a signal or a debugger: its state in `/proc/PID/stat` is T or t.
+/// Returns whether a process is stopped by a signal or a debugger: its state in `/proc/PID/stat` is T or t.
 fn is_stopped(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['T', 't']))
 }
 
-/// Ends when a process has been found stopped for [`STOPPED_TIME`], each time it was looked at. Never ends for one that is not
-/// known or not stopped.
+/// Resolves when a process has been stopped for [`STOPPED_TIME`]. Never resolves if it is not stopped or not
+/// known.
 async fn stays_stopped(server: Option<i32>) -> i32 {
     let Some(pid) = server else { return std::future::pending().await };
     let mut stopped = Duration::ZERO;
@@ -42,27 +44,27 @@ async fn stays_stopped(server: Option<i32>) -> i32 {
     }
 }
 
-/// Ends when a process is not stopped any more.
-async fn goes_on(pid: i32) {
+/// Resolves when a process is not stopped any more.
+async fn continued(pid: i32) {
     while is_stopped(pid) {
         tokio::time::sleep(STOPPED_LOOK).await;
     }
 }
 
-/// The connection's own work.
-type Speaking = Connection<TokioIo<UnixStream>, Full<Bytes>>;
+/// The future that drives a connection.
+type HttpConnection = Connection<TokioIo<UnixStream>, Full<Bytes>>;
 
-/// A trace on its way. It ends when this is dropped.
+/// A running trace. It ends when this is dropped.
 pub struct TraceStream {
     body: Incoming,
     client: ControlClient,
     connection: tokio::task::JoinHandle<hyper::Result<()>>,
-    /// With it the connection would be closed.
+    /// Keeps the connection open.
     _sender: SendRequest<Full<Bytes>>,
 }
 
 impl TraceStream {
-    /// What came next; `None`: nothing more comes.
+    /// Returns the next chunk; `None`: the trace has ended.
     ///
     /// # Errors
     /// The connection broke.
@@ -81,18 +83,18 @@ impl Drop for TraceStream {
     }
 }
 
-/// Why there is no answer, or what the answer says.
+/// Why a request has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers there.
+    /// Connecting failed.
     #[error("{}: {source} (is it still running?)", path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The connection broke, or what came was no answer.
+    /// The connection broke, or the answer is malformed.
     #[error("{}: {why}", path.display())]
     Answer {
         /// The socket.
@@ -100,15 +102,15 @@ pub enum ClientError {
         /// What happened.
         why: String,
     },
-    /// The process took too long.
-    #[error("{}: no answer within {} s (is it stopped, or its machine too busy? ask again)", path.display(), ANSWER_TIME.as_secs())]
+    /// The process did not answer in time.
+    #[error("{}: no answer within {} s (is it stopped, or its machine too busy? try again)", path.display(), ANSWER_TIME.as_secs())]
     Timeout {
         /// The socket.
         path: PathBuf,
     },
-    /// The process is stopped, and nothing was asked of it or it has not answered.
+    /// The process is stopped and has not answered; a request may not have been sent.
     #[error(
-        "the server, process {pid}, is stopped and does not answer (kill -CONT {pid} lets it go on, kill -KILL {pid} ends it)"
+        "the server, process {pid}, is stopped and does not answer (kill -CONT {pid} continues it, kill -KILL {pid} ends it)"
     )]
     Stopped {
         /// The process.
@@ -119,32 +121,32 @@ pub enum ClientError {
     Refused(#[from] ControlError),
 }
 
-/// Speaks to the process behind a control socket. Must be used within a tokio runtime.
+/// A client for the process behind a control socket. Must be used within a tokio runtime.
 #[derive(Clone, Debug)]
 pub struct ControlClient {
     socket: PathBuf,
 }
 
 impl ControlClient {
-    /// To the process that listens on `socket`. Nothing is connected yet.
+    /// Creates a client for the process that listens on `socket`. Nothing is connected yet.
     pub fn new(socket: impl Into<PathBuf>) -> ControlClient {
         ControlClient { socket: socket.into() }
     }
 
-    /// The socket.
+    /// Path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Who answers.
+    /// Returns name, version and PID of the process.
     ///
     /// # Errors
-    /// See [`ClientError`], here and below.
+    /// [`ClientError`].
     pub async fn version(&self) -> Result<Version, ClientError> {
         self.get("/version").await
     }
 
-    /// All devices of the process.
+    /// Describes all devices of the process.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -152,7 +154,7 @@ impl ControlClient {
         self.get("/devices").await
     }
 
-    /// One device.
+    /// Describes one device.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -160,7 +162,7 @@ impl ControlClient {
         self.get(&format!("/devices/{name}")).await
     }
 
-    /// What a device counted.
+    /// Returns the counters of a device.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -168,7 +170,7 @@ impl ControlClient {
         self.get(&format!("/devices/{name}/stats")).await
     }
 
-    /// What is under way of a device.
+    /// Lists the requests in flight of a device.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -184,7 +186,7 @@ impl ControlClient {
         self.ask(Method::DELETE, &format!("/devices/{name}")).await.map(|_| ())
     }
 
-    /// The same although somebody uses it.
+    /// Drains, flushes and removes a device although it is in use.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -201,7 +203,7 @@ impl ControlClient {
         self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
     }
 
-    /// Traces a device: what comes of it, as long as it is taken.
+    /// Starts a trace of a device. Returns its stream.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -222,13 +224,41 @@ impl ControlClient {
         Ok(TraceStream { body: response.into_body(), client: self.clone(), connection, _sender: sender })
     }
 
-    /// Asks a device's table something, or changes it. Takes as long as that does.
+    /// Executes a call on a device's table. Takes as long as that does.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub async fn table(&self, name: &str, call: &TableCall) -> Result<TableAnswer, ClientError> {
         let body = serde_json::to_vec(call).map_err(|why| self.broken(why))?;
         let answer = self.send(Method::POST, &format!("/devices/{name}/table"), body).await?;
+        serde_json::from_slice(&answer).map_err(|why| self.broken(why))
+    }
+
+    /// What the process serves, as text of a topology.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn topology(&self) -> Result<TopologyText, ClientError> {
+        self.get("/topology").await
+    }
+
+    /// Brings the process to what a topology says, or only plans that. Takes as long as that does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn apply(&self, request: &ApplyRequest) -> Result<ApplyAnswer, ClientError> {
+        let body = serde_json::to_vec(request).map_err(|why| self.broken(why))?;
+        let answer = self.send(Method::POST, "/topology", body).await?;
+        serde_json::from_slice(&answer).map_err(|why| self.broken(why))
+    }
+
+    /// Runs a command line on the LIO tree of the process. Takes as long as that does.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn targetcli(&self, call: &serde_json::Value) -> Result<serde_json::Value, ClientError> {
+        let body = serde_json::to_vec(call).map_err(|why| self.broken(why))?;
+        let answer = self.send(Method::POST, "/targetcli", body).await?;
         serde_json::from_slice(&answer).map_err(|why| self.broken(why))
     }
 
@@ -258,7 +288,7 @@ impl ControlClient {
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let request = self.request(method, path, body)?;
         let (mut sender, connection, server) = self.connect().await?;
-        // What goes wrong on the connection shows in the answer.
+        // Errors of the connection show in the answer.
         let connection = tokio::spawn(connection);
         let answer = async {
             let response = sender.send_request(request).await?;
@@ -293,9 +323,9 @@ impl ControlClient {
             .map_err(|why| self.broken(why))
     }
 
-    /// Connects to the process, also returned as far as it is known. Nothing is sent to one that is stopped: it would do
-    /// later what nobody waits for any more.
-    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Speaking, Option<i32>), ClientError> {
+    /// Connects to the process. Returns its PID, too, if it is known. Nothing is sent to a stopped process,
+    /// which would execute it later, when nobody waits for it any more.
+    async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, HttpConnection, Option<i32>), ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|source| ClientError::Connect { path: self.socket.clone(), source })?;
@@ -303,11 +333,11 @@ impl ControlClient {
         if let Some(pid) = server.filter(|&pid| is_stopped(pid)) {
             tokio::select! {
                 pid = stays_stopped(server) => return Err(ClientError::Stopped { pid }),
-                () = goes_on(pid) => {}
+                () = continued(pid) => {}
             }
         }
-        let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = shaken.map_err(|why| self.broken(why))?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|why| self.broken(why))?;
         Ok((sender, connection, server))
     }
 

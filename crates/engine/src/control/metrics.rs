@@ -1,8 +1,10 @@
-//! The same facts for Prometheus, gathered when asked for: in the OpenMetrics text format, or in the older one that
-//! whoever does not ask for that can read.
+//! Metrics for Prometheus, gathered on request: in the OpenMetrics text format, or in the older one for
+//! clients that do not accept OpenMetrics.
+
+mod sessions;
 
 use super::stats::sizes;
-use super::{Counted, DeviceInfo, Yard};
+use super::{Counted, DeviceInfo, HostView};
 use block::Op;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text::encode};
@@ -14,7 +16,7 @@ use queue::{NodeCounts, OpCounts, Snapshot};
 use std::fmt;
 use std::sync::Arc;
 
-/// How metrics are written.
+/// Format of the metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exposition {
     /// OpenMetrics 1.0.
@@ -24,7 +26,7 @@ pub enum Exposition {
 }
 
 impl Exposition {
-    /// What whoever asks can read, by its `Accept`.
+    /// Chooses the format that a client accepts, by its `Accept` header.
     pub fn of(accept: Option<&str>) -> Exposition {
         match accept {
             Some(kinds) if kinds.contains("application/openmetrics-text") => Exposition::OpenMetrics,
@@ -32,7 +34,7 @@ impl Exposition {
         }
     }
 
-    /// Its content type.
+    /// Content type of the format.
     pub const fn content_type(self) -> &'static str {
         match self {
             Exposition::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
@@ -41,27 +43,27 @@ impl Exposition {
     }
 }
 
-/// Latency buckets end at powers of two from 2^10 ns (1 µs) to 2^34 ns (17 s), which are also ends of the
-/// finer buckets that queues count in.
+/// Latency buckets end at powers of two from 2^10 ns (1 µs) to 2^34 ns (17 s), which are also bounds of the
+/// finer buckets of queues.
 const BUCKET_BITS: std::ops::RangeInclusive<u32> = 10..=34;
 
-/// Sizes end at powers of two from a sector to 64 MiB.
+/// Size buckets end at powers of two from a sector to 64 MiB.
 const SIZE_BITS: std::ops::RangeInclusive<u32> = 9..=26;
 
-pub(super) fn text(yard: Arc<dyn Yard>, form: Exposition) -> String {
-    match form {
-        Exposition::OpenMetrics => open_metrics(yard),
-        Exposition::Text => plain(&open_metrics(yard)),
+pub(super) fn text(view: Arc<dyn HostView>, format: Exposition) -> String {
+    match format {
+        Exposition::OpenMetrics => open_metrics(view),
+        Exposition::Text => prometheus_text(&open_metrics(view)),
     }
 }
 
-/// In the older format a counter's family is called as its samples are, and nothing says where the end is.
-fn plain(text: &str) -> String {
-    let mut plain = String::with_capacity(text.len() + text.len() / 16);
+/// Converts to the older format: a counter's family has the name of its samples, and there is no end marker.
+fn prometheus_text(text: &str) -> String {
+    let mut converted = String::with_capacity(text.len() + text.len() / 16);
     let mut lines = text.lines().filter(|line| *line != "# EOF").peekable();
     while let Some(line) = lines.next() {
         let word = |line: &str, at| line.split(' ').nth(at).unwrap_or_default().to_owned();
-        // What a family is for comes right before what it is.
+        // The HELP line of a family precedes its TYPE line.
         let kind = match word(line, 1).as_str() {
             "HELP" => lines.peek().map(|next| word(next, 3)),
             "TYPE" => Some(word(line, 3)),
@@ -69,31 +71,31 @@ fn plain(text: &str) -> String {
         };
         if line.starts_with("# ") && kind.as_deref() == Some("counter") {
             let name = word(line, 2);
-            plain += &line.replacen(&name, &format!("{name}_total"), 1);
+            converted += &line.replacen(&name, &format!("{name}_total"), 1);
         } else {
-            plain += line;
+            converted += line;
         }
-        plain.push('\n');
+        converted.push('\n');
     }
-    plain
+    converted
 }
 
-fn open_metrics(yard: Arc<dyn Yard>) -> String {
+fn open_metrics(view: Arc<dyn HostView>) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(YardCollector(yard)));
+    registry.register_collector(Box::new(HostCollector(view)));
     let mut text = String::new();
     match encode(&mut text, &registry) {
         Ok(()) => text,
-        // Writing to a string does not fail; an exposition that is cut short must not pass for whole.
+        // Writing to a string does not fail; a truncated exposition must not pass for a complete one.
         Err(_) => "# metrics could not be encoded\n".to_owned(),
     }
 }
 
-struct YardCollector(Arc<dyn Yard>);
+struct HostCollector(Arc<dyn HostView>);
 
-impl fmt::Debug for YardCollector {
+impl fmt::Debug for HostCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("YardCollector")
+        f.write_str("HostCollector")
     }
 }
 
@@ -103,31 +105,47 @@ struct Gathered {
     total: Snapshot,
 }
 
-/// The per-operation counters: name, what it says, and where it comes from.
+/// A counter per operation: name, help, value.
 type OpCounter = (&'static str, &'static str, fn(&OpCounts) -> u64);
 const OP_COUNTERS: [OpCounter; 3] = [
-    ("blockyard_requests", "Requests that ended, with an error or without", |counts| counts.ios),
+    ("blockyard_requests", "Requests completed, with an error or without", |counts| counts.ios),
     ("blockyard_request_merges", "Requests that were merged into others", |counts| counts.merges),
-    ("blockyard_request_bytes", "Bytes of requests that ended", |counts| counts.bytes),
+    ("blockyard_request_bytes", "Bytes of completed requests", |counts| counts.bytes),
 ];
 
-/// The per-device gauges.
+/// A gauge per device: name, help, value.
 type DeviceGauge = (&'static str, &'static str, fn(&Gathered) -> f64);
-const DEVICE_GAUGES: [DeviceGauge; 4] = [
+const DEVICE_GAUGES: [DeviceGauge; 7] = [
     ("blockyard_device_size_bytes", "Size of the device", |device| device.info.size as f64),
     ("blockyard_device_uptime_seconds", "Time since the device was added", |device| {
         device.counted.uptime.as_secs_f64()
     }),
-    ("blockyard_requests_in_flight", "Requests under way", |device| device.total.in_flight as f64),
+    ("blockyard_requests_in_flight", "Requests in flight", |device| device.total.in_flight as f64),
     ("blockyard_connections", "Clients connected to the device's exports", |device| {
         device.info.exports.iter().map(|export| export.connections).sum::<u64>() as f64
     }),
+    ("blockyard_iscsi_sessions", "iSCSI sessions that see the device", |device| {
+        iscsi_counts(device, "sessions").sum::<u64>() as f64
+    }),
+    // Each portal reports those of the logical unit.
+    ("blockyard_iscsi_registrations", "Initiators registered for persistent reservations", |device| {
+        iscsi_counts(device, "registrations").max().unwrap_or_default() as f64
+    }),
+    ("blockyard_iscsi_reservations", "Whether an initiator holds a SCSI reservation: 0 or 1", |device| {
+        iscsi_counts(device, "reservations").max().unwrap_or_default() as f64
+    }),
 ];
 
-impl Collector for YardCollector {
+/// Returns a number of each iSCSI export of a device.
+fn iscsi_counts(device: &Gathered, name: &'static str) -> impl Iterator<Item = u64> {
+    let exports = device.info.exports.iter().filter(|export| export.kind == "iscsi");
+    exports.filter_map(move |export| export.counts.get(name).copied())
+}
+
+impl Collector for HostCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let gather = |info: DeviceInfo| {
-            // A device that was deleted meanwhile is left out.
+            // A device that was removed meanwhile is left out.
             let counted = self.0.counted(&info.name)?;
             Some(Gathered { total: counted.total(), info, counted })
         };
@@ -144,13 +162,13 @@ impl Collector for YardCollector {
                 ConstCounter::new(value(counts)).encode(encoder)
             })?;
         }
-        let help = "Requests that ended with an error";
+        let help = "Requests completed with an error";
         let mut family =
             encoder.encode_descriptor("blockyard_request_errors", help, None, MetricType::Counter)?;
         for device in &devices {
             ConstCounter::new(device.total.errors).encode(family.encode_family(&labels(device))?)?;
         }
-        let help = "NBD clients or their requests that a limit held back, refused or disconnected";
+        let help = "NBD clients or requests that a limit delayed, refused or disconnected";
         let mut family =
             encoder.encode_descriptor("blockyard_nbd_limit_hits", help, None, MetricType::Counter)?;
         for device in &devices {
@@ -165,14 +183,14 @@ impl Collector for YardCollector {
         for device in &devices {
             ConstCounter::new(device.counted.timeouts).encode(family.encode_family(&labels(device))?)?;
         }
-        let help = "Time with at least one request under way";
+        let help = "Time with at least one request in flight";
         let mut family =
             encoder.encode_descriptor("blockyard_busy_seconds", help, None, MetricType::Counter)?;
         for device in &devices {
             let busy = device.total.busy_ns as f64 / 1e9;
             ConstCounter::new(busy).encode(family.encode_family(&labels(device))?)?;
         }
-        let help = "Time from a request's arrival to its end";
+        let help = "Latency of requests";
         let mut family = encoder.encode_descriptor(
             "blockyard_request_duration_seconds",
             help,
@@ -180,7 +198,7 @@ impl Collector for YardCollector {
             MetricType::Histogram,
         )?;
         for_each_op(&devices, &mut family, encode_latency)?;
-        let help = "Lengths of requests that ended";
+        let help = "Sizes of completed requests";
         let mut family =
             encoder.encode_descriptor("blockyard_request_size_bytes", help, None, MetricType::Histogram)?;
         for_each_op(&devices, &mut family, encode_sizes)?;
@@ -191,18 +209,17 @@ impl Collector for YardCollector {
             let labels = [("reactor", number.to_string())];
             ConstCounter::new(turns).encode(family.encode_family(&labels)?)?;
         }
+        sessions::encode(&devices, &mut encoder)?;
         encode_layers(&devices, &mut encoder)?;
         encode_disks(&devices, &mut encoder)
     }
 }
 
-/// What each node of each stack did.
+/// Encodes the counters of each node of each stack.
 fn encode_layers(devices: &[Gathered], encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     type LayerCounter = (&'static str, &'static str, fn(&NodeCounts) -> f64);
     let counters: [LayerCounter; 2] = [
-        ("blockyard_layer_requests", "Requests that a node of the stack was done with", |node| {
-            node.ios as f64
-        }),
+        ("blockyard_layer_requests", "Requests completed by a node of the stack", |node| node.ios as f64),
         ("blockyard_layer_seconds", "Time that requests spent in a node of the stack and below", |node| {
             node.ticks_ns as f64 / 1e9
         }),
@@ -221,9 +238,9 @@ fn encode_layers(devices: &[Gathered], encoder: &mut DescriptorEncoder<'_>) -> f
     Ok(())
 }
 
-/// A counter of the kernel's seventeen: its name, what it says, which field, and by what it is divided.
+/// One of the kernel's seventeen `stat` counters: name, help, field, divisor.
 type DiskCounter = (&'static str, &'static str, usize, f64);
-/// node_exporter's names for them, so that what is drawn of disks is drawn of ours.
+/// node_exporter's names, so that its dashboards work for our devices.
 const DISK_COUNTERS: [DiskCounter; 16] = [
     ("node_disk_reads_completed", "Reads completed", 0, 1.0),
     ("node_disk_reads_merged", "Reads merged", 1, 1.0),
@@ -233,7 +250,7 @@ const DISK_COUNTERS: [DiskCounter; 16] = [
     ("node_disk_writes_merged", "Writes merged", 5, 1.0),
     ("node_disk_written_bytes", "Bytes written", 6, 1.0 / 512.0),
     ("node_disk_write_time_seconds", "Time spent by all writes", 7, 1000.0),
-    ("node_disk_io_time_seconds", "Time with I/O under way", 9, 1000.0),
+    ("node_disk_io_time_seconds", "Time with I/O in flight", 9, 1000.0),
     ("node_disk_io_time_weighted_seconds", "Time spent by all I/O", 10, 1000.0),
     ("node_disk_discards_completed", "Discards completed", 11, 1.0),
     ("node_disk_discards_merged", "Discards merged", 12, 1.0),
@@ -252,7 +269,7 @@ fn encode_disks(devices: &[Gathered], encoder: &mut DescriptorEncoder<'_>) -> fm
         }
     }
     let mut family =
-        encoder.encode_descriptor("node_disk_io_now", "I/O under way", None, MetricType::Gauge)?;
+        encoder.encode_descriptor("node_disk_io_now", "I/O in flight", None, MetricType::Gauge)?;
     for device in devices {
         ConstGauge::new(device.total.in_flight as f64).encode(family.encode_family(&labels(device))?)?;
     }
@@ -275,7 +292,7 @@ fn labels(device: &Gathered) -> [(&'static str, &str); 1] {
     [("device", &device.info.name)]
 }
 
-/// Every operation of every device that happened at all: most never do.
+/// Calls `each` for every operation of every device that has occurred at all.
 fn for_each_op(
     devices: &[Gathered],
     family: &mut MetricEncoder<'_>,

@@ -1,134 +1,87 @@
-//! The control plane: what one process tells about its devices, over HTTP on a Unix socket.
+//! The control API of a process: HTTP on a Unix socket.
 //!
 //! ```text
-//! GET    /version               who answers
+//! GET    /version               name, version, PID
 //! GET    /devices               all devices
-//! GET    /devices/NAME          one
-//! GET    /devices/NAME/stats    what it counted
-//! GET    /devices/NAME/inflight its requests that are under way
+//! GET    /devices/NAME          one device
+//! GET    /devices/NAME/stats    its counters
+//! GET    /devices/NAME/inflight its requests in flight
 //! POST   /devices/NAME/trace    trace it: `TraceOptions` in, a stream of `trace::wire` frames out
 //! PATCH  /devices/NAME          change it while it is served: a `Change`
-//! POST   /devices/NAME/table   ask its table something, or change it: a `TableCall`
+//! POST   /devices/NAME/table    query or change its table: a `TableCall`
 //! DELETE /devices/NAME          drain, flush and remove it; with ?force also while it is in use
-//! GET    /metrics               all of it for Prometheus
+//! GET    /metrics               metrics for Prometheus
+//! GET    /topology              what the process serves, as text of a topology: a `TopologyText`
+//! POST   /targetcli             run a command line on LIO's tree; types of the crate `lio`
+//! POST   /topology              bring it to what a topology says: an `ApplyRequest` in, an `ApplyAnswer` out
 //! ```
 //!
-//! Bodies are JSON; an error is `{"error": "why (what to do)"}` with 404, 409 or 500. [`Yard`] is the
-//! seam: a host implements it, tests put a table in its place. Server and client run on a
-//! single-threaded runtime, off the I/O path; every answer is a snapshot.
+//! Bodies are JSON; an error is `{"error": "why (hint)"}` with status 404, 409, 422 or 500. [`HostView`] is
+//! the interface to a host, which tests replace. Server and client run on a single-threaded runtime, off the
+//! I/O path; every answer is a snapshot.
 
+pub mod autosize;
 mod client;
+pub mod deleted;
+pub mod inflight;
 mod metrics;
+mod partitions;
+pub mod sample;
 mod server;
 mod stats;
+mod trace;
+mod view;
 
+pub use crate::info::{BoxFuture, ClientConnection, ClientSession, DeviceInfo, ExportInfo, QueueInfo};
 pub use client::{ClientError, ControlClient, TraceStream};
 pub use metrics::Exposition;
 pub use server::serve;
 pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields, children, own_times};
 
+use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
 use crate::change::Change;
-use crate::glance::Glance;
-use crate::slow::InFlightList;
+use crate::control::inflight::InFlightList;
+use crate::observe::trace::TraceOptions;
 use crate::tables::{TableAnswer, TableCall};
-use crate::trace::TraceOptions;
+use sample::Sampling;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
-/// What a device is made of and how it stands.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct DeviceInfo {
-    /// Its name.
-    pub name: String,
-    /// The stack, as it would be typed.
-    pub stack: String,
-    /// The layers above it, upwards, as they would be typed.
-    pub layers: Vec<String>,
-    /// Its size in bytes.
-    pub size: u64,
-    /// Its logical block in bytes.
-    pub logical_block_size: u32,
-    /// Not to be written.
-    pub read_only: bool,
-    /// Its queue limits under the kernel's names.
-    pub limits: BTreeMap<String, u64>,
-    /// How it can be reached.
-    pub exports: Vec<ExportInfo>,
-    /// What the backend says about itself: whether it is direct, which file system, ….
-    pub backend: BTreeMap<String, String>,
-    /// Its hardware queues.
-    pub queues: Vec<QueueInfo>,
-    /// The process that serves it.
-    pub pid: u32,
-    /// How long it has been there, in milliseconds.
-    pub uptime_ms: u64,
-}
-
-/// One way to reach a device.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct ExportInfo {
-    /// `nbd`, `ublk`, ….
-    pub kind: String,
-    /// What a client is given: a URI or a path.
-    pub address: String,
-    /// How many clients are connected.
-    pub connections: u64,
-    /// `off`, `on`, `require`.
-    pub tls: String,
-    /// What else there is to say about it.
-    #[serde(default)]
-    pub details: BTreeMap<String, String>,
-}
-
-/// One hardware queue.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct QueueInfo {
-    /// The number of its reactor thread.
-    pub reactor: u16,
-    /// How that talks to the kernel: `io_uring` or `epoll`.
-    pub engine: String,
-    /// Why, when it is not what would be best.
-    pub why: Option<String>,
-    /// Requests in flight, at most.
-    pub depth: u16,
-    /// Requests in flight now.
-    pub in_flight: u64,
-}
-
-/// Who answers on a control socket.
+/// The process behind a control socket.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Version {
     /// `blockyard`.
     pub name: String,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
-    /// Its process.
+    /// Process ID.
     pub pid: u32,
 }
 
-/// What a device counted, to be turned into [`DeviceStats`] or metrics.
+/// Counters of a device, from which [`DeviceStats`] and metrics are computed.
 #[derive(Clone, Default, Debug)]
 pub struct Counted {
-    /// How long the device has been there.
+    /// Time since the device was added.
     pub uptime: Duration,
     /// By hardware queue, in the order of [`DeviceInfo::queues`].
     pub queues: Vec<queue::Snapshot>,
-    /// Time with a request under way on any of them.
+    /// Time with a request in flight on any queue.
     pub busy_ns: u64,
-    /// Requests that timed out.
+    /// Number of requests that timed out.
     pub timeouts: u64,
-    /// The nodes of its stack by number: how far down each is, from 0, and its name.
+    /// Nodes of its stack by number: depth from 0, and name.
     pub nodes: Vec<(u8, &'static str)>,
+    /// Labels of those nodes: the path, URI or size of a backend, with its role (`origin`, `overlay`).
+    pub labels: Vec<String>,
     /// How often limits of NBD clients took effect, by name.
     pub limit_hits: Vec<(&'static str, u64)>,
 }
 
 impl Counted {
-    /// All queues together.
+    /// Returns the sum over all queues.
     pub fn total(&self) -> queue::Snapshot {
         let mut total = queue::Snapshot::default();
         self.queues.iter().for_each(|queue| total.add(queue));
@@ -137,87 +90,85 @@ impl Counted {
     }
 }
 
-/// Why a control action was not done.
+/// Why a request was not executed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ControlError {
-    /// There is no such device here.
-    #[error("there is no such device (blockyard list shows those there are)")]
+    /// The process has no such device.
+    #[error("there is no such device (blockyard list shows all devices)")]
     NotFound,
-    /// It is under way already, or something else stands in its way for now.
+    /// The operation is in progress already, or something else prevents it for now.
     #[error("{0}")]
     Busy(String),
-    /// It was tried.
+    /// The operation failed.
     #[error("{0}")]
     Failed(String),
-    /// The kernel's driver would refuse it, too.
+    /// The operation is refused, as the kernel's driver would.
     #[error("{why}")]
     Refused {
-        /// With this errno, positive.
+        /// The errno, positive.
         errno: i32,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// All that Prometheus asks for, as the control socket says it.
-pub fn metrics(yard: Arc<dyn Yard>, form: Exposition) -> String {
-    metrics::text(yard, form)
+/// Encodes the metrics of all devices.
+pub fn metrics(view: Arc<dyn HostView>, format: Exposition) -> String {
+    metrics::text(view, format)
 }
 
-/// A future that may move between threads.
-pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
 /// The devices of one process, as its control socket shows them.
-pub trait Yard: Send + Sync + 'static {
-    /// All of them, in the order they were added.
+pub trait HostView: Send + Sync + 'static {
+    /// Describes all devices, in the order in which they were added.
     fn devices(&self) -> Vec<DeviceInfo>;
 
-    /// One of them.
+    /// Describes one device.
     fn device(&self, name: &str) -> Option<DeviceInfo> {
         self.devices().into_iter().find(|device| device.name == name)
     }
 
-    /// Facts about one of them that take a while to find out, to be added to those of its backend.
+    /// Returns facts about a device that take a while to find out, for its `backend`.
     fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
         let _ = name;
         Box::pin(async { BTreeMap::new() })
     }
 
-    /// How many turns the loop of each reactor has taken.
+    /// Returns how many turns each reactor has taken.
     fn turns(&self) -> Vec<u64> {
         Vec::new()
     }
 
-    /// What one of them counted up to now.
+    /// Returns the counters of a device.
     fn counted(&self, name: &str) -> Option<Counted>;
 
-    /// What is under way of one of them.
+    /// Lists the requests in flight of a device.
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
         let _ = name;
         Box::pin(async { Err(ControlError::NotFound) })
     }
 
-    /// Changes it while it is served.
+    /// Changes a device while it is served.
     ///
-    /// The future ends when that is done, or with why nothing has changed.
+    /// The future resolves when that is done, or with an error if nothing has changed.
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>>;
 
-    /// Traces it from now on: what happens to its requests, in [`trace::wire`] frames, until the trace ends or nobody
-    /// takes them any more.
+    /// Starts a trace of a device. Returns a stream of [`trace::wire`] frames, until the trace ends or the
+    /// receiver is dropped.
     ///
     /// # Errors
-    /// It is being traced, or the options make no sense.
+    /// The device has a trace, or the options are malformed.
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError>;
 
-    /// Looks at where its requests go, for a picture. `None`: there is no such device, or somebody looks already.
-    fn glance(self: Arc<Self>, name: &str) -> Option<Glance> {
+    /// Starts to sample a device's requests, for a chart. `None`: there is no such device, or it is sampled
+    /// already.
+    fn sample(self: Arc<Self>, name: &str) -> Option<Sampling> {
         let _ = name;
         None
     }
 
-    /// Asks its table something, or changes it.
+    /// Executes a call on a device's table.
     ///
-    /// The future ends when that is done, or with why it was not.
+    /// The future resolves when that is done or has failed.
     fn table<'a>(
         &'a self,
         name: &'a str,
@@ -227,12 +178,36 @@ pub trait Yard: Send + Sync + 'static {
         Box::pin(async { Err(ControlError::Failed("its devices have no tables".to_owned())) })
     }
 
-    /// Closes its exports, drains and flushes it, and removes it.
+    /// What the process serves, as text of a topology.
+    fn topology(&self) -> TopologyText {
+        TopologyText::default()
+    }
+
+    /// Brings the process to what a topology says, or only plans that.
     ///
-    /// The future ends when that is done, or with why it was not.
+    /// The future ends when the last action is done or has failed, which the answer reports; or with why nothing was planned.
+    fn apply(&self, request: ApplyRequest) -> BoxFuture<'_, Result<ApplyAnswer, ControlError>> {
+        let _ = request;
+        let why = "this process cannot apply a topology".to_owned();
+        Box::pin(async { Err(ControlError::Failed(why)) })
+    }
+
+    /// Runs a command line on the LIO tree of this process. The types are those of the crate `lio`.
+    fn targetcli(
+        self: Arc<Self>,
+        call: serde_json::Value,
+    ) -> BoxFuture<'static, Result<serde_json::Value, ControlError>> {
+        drop(call);
+        let why = "this process does not serve LIO's tree".to_owned();
+        Box::pin(async { Err(ControlError::Failed(why)) })
+    }
+
+    /// Closes a device's exports, drains and flushes it, and removes it.
+    ///
+    /// The future resolves when that is done or has failed.
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>>;
 
-    /// The same although somebody uses it, who is left with errors.
+    /// Removes a device although clients use it; they get errors.
     fn delete_by_force<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), ControlError>> {
         self.delete(name)
     }

@@ -1,13 +1,15 @@
-//! The server half: routes to a [`Yard`].
+//! The server of the control API: routes to a [`HostView`].
 
 use super::{
-    Change, ControlError, DeviceInfo, DeviceStats, Exposition, TableAnswer, TableCall, Version, Yard, metrics,
+    Change, ControlError, DeviceInfo, DeviceStats, Exposition, HostView, TableAnswer, TableCall, Version,
+    metrics,
 };
-use crate::places::{Place, Places};
-use crate::slow::InFlightList;
-use crate::trace::TraceOptions;
+use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
+use crate::connection_slots::{ConnectionSlot, ConnectionSlots};
+use crate::control::inflight::InFlightList;
+use crate::observe::trace::TraceOptions;
 use axum::body::Body;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -30,28 +32,32 @@ use tokio::sync::mpsc::Receiver;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Connections at a time. Each request of our commands comes on a connection of its own, and few of them take long.
+/// Most connections at a time. Each request of our commands has a connection of its own, and few of them take
+/// long.
 const CONNECTIONS_MAX: usize = 256;
-/// How long a request's head may take, and how long a connection may be idle.
+/// Longest time for a request's head, and longest idle time of a connection.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long to wait when the process has no descriptor left.
-const SHORTAGE: Duration = Duration::from_millis(100);
+/// Pause when the process has no free descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-type Shared = State<Arc<dyn Yard>>;
+/// Bytes of a request to apply a topology: its text may have a device for each of some ten thousand disks.
+const TOPOLOGY_LEN_MAX: usize = 64 << 20;
 
-/// Answers on `listener` until `until` ends; answers under way are then finished. Must run within a
-/// tokio runtime that has I/O enabled.
+type Shared = State<Arc<dyn HostView>>;
+
+/// Answers requests on `listener` until `until` resolves; requests in progress are then finished. Must run
+/// within a tokio runtime that has I/O enabled.
 ///
 /// # Errors
 /// The socket cannot be registered with the runtime.
 pub async fn serve(
     listener: UnixListener,
-    yard: Arc<dyn Yard>,
+    view: Arc<dyn HostView>,
     until: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::UnixListener::from_std(listener)?;
-    let (places, routes) = (Arc::new(Places::new(CONNECTIONS_MAX)), routes(yard));
+    let (slots, routes) = (Arc::new(ConnectionSlots::new(CONNECTIONS_MAX)), routes(view));
     let (closing, closed) = watch::channel(false);
     let mut connections = JoinSet::new();
     tokio::pin!(until);
@@ -61,16 +67,16 @@ pub async fn serve(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    // One too many is closed at once.
-                    let Some(place) = places.enter() else { continue };
-                    let (places, routes, closed) = (places.clone(), routes.clone(), closed.clone());
+                    // A connection beyond the limit is closed at once.
+                    let Some(slot) = slots.take() else { continue };
+                    let (slots, routes, closed) = (slots.clone(), routes.clone(), closed.clone());
                     connections.spawn(async move {
-                        answer(stream, routes, &place, closed).await;
-                        places.leave(&place);
+                        answer(stream, routes, &slot, closed).await;
+                        slots.release(&slot);
                     });
                 }
-                // For want of descriptors, or of a client that is gone.
-                Err(_) => tokio::time::sleep(SHORTAGE).await,
+                // No free descriptor, or the client is gone.
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
             },
         }
     }
@@ -79,9 +85,14 @@ pub async fn serve(
     Ok(())
 }
 
-/// Answers the requests of one connection until it ends, its place is needed, or all are `closed`.
-async fn answer(stream: UnixStream, routes: Router, place: &Arc<Place>, mut closed: watch::Receiver<bool>) {
-    let (routes, known) = (TowerToHyperService::new(routes), place.clone());
+/// Answers the requests of one connection until it ends, its slot is needed, or `closed` is set.
+async fn answer(
+    stream: UnixStream,
+    routes: Router,
+    slot: &Arc<ConnectionSlot>,
+    mut closed: watch::Receiver<bool>,
+) {
+    let (routes, known) = (TowerToHyperService::new(routes), slot.clone());
     let service = service_fn(move |request: Request<Incoming>| {
         known.keep();
         routes.call(request)
@@ -92,30 +103,32 @@ async fn answer(stream: UnixStream, routes: Router, place: &Arc<Place>, mut clos
         .serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
-        // What went wrong on it is its client's matter.
+        // Errors of the connection concern only its client.
         _ = &mut connection => return,
-        () = place.cut() => return,
+        () = slot.evicted() => return,
         _ = closed.wait_for(|closed| *closed) => {}
     }
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
 }
 
-fn routes(yard: Arc<dyn Yard>) -> Router {
+fn routes(view: Arc<dyn HostView>) -> Router {
     Router::new()
         .route("/version", get(version))
         .route("/metrics", get(all_metrics))
         .route("/devices", get(devices))
+        .route("/topology", get(topology).post(apply).layer(DefaultBodyLimit::max(TOPOLOGY_LEN_MAX)))
+        .route("/targetcli", post(targetcli))
         .route("/devices/{name}", get(device).delete(delete).patch(change))
         .route("/devices/{name}/stats", get(stats))
         .route("/devices/{name}/inflight", get(in_flight))
         .route("/devices/{name}/trace", post(trace))
         .route("/devices/{name}/table", post(table))
-        .fallback(|| async { error(StatusCode::NOT_FOUND, "there is nothing here (try /devices)") })
+        .fallback(|| async { error(StatusCode::NOT_FOUND, "no such path (try /devices)") })
         .method_not_allowed_fallback(|| async {
-            error(StatusCode::METHOD_NOT_ALLOWED, "this cannot be done here (see /devices)")
+            error(StatusCode::METHOD_NOT_ALLOWED, "method not allowed here (see /devices)")
         })
-        .with_state(yard)
+        .with_state(view)
 }
 
 async fn version() -> Json<Version> {
@@ -126,50 +139,50 @@ async fn version() -> Json<Version> {
     })
 }
 
-async fn devices(State(yard): Shared) -> Json<Vec<DeviceInfo>> {
-    Json(yard.devices())
+async fn devices(State(view): Shared) -> Json<Vec<DeviceInfo>> {
+    Json(view.devices())
 }
 
-async fn device(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceInfo>, ControlError> {
-    let slow = yard.slow_facts(&name).await;
-    let mut info = yard.device(&name).ok_or(ControlError::NotFound)?;
+async fn device(State(view): Shared, Path(name): Path<String>) -> Result<Json<DeviceInfo>, ControlError> {
+    let slow = view.slow_facts(&name).await;
+    let mut info = view.device(&name).ok_or(ControlError::NotFound)?;
     info.backend.extend(slow);
     Ok(Json(info))
 }
 
-async fn stats(State(yard): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {
-    let counted = yard.counted(&name).ok_or(ControlError::NotFound)?;
+async fn stats(State(view): Shared, Path(name): Path<String>) -> Result<Json<DeviceStats>, ControlError> {
+    let counted = view.counted(&name).ok_or(ControlError::NotFound)?;
     Ok(Json(DeviceStats::new(&name, &counted)))
 }
 
 async fn in_flight(
-    State(yard): Shared,
+    State(view): Shared,
     Path(name): Path<String>,
 ) -> Result<Json<InFlightList>, ControlError> {
-    yard.in_flight(&name).await.map(Json)
+    view.in_flight(&name).await.map(Json)
 }
 
 async fn change(
-    State(yard): Shared,
+    State(view): Shared,
     Path(name): Path<String>,
     Json(change): Json<Change>,
 ) -> Result<StatusCode, ControlError> {
-    // As with a deletion: once begun, it is finished.
-    let task = tokio::spawn(async move { yard.change(&name, change).await });
+    // As with a removal: once begun, it is finished.
+    let task = tokio::spawn(async move { view.change(&name, change).await });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(|()| StatusCode::NO_CONTENT)
 }
 
 async fn trace(
-    State(yard): Shared,
+    State(view): Shared,
     Path(name): Path<String>,
     Json(options): Json<TraceOptions>,
 ) -> Result<Response, ControlError> {
-    let chunks = Chunks(yard.trace(&name, options)?);
+    let chunks = Chunks(view.trace(&name, options)?);
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], Body::new(chunks)).into_response())
 }
 
-/// An answer that goes on as long as there is something to tell.
+/// A streamed response.
 struct Chunks(Receiver<Vec<u8>>);
 
 impl hyper::body::Body for Chunks {
@@ -185,36 +198,60 @@ impl hyper::body::Body for Chunks {
 }
 
 async fn table(
-    State(yard): Shared,
+    State(view): Shared,
     Path(name): Path<String>,
     Json(call): Json<TableCall>,
 ) -> Result<Json<TableAnswer>, ControlError> {
-    // Whoever waits for an event may hang up; a table that is being loaded is loaded.
+    // A client that waits for an event may disconnect; a table that is being loaded is loaded.
     if matches!(call, TableCall::Wait { .. }) {
-        return yard.table(&name, call).await.map(Json);
+        return view.table(&name, call).await.map(Json);
     }
-    let task = tokio::spawn(async move { yard.table(&name, call).await });
+    let task = tokio::spawn(async move { view.table(&name, call).await });
+    let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
+    done.map(Json)
+}
+
+async fn topology(State(view): Shared) -> Json<TopologyText> {
+    Json(view.topology())
+}
+
+async fn apply(
+    State(view): Shared,
+    Json(request): Json<ApplyRequest>,
+) -> Result<Json<ApplyAnswer>, ControlError> {
+    // A task of its own: actions that were begun are finished even if the client hangs up.
+    let task = tokio::spawn(async move { view.apply(request).await });
+    let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
+    done.map(Json)
+}
+
+async fn targetcli(
+    State(view): Shared,
+    Json(call): Json<serde_json::Value>,
+) -> Result<Json<serde_json::Value>, ControlError> {
+    // A task of its own: a command that was begun is finished even if the client hangs up.
+    let task = tokio::spawn(async move { view.targetcli(call).await });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(Json)
 }
 
 async fn delete(
-    State(yard): Shared,
+    State(view): Shared,
     Path(name): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<StatusCode, ControlError> {
     let by_force = query.as_deref() == Some("force");
-    // A task of its own: once begun, it is finished even if whoever asked hangs up.
+    // A task of its own: once begun, it is finished even if the client disconnects.
     let task = tokio::spawn(async move {
-        if by_force { yard.delete_by_force(&name).await } else { yard.delete(&name).await }
+        if by_force { view.delete_by_force(&name).await } else { view.delete(&name).await }
     });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(|()| StatusCode::NO_CONTENT)
 }
 
-async fn all_metrics(State(yard): Shared, headers: HeaderMap) -> Response {
-    let form = Exposition::of(headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok()));
-    ([(header::CONTENT_TYPE, form.content_type())], metrics::text(yard, form)).into_response()
+async fn all_metrics(State(view): Shared, headers: HeaderMap) -> Response {
+    let format = Exposition::of(headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok()));
+    ([(header::CONTENT_TYPE, format.content_type())], metrics::text(view, format)).into_response()
 }
 
 fn error(status: StatusCode, why: &str) -> Response {

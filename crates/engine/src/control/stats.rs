@@ -1,4 +1,4 @@
-//! What a device counted, as it travels.
+//! Statistics of a device, as the control API returns them.
 
 use super::Counted;
 use block::Op;
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 /// The seventeen fields of `/sys/block/X/stat`, in the kernel's order and units (sectors, milliseconds).
 pub type QueueFields = [u64; 17];
 
-/// What a device counted since it was added.
+/// Statistics of a device since it was added.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DeviceStats {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// How long that took, in nanoseconds.
+    /// Time since it was added, in nanoseconds.
     pub uptime_ns: u64,
-    /// The kernel's fields.
+    /// The kernel's `stat` fields.
     pub stat: QueueFields,
-    /// Requests that ended with an error.
+    /// Requests completed with an error.
     pub errors: u64,
     /// Requests in flight now.
     pub in_flight: u64,
@@ -28,63 +28,66 @@ pub struct DeviceStats {
     pub operations: BTreeMap<String, OpStats>,
     /// The kernel's fields of each hardware queue.
     pub queues: Vec<QueueFields>,
-    /// What each node of its stack did, from the top downwards; a backend is a path where there are several.
+    /// By node of the stack, from the top down; several backends are the ends of several paths.
     #[serde(default)]
     pub layers: Vec<LayerStats>,
 }
 
-/// What a node of a device's stack did. Time is looked at once a turn of a queue's thread: what a node does with the
-/// processor takes none here, what it waits for does.
+/// Statistics of a node. The clock is read once per turn of a queue's thread, so CPU time of a node does not
+/// count here, but time for which it holds requests does.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct LayerStats {
-    /// Its number.
+    /// Node number.
     pub node: u8,
-    /// How far down it is, from 0.
+    /// Depth, from 0.
     pub depth: u8,
-    /// What it is: `split`, `file`, ….
+    /// Name: `split`, `file`, ….
     pub name: String,
-    /// Nothing stands below it.
+    /// The path, URI or size of a backend, with its role under an overlay (`origin`, `overlay`); empty if not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub label: String,
+    /// Whether it has no children.
     pub backend: bool,
-    /// Requests that it is done with.
+    /// Requests completed by the node.
     pub ios: u64,
-    /// The time that they, and those that are there, spent in it and below, in nanoseconds.
+    /// Time that these requests, and those in flight, spent in the node and below, in nanoseconds.
     pub ticks_ns: u64,
-    /// Those that are there.
+    /// Requests in flight in the node and below.
     pub in_flight: u64,
 }
 
-/// What was counted for one operation.
+/// Statistics of one operation.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OpStats {
-    /// Requests ended, with an error or without.
+    /// Requests completed, with an error or without.
     pub ios: u64,
-    /// Requests merged into those.
+    /// Requests merged into these.
     pub merges: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: u64,
     /// Sum of the latencies, in nanoseconds.
     pub ticks_ns: u64,
-    /// How the latencies lie.
+    /// Distribution of the latencies.
     pub latency: Latency,
-    /// How long they were: bytes at most, and count, of each size that there was.
+    /// Distribution of the lengths: upper bound in bytes, and count, of each size that occurred.
     #[serde(default)]
     pub sizes: Vec<(u64, u64)>,
 }
 
-/// Latencies in nanoseconds, to within 6.25 %.
+/// Distribution of latencies in nanoseconds, to within 6.25 %.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Latency {
-    /// Half were shorter.
+    /// Median.
     pub p50_ns: u64,
-    /// 90 of 100 were shorter.
+    /// 90th percentile.
     pub p90_ns: u64,
-    /// 99 of 100 were shorter.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// 999 of 1000 were shorter.
+    /// 99.9th percentile.
     pub p999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
-    /// The histogram: shortest latency and count of each bucket that is not empty.
+    /// Histogram: lower bound and count of each non-empty bucket.
     pub buckets: Vec<(u64, u64)>,
 }
 
@@ -114,7 +117,7 @@ impl Latency {
         }
     }
 
-    /// How the latencies lie that were counted since `earlier`.
+    /// Returns the distribution of the latencies counted since `earlier`.
     pub fn since(&self, earlier: &Latency) -> Latency {
         let before: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
         let added = |&(floor, count): &(u64, u64)| {
@@ -123,40 +126,40 @@ impl Latency {
         Latency::of(&self.buckets.iter().map(added).collect())
     }
 
-    /// All of these together.
+    /// Returns the sum of several distributions.
     pub fn sum<'a>(parts: impl IntoIterator<Item = &'a Latency>) -> Latency {
         Latency::of(&parts.into_iter().flat_map(|part| part.buckets.iter().copied()).collect())
     }
 
-    /// How many there are.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.1).sum()
     }
 }
 
-/// The children of the node at `at`, where `depths` are those of a stack's nodes from the top on: those one deeper, up to the
-/// next that is no deeper.
+/// Returns the children of the node at `at`, where `depths` are those of the nodes of a stack in order: those
+/// one deeper, up to the next node that is no deeper.
 pub fn children(depths: &[u8], at: usize) -> impl Iterator<Item = usize> + '_ {
     let depth = depths[at];
     let below = (at + 1..depths.len()).take_while(move |&other| depths[other] > depth);
     below.filter(move |&other| depths[other] == depth + 1)
 }
 
-/// Of the time that requests `spent` in each node and below, what they spent in it alone. Pieces of one request wait beside
-/// each other, so that below a split the times may add up to more than above it: that is no time of its own.
+/// Subtracts from the time that requests `spent` in each node and below the time below. Children of one
+/// request run in parallel, so the times below a split may exceed its own; then the result is 0.
 pub fn own_times(depths: &[u8], spent: &[f64]) -> Vec<f64> {
     let below = |at| children(depths, at).map(|child| spent[child]).sum::<f64>();
     (0..spent.len()).map(|at| (spent[at] - below(at)).max(0.0)).collect()
 }
 
-/// The sizes that there were: bytes at most, and how many.
+/// Returns the sizes that occurred: upper bound in bytes, and count.
 pub(super) fn sizes(counts: &OpCounts) -> impl Iterator<Item = (u64, u64)> {
     let places = counts.sizes.iter().enumerate().filter(|(_, count)| **count > 0);
     places.map(|(place, count)| (512u64.checked_shl(place as u32).unwrap_or(u64::MAX), *count))
 }
 
 impl DeviceStats {
-    /// From what a device counted.
+    /// Computes the statistics from counters.
     pub fn new(name: &str, counted: &Counted) -> DeviceStats {
         let total = counted.total();
         let operations = Op::ALL.iter().zip(&total.ops);
@@ -175,13 +178,14 @@ impl DeviceStats {
 }
 
 fn layers(counted: &Counted, total: &Snapshot) -> Vec<LayerStats> {
-    // Nodes beyond those that are counted each by itself are left out.
+    // Only the first nodes have counters of their own; others are left out.
     let nodes = counted.nodes.iter().zip(&total.nodes).enumerate();
     nodes
         .map(|(number, ((depth, name), counts))| LayerStats {
             node: number as u8,
             depth: *depth,
             name: (*name).to_owned(),
+            label: counted.labels.get(number).cloned().unwrap_or_default(),
             backend: counted.nodes.get(number + 1).is_none_or(|next| next.0 <= *depth),
             ios: counts.ios,
             ticks_ns: counts.ticks_ns,
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_of_an_interval_are_those_that_came_in_it() {
+    fn latencies_since_an_earlier_snapshot_are_the_difference() {
         let of = |buckets: &[(u64, u64)]| Latency::of(&buckets.iter().copied().collect());
         let (before, now) = (of(&[(1024, 100)]), of(&[(1024, 100), (4096, 9), (1 << 20, 1)]));
         let since = now.since(&before);

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// Two devices; `busy` cannot be deleted.
+/// Two devices; `busy` cannot be removed.
 struct Table(Mutex<Vec<DeviceInfo>>);
 
 fn info(name: &str) -> DeviceInfo {
@@ -20,6 +20,8 @@ fn info(name: &str) -> DeviceInfo {
             kind: "nbd".into(),
             address: "nbd://localhost:10809/disk".into(),
             connections: 3,
+            counts: Default::default(),
+            sessions: Default::default(),
             tls: "off".into(),
             details: [("why".to_owned(), "asked for".to_owned())].into(),
         }],
@@ -48,11 +50,12 @@ fn counted() -> Counted {
         queues: vec![queue.clone(), queue],
         busy_ns: 750_000_000,
         nodes: vec![(0, "split"), (1, "ram")],
+        labels: vec![String::new(), "1G".into()],
         limit_hits: vec![("memory", 3)],
     }
 }
 
-impl Yard for Table {
+impl HostView for Table {
     fn devices(&self) -> Vec<DeviceInfo> {
         self.0.lock().unwrap().clone()
     }
@@ -99,16 +102,16 @@ impl Yard for Table {
     }
 }
 
-/// Serves the table while `client` runs, then stops as a process does.
+/// Serves the devices while `client` runs, then stops as a process does.
 fn with_server<F: Future<Output = ()>>(client: impl FnOnce(ControlClient) -> F) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let listener = UnixListener::bind(&path).unwrap();
-    let yard = Arc::new(Table(Mutex::new(vec![info("disk"), info("busy")])));
+    let view = Arc::new(Table(Mutex::new(vec![info("disk"), info("busy")])));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, yard, async { drop(stopped.await) }));
+        let server = tokio::spawn(serve(listener, view, async { drop(stopped.await) }));
         client(ControlClient::new(&path)).await;
         drop(stop);
         server.await.unwrap().unwrap();
@@ -116,7 +119,7 @@ fn with_server<F: Future<Output = ()>>(client: impl FnOnce(ControlClient) -> F) 
 }
 
 #[test]
-fn a_change_arrives_as_it_was_asked_for() {
+fn a_change_arrives_unaltered() {
     with_server(|client| async move {
         client.change("disk", &Change::Resize { size: Some(4096), shrink: true }).await.unwrap();
         assert_eq!(client.device("disk").await.unwrap().size, 4096);
@@ -135,7 +138,7 @@ fn a_change_arrives_as_it_was_asked_for() {
 }
 
 #[test]
-fn devices_are_told_as_they_are() {
+fn devices_are_described() {
     with_server(|client| async move {
         assert_eq!(client.version().await.unwrap().pid, std::process::id());
         assert_eq!(client.devices().await.unwrap(), [info("disk"), info("busy")]);
@@ -165,7 +168,7 @@ fn a_device_is_deleted_once() {
 }
 
 #[test]
-fn a_refusal_says_why() {
+fn errors_arrive_with_their_message() {
     with_server(|client| async move {
         let busy = client.delete("busy").await.unwrap_err();
         assert_eq!(busy.to_string(), "it is being deleted");
@@ -175,18 +178,18 @@ fn a_refusal_says_why() {
 }
 
 #[test]
-fn a_trace_comes_as_long_as_there_is_something_to_tell() {
+fn a_trace_is_streamed_to_its_end() {
     with_server(|client| async move {
         let options = TraceOptions {
-            filter: trace::FilterText { actions: "Q".into(), ..Default::default() },
+            filter: ::trace::FilterText { actions: "Q".into(), ..Default::default() },
             ..Default::default()
         };
         let mut stream = client.trace("disk", &options).await.unwrap();
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         while let Some(chunk) = stream.next().await.unwrap() {
-            told.extend_from_slice(&chunk);
+            received.extend_from_slice(&chunk);
         }
-        assert_eq!(told, b"it goes Q");
+        assert_eq!(received, b"it goes Q");
         let Err(busy) = client.trace("busy", &options).await else { panic!("it is traced twice") };
         assert_eq!(busy.to_string(), "it is being traced already");
         assert!(client.trace("missing", &options).await.is_err());
@@ -194,19 +197,19 @@ fn a_trace_comes_as_long_as_there_is_something_to_tell() {
 }
 
 #[test]
-fn nobody_there_is_told_apart_from_a_refusal() {
+fn a_failed_connection_differs_from_a_refusal() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = ControlClient::new("/nonexistent/control");
     let error = runtime.block_on(client.devices()).unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error}");
 }
 
-/// One request by hand: what curl would see.
+/// Sends one request by hand, as curl would.
 async fn raw(path: &Path, request: &str) -> String {
     raw_with(path, request, "").await
 }
 
-/// The same with another header, and its line's end.
+/// Sends one request with another header line.
 async fn raw_with(path: &Path, request: &str, header: &str) -> String {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::UnixStream::connect(path).await.unwrap();
@@ -218,14 +221,14 @@ async fn raw_with(path: &Path, request: &str, header: &str) -> String {
 }
 
 #[test]
-fn any_http_client_can_ask() {
+fn any_http_client_can_send_requests() {
     with_server(|client| async move {
         let socket = client.socket();
         let answer = raw(socket, "GET /devices/disk").await;
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
         assert!(answer.contains("content-type: application/json") && answer.contains("\"size\":1073741824"));
         let answer = raw(socket, "GET /nowhere").await;
-        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("{\"error\":\"there is nothing here"));
+        assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("{\"error\":\"no such path"));
         assert!(raw(socket, "POST /devices").await.starts_with("HTTP/1.1 405"));
         assert!(raw(socket, "DELETE /devices/disk").await.starts_with("HTTP/1.1 204"));
     });
@@ -261,29 +264,70 @@ fn metrics_have_types_and_labels() {
             assert!(answer.lines().any(|got| got == line), "{line}\n{answer}");
         }
         assert!(!answer.contains("op=\"flush\""), "operations that never happened are left out");
-        // Who does not ask for that gets what came before it: the same, but for how counters are called.
+        // A client that does not accept OpenMetrics gets the older format: the same except for the names of
+        // counters.
         let older = raw(client.socket(), "GET /metrics").await;
         assert!(older.contains("content-type: text/plain; version=0.0.4"), "{older}");
         let body = |text: &str| text.split_once("\r\n\r\n").expect("it has a body").1.to_owned();
         let counters = |line: &str| line.starts_with("# ") && line.contains("blockyard_requests");
-        let told: Vec<String> =
+        let received: Vec<String> =
             body(&older).lines().filter(|line| counters(line)).map(str::to_owned).collect();
-        assert_eq!(told.len(), 4, "{told:?}");
-        assert!(told[2].starts_with("# HELP blockyard_requests_total Requests that ended"), "{told:?}");
-        assert_eq!(told[3], "# TYPE blockyard_requests_total counter");
+        assert_eq!(received.len(), 4, "{received:?}");
+        assert!(
+            received[2].starts_with("# HELP blockyard_requests_total Requests completed"),
+            "{received:?}"
+        );
+        assert_eq!(received[3], "# TYPE blockyard_requests_total counter");
         let samples = |text: &str| body(text).lines().filter(|line| !line.starts_with('#')).count();
         assert_eq!(samples(&older), samples(&answer));
         assert!(!older.contains("# EOF"));
     });
 }
 
+/// A series that `/metrics` lacks would be an empty panel, without an error.
 #[test]
-fn a_process_that_ends_before_it_answers_is_said_to_have_ended() {
+fn every_series_of_the_grafana_dashboard_is_in_the_metrics() {
+    let dashboard = include_str!("../../../../docs/grafana/blockyard.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut queries: Vec<String> =
+        targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect();
+    assert!(queries.len() >= panels.len() && !panels.is_empty());
+    let variables = dashboard["templating"]["list"].as_array().unwrap();
+    queries.extend(variables.iter().filter_map(|v| Some(v["query"]["query"].as_str()?.to_owned())));
+    with_server(|client| async move {
+        let header = "Accept: application/openmetrics-text;version=1.0.0\r\n";
+        let answer = raw_with(client.socket(), "GET /metrics", header).await;
+        let mut series = Vec::new();
+        for line in answer.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let (name, kind) = line.split_once(' ').unwrap();
+            let ends: &[&str] = match kind {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                _ => &[""],
+            };
+            series.extend(ends.iter().map(|end| format!("{name}{end}")));
+        }
+        let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        for query in &queries {
+            let words = query.split(|letter| !is_word(letter));
+            let names: Vec<&str> = words.filter(|word| word.starts_with("blockyard_")).collect();
+            assert!(!names.is_empty(), "{query}");
+            for name in names {
+                assert!(series.iter().any(|known| known == name), "{name} of {query}: {series:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_process_that_ends_before_it_answers_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
     let listener = UnixListener::bind(&path).unwrap();
     let ending = std::thread::spawn(move || {
-        // All that was asked is read: what is not would be told as a broken connection.
+        // The whole request is read: unread data would show as a broken connection.
         let (mut asked, _) = listener.accept().unwrap();
         let mut read = Vec::new();
         while !read.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! From what the kernel asks for to requests of the stack. What needs no stack is answered at once.
+//! Turns FUSE requests into requests of the stack. Requests that do not need the stack are answered at once.
 
 use super::entries::End;
 use super::shared::TRANSFER_MAX;
@@ -7,38 +7,38 @@ use crate::{FrontNumber, Turn};
 use block::{Bytes, Data, Extent, Flags, Op, Request, Segment, Tag};
 use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
 use proto::fuse::{self, Agreement, Call, Change, Header, Offer, Seek, Transfer};
-use queue::{Owner, Ring, Strips};
+use queue::{Owner, Ring, Stripes};
 
-/// Requests that the kernel may have under way: as many as loop devices and writers ever have together.
+/// Most background requests in flight: enough for loop devices and writers together.
 const BACKGROUND_MAX: u16 = 4096;
-/// Memory for the extents that a search looks at at a time: 256 of them.
+/// Bytes of extent records per step of a search: 256 extents.
 const EXTENTS_LEN: u32 = 256 * Extent::RECORD_LEN as u32;
 
-/// What becomes of a call.
+/// Handling of a request.
 enum Step {
-    /// It goes to the stack.
+    /// Submit to the stack.
     Submit(Pdu, Request),
-    /// It was over: 0 or a positive errno.
+    /// Complete: 0 or a positive errno.
     End(i32),
-    /// It was over, and this many bytes of answer lie ready.
+    /// Complete; the reply of this many bytes has been encoded.
     Ready(usize),
-    /// The same, and it is what was agreed on.
+    /// Complete; the encoded reply is that to INIT.
     Agreed { len: usize, agreement: Agreement },
-    /// It is not to be answered.
+    /// No reply.
     Silence,
 }
 
-/// A request of the kernel's: on which channel, how it is named, and by which way it came.
+/// Identifies a FUSE request: its channel, its unique id, and how it arrived.
 #[derive(Clone, Copy)]
-struct Asked {
+struct CallId {
     index: usize,
     unique: u64,
     via: Via,
 }
 
-impl Asked {
+impl CallId {
     fn pdu(self, answer: Answer) -> Pdu {
-        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY, alone: Strips::NONE }
+        Pdu { unique: self.unique, via: self.via, answer, memory: Segment::EMPTY, exclusive: Stripes::NONE }
     }
 
     fn submit(self, answer: Answer, req: Request) -> Step {
@@ -47,7 +47,7 @@ impl Asked {
 }
 
 impl Front {
-    /// Do what a request of the kernel asks for. `tag` is free for it.
+    /// Handles a FUSE request. `tag` is free for it.
     pub(super) fn call(
         &mut self,
         index: usize,
@@ -57,7 +57,7 @@ impl Front {
         call: Call,
         turn: &mut Turn<'_>,
     ) {
-        let asked = Asked { index, unique: header.unique, via };
+        let asked = CallId { index, unique: header.unique, via };
         let step = match call {
             Call::Read(transfer) => self.read(asked, transfer, turn),
             Call::Write(transfer) => self.write(asked, header, transfer, turn),
@@ -69,8 +69,8 @@ impl Front {
         self.take_step(asked, tag, step, turn);
     }
 
-    fn take_step(&mut self, asked: Asked, tag: Tag, step: Step, turn: &mut Turn<'_>) {
-        let Asked { index, unique, via } = asked;
+    fn take_step(&mut self, asked: CallId, tag: Tag, step: Step, turn: &mut Turn<'_>) {
+        let CallId { index, unique, via } = asked;
         let Some(channel) = self.channels[index].as_mut() else { return };
         let queue = channel.queue;
         match step {
@@ -79,17 +79,17 @@ impl Front {
             Step::Ready(len) => channel.answer_from_room(via, unique, len as u32, turn.ring),
             Step::Agreed { len, agreement } => {
                 channel.answer_from_room(via, unique, len as u32, turn.ring);
-                // Not before: what the control plane does then counts on the kernel knowing.
+                // Set after the reply: the control plane then relies on the kernel having received it.
                 channel.shared.agree(&agreement);
             }
-            // An entry has to go back to the kernel, whatever it brought.
+            // An entry has to be returned to the kernel even without a reply.
             Step::Silence if via != Via::Device => channel.end(via, End { unique, errno: 0 }, turn.ring),
             Step::Silence => {}
         }
         turn.queues.get_mut(queue).release(tag);
     }
 
-    /// Hand a request to the stack.
+    /// Submits a request to the stack.
     #[inline]
     pub(super) fn submit(&mut self, index: usize, tag: Tag, pdu: Pdu, req: Request, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get(index) else { return };
@@ -101,21 +101,21 @@ impl Front {
         turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
     }
 
-    fn read(&mut self, asked: Asked, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
+    fn read(&mut self, asked: CallId, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         if transfer.offset >= size || transfer.len == 0 {
             return Step::End(0);
         }
         let len = u64::from(transfer.len).min(size - transfer.offset);
-        // Whole blocks, of which what was asked for is a part.
+        // Read whole blocks, of which the requested range is a part.
         let block = u64::from(facts.block_len_min);
         let start = transfer.offset - transfer.offset % block;
         let end = (transfer.offset + len).next_multiple_of(block).min(size);
         let answer = Answer::Data { skip: (transfer.offset - start) as u32, len: len as u32 };
         let mut req = Request::new(Op::Read, Bytes(start), Bytes(end - start));
-        // Whoever has the data in memory already may answer with that, also where it is not always so.
-        req.flags = Flags::MAY_LEND;
+        // A backend that holds the data in memory may answer with that, even if it does not always do so.
+        req.flags = Flags::ZERO_COPY;
         let mut pdu = asked.pdu(answer);
         let queue = channel.queue;
         if let (Via::Entry { entry, .. }, Some(entries)) = (asked.via, &channel.entries) {
@@ -123,8 +123,8 @@ impl Front {
             if end - start > u64::from(payload.len) {
                 return Step::End(libc::EIO);
             }
-            (req.flags, req.data) = (Flags::NONE, Data::One(payload.slice(0, (end - start) as u32)));
-        } else if !self.lane(queue).is_some_and(|lane| lane.lends) {
+            (req.flags, req.data) = (Flags::empty(), Data::One(payload.slice(0, (end - start) as u32)));
+        } else if !self.lane(queue).is_some_and(|lane| lane.zero_copy_reads) {
             let Some(memory) = turn.ring.allocate((end - start) as u32) else {
                 return Step::End(libc::ENOMEM);
             };
@@ -136,7 +136,7 @@ impl Front {
         Step::Submit(pdu, req)
     }
 
-    fn write(&mut self, asked: Asked, header: &Header, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
+    fn write(&mut self, asked: CallId, header: &Header, transfer: Transfer, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_mut() else { return Step::Silence };
         let (facts, size) = (channel.shared.facts, channel.shared.size());
         let block = u64::from(facts.block_len_min);
@@ -156,7 +156,7 @@ impl Front {
         if transfer.offset >= size {
             return Step::End(libc::ENOSPC);
         }
-        // As a block device has it: what fits is written.
+        // As on a block device, the part that fits is written.
         let len = u64::from(transfer.len).min(size - transfer.offset);
         if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             let pdu = asked.pdu(Answer::Written(len as u32));
@@ -189,16 +189,16 @@ impl Front {
         Step::Submit(Pdu { memory, ..asked.pdu(answer) }, req)
     }
 
-    fn allocate(&mut self, asked: Asked, offset: u64, len: u64, mode: u32) -> Step {
+    fn allocate(&mut self, asked: CallId, offset: u64, len: u64, mode: u32) -> Step {
         let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let (facts, size) = (&channel.shared.facts, channel.shared.size());
         if facts.read_only {
             return Step::End(libc::EROFS);
         }
         let flags = match mode & !falloc::KEEP_SIZE {
-            falloc::PUNCH_HOLE => Flags::NONE,
+            falloc::PUNCH_HOLE => Flags::empty(),
             falloc::ZERO_RANGE => Flags::NO_UNMAP,
-            // Room cannot be asked for: a device has all of it, or finds out when it is written to.
+            // Preallocation is not supported: a device is allocated when it is written to.
             _ => return Step::End(libc::EOPNOTSUPP),
         };
         let Some(end) = offset.checked_add(len) else { return Step::End(libc::EINVAL) };
@@ -218,7 +218,7 @@ impl Front {
         asked.submit(Answer::Status, req)
     }
 
-    fn seek(&mut self, asked: Asked, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
+    fn seek(&mut self, asked: CallId, offset: u64, what: Seek, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let hole = match what {
             Seek::Data => false,
@@ -240,7 +240,7 @@ impl Front {
         }
     }
 
-    /// Ask the stack what the device is made of from here on.
+    /// The request that asks the stack for the extents from `from` on.
     pub(super) fn search(
         &self,
         index: usize,
@@ -258,8 +258,8 @@ impl Front {
         (Pdu { answer: Answer::Found { from, asked, hole }, memory, ..*pdu }, req)
     }
 
-    /// Calls that need no stack.
-    fn answer_call(&mut self, asked: Asked, call: Call, turn: &mut Turn<'_>) -> Step {
+    /// Handles requests that do not need the stack.
+    fn answer_call(&mut self, asked: CallId, call: Call, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let shared = &channel.shared;
         let unique = asked.unique;
@@ -275,10 +275,15 @@ impl Front {
                 if shared.backing().is_some() {
                     flags = fopen::PASSTHROUGH | fopen::NOFLUSH;
                 }
+                shared.opened();
                 Step::Ready(fuse::put_open(room, unique, flags, shared.backing().unwrap_or(0)))
             }
             Call::StatFs => Step::Ready(fuse::put_statfs(room, unique, &shared.statfs())),
-            Call::Release | Call::Destroy => Step::End(0),
+            Call::Release => {
+                shared.released();
+                Step::End(0)
+            }
+            Call::Destroy => Step::End(0),
             Call::Init { major, minor, max_readahead, flags } => {
                 let offer = Offer {
                     transfer_max: TRANSFER_MAX,
@@ -299,7 +304,7 @@ impl Front {
     }
 }
 
-/// Take a request apart that lies in two pieces.
+/// Parses a request that lies in two segments.
 #[inline]
 pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, turn: &Turn<'_>) -> Call {
     let len = header.len as usize;
@@ -316,13 +321,13 @@ pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, t
     Call::parse(header, &whole[IN_HEADER_LEN..HEAD_LEN + more])
 }
 
-/// Change the file's attributes, all of those asked for or none.
+/// Applies SETATTR, all of the changes or none.
 fn changed(shared: &super::Shared, change: &Change) -> Result<(), i32> {
     match change.size {
         Some(size) if size == shared.size() => {}
-        // What a block device does with O_TRUNC: nothing.
+        // As a block device does, ignore O_TRUNC.
         Some(0) if !change.of_open_file => {}
-        // A device's size is not its user's to choose.
+        // The size of a device cannot be set by its user.
         Some(_) => return Err(libc::EINVAL),
         None => {}
     }

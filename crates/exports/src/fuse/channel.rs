@@ -1,4 +1,4 @@
-//! One descriptor of a mount's connection, and how requests are taken from it.
+//! One descriptor of a mount's connection, and how requests are read from it.
 
 use super::entries::{End, Entries};
 use super::parts::Waiting;
@@ -13,27 +13,27 @@ use ring::{KernelRing, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Memory for the first part of a request, and behind that for an answer that is put together.
+/// Bytes for the head of a request, followed by space for an encoded reply.
 pub(super) const HEAD_ROOM: u32 = 512;
-/// Where in that memory answers are put together.
+/// Offset of the encoded reply.
 const ANSWER_AT: u32 = 256;
-/// Requests taken in before those that ended are answered: few enough that the first does not wait long (4 KiB
-/// requests of a file in memory take a microsecond each), enough to share what a turn costs.
+/// Requests read before those that completed are answered: few enough that the first does not wait long (4
+/// KiB requests of a file in memory take a microsecond each), enough to spread the cost of a turn.
 const BATCH: usize = 16;
 
-/// What the ring sets aside for this memory: a power of two.
+/// Bytes that the ring allocates for this memory: a power of two.
 fn room_of(memory: Segment) -> u64 {
     u64::from(memory.len).next_power_of_two()
 }
 
-/// Whether the ring tells us of the next request.
+/// Whether the ring notifies us of the next request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Watch {
-    /// No: we look ourselves.
+    /// No: the channel is polled.
     No,
-    /// It does.
+    /// Yes.
     Yes,
-    /// It was asked to stop that.
+    /// The watch is being cancelled.
     Ending,
 }
 
@@ -43,37 +43,37 @@ pub(super) struct Channel {
     pub(super) token: Token,
     pub(super) shared: Arc<Shared>,
     pub(super) head: Segment,
-    /// Where the rest of the next request goes. `None`: the last request keeps it, another is to be had.
+    /// Memory for the rest of the next request. `None`: the last request keeps it; allocate another.
     pub(super) body: Option<Segment>,
     pub(super) watch: Watch,
-    /// There may be more to read at once.
+    /// The descriptor may have more requests.
     pub(super) is_hot: bool,
-    /// It takes in nothing more.
+    /// No more requests are read.
     pub(super) is_over: bool,
     pub(super) in_stack: u32,
-    /// Bytes of memory that requests hold; without what came through io_uring, which has memory of its own.
+    /// Bytes of memory held by requests, without those of io_uring entries, which have memory of their own.
     held: u64,
-    /// The kernel has entries of it that nobody waits for any more.
+    /// The kernel still has entries of this channel, but nobody waits for them.
     pub(super) is_given_up: bool,
-    /// Where requests come through io_uring.
+    /// The io_uring entries, if requests arrive that way.
     pub(super) entries: Option<Entries>,
-    /// Requests that may not begin yet.
+    /// Requests that may not start yet.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Where the blocks of a write of parts of blocks are put together. `None`: there was no such write.
+    /// Buffer for read-modify-write. `None`: there was no sub-block write yet.
     pub(super) part_room: Option<Segment>,
-    /// A write has that.
-    pub(super) is_putting_together: bool,
+    /// A write is using that buffer.
+    pub(super) part_room_in_use: bool,
 }
 
-/// What came of looking for a request.
-enum Came {
-    /// So many bytes of one.
+/// Result of reading a request.
+enum Intake {
+    /// A request of so many bytes.
     Request(usize),
-    /// Nothing at present.
+    /// No request at present.
     Nothing,
-    /// Those that came before hold all the memory there is for them.
+    /// Requests in flight hold all the memory that is available to them.
     Full,
-    /// The mount is gone.
+    /// The file system was unmounted.
     Unmounted,
 }
 
@@ -101,11 +101,11 @@ impl Channel {
             entries: None,
             waiting: VecDeque::new(),
             part_room: None,
-            is_putting_together: false,
+            part_room_in_use: false,
         }
     }
 
-    /// Where an answer is put together.
+    /// Space for an encoded reply.
     pub(super) fn answer_room(&self, via: Via) -> Segment {
         match (via, &self.entries) {
             (Via::Entry { entry, .. }, Some(entries)) => entries.answer_room(entry),
@@ -113,7 +113,7 @@ impl Channel {
         }
     }
 
-    /// Answer with nothing but how it went.
+    /// Sends a reply with only a status.
     pub(super) fn end(&mut self, via: Via, end: End, ring: &mut KernelRing) {
         match via {
             Via::Entry { entry, .. } => self.answer_entry(entry, end, 0, ring),
@@ -125,7 +125,7 @@ impl Channel {
         }
     }
 
-    /// Answer with what was put together.
+    /// Sends the encoded reply.
     pub(super) fn answer_from_room(&mut self, via: Via, unique: u64, len: u32, ring: &mut KernelRing) {
         match via {
             Via::Entry { entry, .. } => {
@@ -138,7 +138,7 @@ impl Channel {
         }
     }
 
-    /// Answer with data that was read: `len` bytes of it from `skip` on.
+    /// Sends a reply with read data: `len` bytes of it from `skip` on.
     pub(super) fn answer_data(
         &mut self,
         pdu: &Pdu,
@@ -162,14 +162,14 @@ impl Channel {
         }
     }
 
-    /// A request holds this memory until it is [taken back](Channel::take_back).
+    /// Charges memory to a request until it is [taken back](Channel::take_back).
     #[inline]
     pub(super) fn hold(&mut self, memory: Segment) -> Segment {
         self.held += room_of(memory);
         memory
     }
 
-    /// Gives a write the memory in which its `len` bytes lie. `None`: they were not read from the descriptor.
+    /// Gives a write the memory that holds its `len` bytes. `None`: they were not read from the descriptor.
     #[inline]
     pub(super) fn hold_body(&mut self, len: u32, ring: &mut KernelRing) -> Option<Segment> {
         let body = self.body?;
@@ -185,57 +185,57 @@ impl Channel {
         Some(self.hold(body))
     }
 
-    /// Memory of a request is free.
+    /// Frees memory of a request.
     pub(super) fn take_back(&mut self, memory: Segment, ring: &mut KernelRing) {
         if memory.len == 0 {
             return;
         }
         self.held -= room_of(memory);
         match self.body {
-            // The next request is read where this one was: that memory is warm.
+            // Read the next request to this memory: it is in the cache.
             None if memory.len == TRANSFER_MAX => self.body = Some(memory),
             _ => ring.free(memory),
         }
     }
 
-    /// Read one request, if there is one.
-    fn take(&mut self, ring: &mut KernelRing) -> Came {
+    /// Reads one request, if there is one.
+    fn take(&mut self, ring: &mut KernelRing) -> Intake {
         if self.held + u64::from(TRANSFER_MAX) > HELD_MAX {
-            // It might be as large as that. The ends of others bring us back.
-            return Came::Full;
+            // It might be as large as that. Completions continue the channel.
+            return Intake::Full;
         }
         let Some(body) = self.body.or_else(|| ring.allocate(TRANSFER_MAX)) else {
-            // Requests in the stack hold all there is; their ends bring us back.
-            return Came::Full;
+            // Requests in the stack hold all memory; their completions continue the channel.
+            return Intake::Full;
         };
         self.body = Some(body);
         let into = [self.head.slice(0, HEAD_LEN as u32), body];
         loop {
             match ring.try_now(self.file, FileOp::Read { offset: 0 }, &into, Patience::Unbounded) {
-                Some(len) if len > 0 => return Came::Request(len as usize),
-                // The next request was withdrawn while it was handed to us.
+                Some(len) if len > 0 => return Intake::Request(len as usize),
+                // The next request was withdrawn while it was being read.
                 Some(error) if error == -i64::from(libc::ENOENT) => {}
-                Some(error) if error == -i64::from(libc::EAGAIN) => return Came::Nothing,
-                None => return Came::Nothing,
-                Some(_) => return Came::Unmounted,
+                Some(error) if error == -i64::from(libc::EAGAIN) => return Intake::Nothing,
+                None => return Intake::Nothing,
+                Some(_) => return Intake::Unmounted,
             }
         }
     }
 
-    /// Write an answer that lies in these pieces.
+    /// Writes a reply that consists of these segments.
     pub(super) fn answer(&mut self, pieces: &[Segment], ring: &mut KernelRing) {
         let op = FileOp::Write { offset: 0, durable: false };
         match ring.try_now(self.file, op, pieces, Patience::Unbounded) {
             Some(len) if len >= 0 => {}
-            // Whoever asked was killed and does not wait any more.
+            // The caller was killed and waits no more.
             Some(error) if error == -i64::from(libc::ENOENT) => {}
             Some(error) if error == -i64::from(libc::ENODEV) => self.is_over = true,
-            // The kernel does not take it, so nobody gets another answer: it must not go missing.
+            // The kernel refuses the reply, so the caller would wait forever: fail the request.
             _ => self.refuse_last(pieces[0], ring),
         }
     }
 
-    /// The answer that begins here was not taken as it is: say that the request failed.
+    /// The reply that starts here was refused: replies with EIO instead.
     #[cold]
     fn refuse_last(&mut self, answer: Segment, ring: &mut KernelRing) {
         let bytes = ring.bytes_mut(answer.slice(0, 16));
@@ -247,7 +247,7 @@ impl Channel {
 }
 
 impl Front {
-    /// Take in requests until there are no more, no tag is free, or enough have gathered.
+    /// Reads requests until there are no more, no tag is free, or a batch is complete.
     pub(super) fn pump(&mut self, index: usize, turn: &mut Turn<'_>) {
         let Some(queue) = self.channels[index].as_ref().map(|channel| channel.queue) else { return };
         for taken in 0..BATCH {
@@ -256,21 +256,22 @@ impl Front {
                 return;
             }
             let Some(tag) = turn.queues.get_mut(queue).tag() else {
-                // An end of a request brings us back.
+                // The completion of a request continues the channel.
                 channel.is_hot = false;
                 return;
             };
-            let came = channel.take(turn.ring);
-            if !matches!(came, Came::Request(_)) {
+            let intake = channel.take(turn.ring);
+            if !matches!(intake, Intake::Request(_)) {
                 turn.queues.get_mut(queue).release(tag);
             }
-            match came {
-                Came::Request(len) => {
+            match intake {
+                Intake::Request(len) => {
                     channel.is_hot = true;
                     self.handle(index, tag, len, turn);
                 }
-                Came::Nothing => {
-                    // While what was taken is answered, more may come: look once more before asking to be told.
+                Intake::Nothing => {
+                    // While requests are answered, more may arrive: read again before asking for a
+                    // notification.
                     channel.is_hot = taken > 0;
                     if taken == 0 {
                         channel.watch = Watch::Yes;
@@ -278,11 +279,11 @@ impl Front {
                     }
                     return;
                 }
-                Came::Full => {
+                Intake::Full => {
                     channel.is_hot = false;
                     return;
                 }
-                Came::Unmounted => {
+                Intake::Unmounted => {
                     channel.is_over = true;
                     return;
                 }
@@ -290,7 +291,7 @@ impl Front {
         }
     }
 
-    /// What the next request asks for is known by its header; without one, nothing can go on.
+    /// Handles a request that was read; without a valid header, the connection cannot continue.
     fn handle(&mut self, index: usize, tag: Tag, len: usize, turn: &mut Turn<'_>) {
         let Some(channel) = self.channels[index].as_mut() else { return };
         let head = turn.ring.bytes(channel.head.slice(0, HEAD_LEN.min(len) as u32));

@@ -1,12 +1,12 @@
-//! Requests that come through io_uring. The kernel has a queue for each processor of the machine; in each of those that a
-//! reactor serves, a channel has a few *entries*: memory for one request each, its header and its data apart. One
-//! command answers an entry's request and waits for the next, and goes to the kernel with whatever else the turn asks
-//! for, so under load a request costs no system call of its own.
+//! FUSE over io_uring. The kernel has a queue for each processor of the machine; in each of those that a
+//! reactor serves, a channel has a few *entries*: memory for one request each, with separate header and
+//! payload. A single command commits an entry's request and fetches the next, and is submitted with
+//! everything else of a turn, so under load a request costs no system call of its own.
 //!
-//! *Invariant:* of each entry exactly one of the kernel and us has something to do; the kernel has its command then.
-//! *Invariant:* memory that was named to the kernel stays until the kernel has given the entry back.
+//! *Invariant:* each entry is owned by either the kernel, which has its command then, or us.
+//! *Invariant:* memory registered with an entry stays valid until the kernel has given the entry back.
 //!
-//! The kernel gives entries back when the mount ends, and only then: a command of this kind cannot be cancelled.
+//! The kernel gives entries back only when the mount ends: these commands cannot be cancelled.
 
 use super::channel::Channel;
 use super::shared::{Shared, TRANSFER_MAX};
@@ -20,45 +20,45 @@ use ring::{KernelRing, Token, WideCommand};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes for what is not data of an entry: its header, the list of its parts, and an answer that is put together.
+/// Bytes of an entry besides its payload: header, list of memory areas, and space for an encoded reply.
 const HEAD_ROOM: u64 = 4096;
-/// Where the list of parts lies in that.
+/// Offset of the list of memory areas.
 const LIST_AT: u64 = 320;
-/// Where an answer is put together.
+/// Offset of the encoded reply.
 const ANSWER_AT: u64 = 512;
 const ANSWER_ROOM: u32 = 512;
-/// Entries of one queue where requests wait for a disk or a network: as many may wait side by side. What else the kernel has
-/// waits there, and is handed over with the answer to another without waking anybody.
+/// Entries per queue where requests wait for a disk or a network: as many can be in flight. Further requests
+/// wait in the kernel and are fetched with the completion of another, without a wakeup.
 const ENTRIES_WAITING: u16 = 32;
-/// Entries of one queue where requests end at once: more would only spread them over memory that no cache holds. Writes of
-/// 1 MiB cost a quarter more with 16.
+/// Entries per queue where requests complete inline: more would only spread them over memory that no cache
+/// holds. Writes of 1 MiB cost a quarter more with 16.
 const ENTRIES_AT_ONCE: u16 = 4;
 
-/// A request's memory.
+/// An entry.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// The kernel's queue.
     queue: u16,
-    /// What the answer names its request by; without meaning while it has none.
+    /// Id for committing its request; meaningless while it has none.
     commit_id: u64,
 }
 
 /// The entries of a channel.
 pub(super) struct Entries {
     region: Region,
-    /// Bytes that one may move.
+    /// Bytes of payload per entry.
     payload_len: u32,
     entries: Box<[Entry]>,
     /// Entries that the kernel has not given back.
     pub(super) live: u32,
-    /// Those whose requests wait for a tag.
+    /// Entries whose requests wait for a tag.
     waiting: VecDeque<u16>,
 }
 
 impl Entries {
-    /// Memory for the entries of these queues.
+    /// Allocates entries for these queues.
     fn new(queues: &[u16], each: u16, block: u32, ring: &mut KernelRing) -> std::io::Result<Entries> {
-        // A read of less than whole blocks is made longer at both ends.
+        // A read of partial blocks is extended at both ends.
         let payload_len = TRANSFER_MAX + if block > 1 { (2 * block).next_multiple_of(4096) } else { 0 };
         let entries: Box<[Entry]> =
             queues.iter().flat_map(|&queue| (0..each).map(move |_| Entry { queue, commit_id: 0 })).collect();
@@ -66,7 +66,7 @@ impl Entries {
         Ok(Entries { region, payload_len, live: 0, waiting: VecDeque::with_capacity(entries.len()), entries })
     }
 
-    /// Give the memory back. The kernel has none of them.
+    /// Frees the memory. The kernel must have given all entries back.
     pub(super) fn free(self, ring: &mut KernelRing) {
         ring.remove_memory(self.region);
     }
@@ -79,18 +79,18 @@ impl Entries {
         self.in_head(entry, 0, HEADER_LEN as u32)
     }
 
-    /// Where an answer is put together.
+    /// Space for an encoded reply.
     pub(super) fn answer_room(&self, entry: u16) -> Segment {
         self.in_head(entry, ANSWER_AT, ANSWER_ROOM)
     }
 
-    /// Where the data of a request is, or goes.
+    /// Memory of a request's data.
     pub(super) fn payload(&self, entry: u16) -> Segment {
         let offset = self.entries.len() as u64 * HEAD_ROOM + u64::from(entry) * u64::from(self.payload_len);
         Segment { offset, len: self.payload_len, region: self.region }
     }
 
-    /// Name an entry's memory to the kernel and take the first request into it.
+    /// Registers an entry's memory and fetches the first request.
     fn register(&mut self, entry: u16, token: Token, file: FileId, ring: &mut KernelRing) {
         let list = self.in_head(entry, LIST_AT, PARTS * 16);
         let parts = [self.header(entry), self.payload(entry)];
@@ -104,7 +104,7 @@ impl Entries {
         ring.command_wide(token, file, &command);
     }
 
-    /// Answer an entry's request and take the next. The payload lies ready.
+    /// Commits an entry's request, whose payload is ready, and fetches the next.
     fn commit(
         &mut self,
         entry: u16,
@@ -121,7 +121,7 @@ impl Entries {
     }
 }
 
-/// How a request ended: 0 or a positive errno.
+/// Result of a request: 0 or a positive errno.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
     pub(super) unique: u64,
@@ -133,13 +133,13 @@ impl Channel {
         Token { front: FrontNumber::Fuse as u8, index: self.token.index, number: u32::from(entry) + 1 }
     }
 
-    /// Entries that the kernel has.
+    /// Entries that the kernel has not given back.
     pub(super) fn entries_live(&self) -> u32 {
         self.entries.as_ref().map_or(0, |entries| entries.live)
     }
 
-    /// Wait for no entry any more. The kernel may yet write to their memory and end their commands, so that memory stays
-    /// as long as the ring, and nobody else comes to this channel's place.
+    /// Stops waiting for the entries. The kernel may still write to their memory and complete their commands,
+    /// so the memory stays as long as the ring, and the channel's index is not used again.
     pub(super) fn abandon_entries(&mut self) {
         if self.entries_live() > 0 {
             self.entries = None;
@@ -147,8 +147,8 @@ impl Channel {
         }
     }
 
-    /// Answer an entry's request with what was put together in its room, `len` bytes with the header that the other way
-    /// of answering needs.
+    /// Commits an entry's request with the reply encoded in its room: `len` bytes including the header of a
+    /// reply to the device.
     pub(super) fn answer_entry_from_room(&mut self, entry: u16, end: End, len: u32, ring: &mut KernelRing) {
         let Some(entries) = &self.entries else { return };
         let body = len.saturating_sub(16);
@@ -159,7 +159,7 @@ impl Channel {
         self.answer_entry(entry, end, body, ring);
     }
 
-    /// Answer an entry's request, of which so many bytes of payload lie ready.
+    /// Commits an entry's request with this many bytes of payload.
     pub(super) fn answer_entry(&mut self, entry: u16, end: End, payload_len: u32, ring: &mut KernelRing) {
         let (token, file) = (self.entry_token(entry), self.file);
         if let Some(entries) = &mut self.entries {
@@ -169,12 +169,13 @@ impl Channel {
 }
 
 impl Front {
-    /// Take requests of a mount, whose kernel has agreed to it, through io_uring, too: those of these queues. `at_once`:
-    /// the device answers as soon as it is asked.
+    /// Starts FUSE over io_uring for these queues of a mount that has negotiated it. `at_once`: the device
+    /// completes requests inline.
     ///
     /// # Errors
-    /// There is no address space for them, or no channel of the mount: the kernel waits for entries of these queues in
-    /// vain then. When the kernel refuses them, [`Shared::over_io_uring`] tells.
+    /// There is no address space, or this thread has no channel of the mount: the kernel then waits for
+    /// entries of these queues in vain. If the kernel refuses the entries, [`Shared::over_io_uring`] reports
+    /// it.
     pub fn enlist(
         &mut self,
         shared: &Arc<Shared>,
@@ -184,7 +185,7 @@ impl Front {
     ) -> std::io::Result<()> {
         let ours = |channel: &&mut Channel| Arc::ptr_eq(&channel.shared, shared) && channel.entries.is_none();
         let Some(channel) = self.channels.iter_mut().flatten().find(ours) else {
-            return Err(std::io::Error::other("no thread takes its requests"));
+            return Err(std::io::Error::other("this thread has no channel of the mount"));
         };
         let each = if at_once { ENTRIES_AT_ONCE } else { ENTRIES_WAITING };
         let mut entries = Entries::new(queues, each, shared.facts.block_len_min, turn.ring)?;
@@ -195,7 +196,7 @@ impl Front {
         Ok(())
     }
 
-    /// The kernel has given us an entry, with a request or for good.
+    /// The kernel has returned an entry, with a request or for good.
     pub(super) fn entry_ended(&mut self, index: usize, entry: u16, result: i64, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         let Some(entries) = &mut channel.entries else { return };
@@ -206,12 +207,12 @@ impl Front {
         }
         let queue = channel.queue;
         match turn.queues.get_mut(queue).tag() {
-            Some(tag) => self.carry_entry(index, entry, tag, turn),
+            Some(tag) => self.process_entry(index, entry, tag, turn),
             None => entries.waiting.push_back(entry),
         }
     }
 
-    /// Take up requests that waited for a tag.
+    /// Processes requests that waited for a tag.
     pub(super) fn take_up_entries(&mut self, index: usize, turn: &mut Turn<'_>) {
         loop {
             let Some(Some(channel)) = self.channels.get_mut(index) else { return };
@@ -220,11 +221,11 @@ impl Front {
             };
             let Some(tag) = turn.queues.get_mut(channel.queue).tag() else { return };
             let Some(entry) = entries.waiting.pop_front() else { return };
-            self.carry_entry(index, entry, tag, turn);
+            self.process_entry(index, entry, tag, turn);
         }
     }
 
-    fn carry_entry(&mut self, index: usize, entry: u16, tag: block::Tag, turn: &mut Turn<'_>) {
+    fn process_entry(&mut self, index: usize, entry: u16, tag: block::Tag, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         let Some(entries) = &mut channel.entries else { return };
         match Arrival::parse(turn.ring.bytes(entries.header(entry))) {
@@ -264,10 +265,10 @@ mod tests {
             over_io_uring: true,
             owner: (0, 0),
         };
-        Arc::new(Shared::new(facts, Arc::default()))
+        Arc::new(Shared::new(facts))
     }
 
-    /// A mount with one entry, which the kernel has or has not.
+    /// A mount with one entry, which the kernel has if `live` is 1.
     fn adopt(front: &mut Front, live: u32, shared: &Arc<Shared>, turn: &mut Turn<'_>) {
         let (ours, _) = UnixStream::pair().unwrap();
         front.adopt(ours.into(), QUEUE, shared.clone(), turn).unwrap();
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_end_after_they_were_given_up_are_nobodys() {
+    fn completions_of_abandoned_entries_are_ignored() {
         let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
         let (mut ring, mut queues) = (KernelRing::new(config).unwrap(), Queues::default());
         let turn = &mut Turn { ring: &mut ring, queues: &mut queues };
@@ -292,13 +293,21 @@ mod tests {
             let second = shared();
             adopt(&mut front, 1, &second, turn);
             let now = front.channels.iter().position(Option::is_some).unwrap();
-            assert_eq!(now == place, live == 0, "{round}: a place is used again unless the kernel has it");
+            assert_eq!(
+                now == place,
+                live == 0,
+                "{round}: an index is reused unless the kernel has its entries"
+            );
             if live > 0 {
                 let token = Token { front: FrontNumber::Fuse as u8, index: place as u16, number: 1 };
                 front.event(Event::Ended { token, result: -i64::from(libc::ENOTCONN) }, turn);
             }
             let channel = front.channels[now].as_mut().unwrap();
-            assert_eq!(channel.entries_live(), 1, "{round}: the other's entry is still the kernel's");
+            assert_eq!(
+                channel.entries_live(),
+                1,
+                "{round}: the entry of the other channel is still with the kernel"
+            );
             // For the next round: as if the kernel had given it back.
             channel.entries.as_mut().unwrap().live = 0;
             front.close_lane(QUEUE, true, turn);

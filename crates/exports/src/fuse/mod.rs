@@ -1,16 +1,16 @@
-//! The FUSE export: a device as one file, on one reactor thread.
+//! The FUSE export: a device as a single file, on one reactor thread.
 //!
-//! A [`Channel`] is one descriptor of a mount's connection. The kernel keeps what it asks for in one line per
-//! connection, from which every descriptor may take the next: so each reactor that serves the device has a
-//! clone, and takes as much as it can answer. A request is read in place into memory of ours, a write's data
-//! where the backend wants it; it becomes a tag of the device's hardware queue; its answer is written in place,
-//! with the data from where the backend put or lent it. Nothing is cached here or, for the file is opened for
-//! direct I/O, in the kernel.
+//! A [`Channel`] is one descriptor of a mount's connection. The kernel has one queue of requests per
+//! connection, from which every descriptor may read: each reactor that serves the device has a clone, and
+//! reads as many as it can process. A request is read inline into our memory, a write's data to where the
+//! backend wants it; it gets a tag of the device's hardware queue; its reply is written inline, with the data
+//! from the backend's or our memory. Nothing is cached here; nor in the kernel, as the file is opened for
+//! direct I/O.
 //!
-//! *Invariant:* a channel reads only while there is a tag for what it reads, so nothing that was read waits.
-//! *Invariant:* every request that was read is answered once, save those that the protocol leaves unanswered.
+//! *Invariant:* a channel reads only when a tag is free, so no request that was read waits for a tag.
+//! *Invariant:* every request that was read is answered once, except those without a reply in the protocol.
 //!
-//! Not here: mounting, `/dev/fuse` itself, and anything about which backends exist.
+//! Not here: mounting, `/dev/fuse` itself, and backends.
 
 mod calls;
 mod channel;
@@ -23,33 +23,33 @@ use crate::{Front as FrontEnd, FrontNumber, Turn};
 use block::Segment;
 use channel::{Channel, Watch};
 use parts::Part;
-use queue::{Done, QueueId, Ring, Strips};
+use queue::{Done, QueueId, Ring, Stripes};
 use ring::{Event, Token};
 pub use shared::{FileFacts, HELD_MAX, Shared, TRANSFER_MAX};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// What a request that is in the stack will be answered with.
+/// Reply to a request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// The data that was read: so many bytes, from so many on.
+    /// Read data: `len` bytes from `skip` on.
     Data { skip: u32, len: u32 },
-    /// How much was written.
+    /// Number of bytes written.
     Written(u32),
-    /// The same, once a flush has made it last.
+    /// Number of bytes written, after a flush.
     FlushAfter(u32),
-    /// Nothing but how it went.
+    /// Status only.
     Status,
-    /// Where the next hole, or the next data, is; this much was asked about.
+    /// Offset of the next hole or data; `asked` bytes were searched.
     Found { from: u64, asked: u64, hole: bool },
-    /// How much was written, once the blocks of which it is a part have been read.
+    /// Number of bytes written, after a read-modify-write.
     Part(Part),
 }
 
-/// By which way a request came, and its answer goes.
+/// How a request arrived, and where its reply goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Via {
-    /// It was read from the descriptor.
+    /// Read from the descriptor.
     Device,
     /// Through io_uring, in this entry, with so many bytes of data.
     Entry { entry: u16, payload_len: u32 },
@@ -61,10 +61,10 @@ struct Pdu {
     unique: u64,
     via: Via,
     answer: Answer,
-    /// Ours; empty when it has none.
+    /// Allocated memory; empty when it has none.
     memory: Segment,
-    /// Where nobody else writes while it is in the stack.
-    alone: Strips,
+    /// Stripes of the range lock that it holds exclusively.
+    exclusive: Stripes,
 }
 
 impl Pdu {
@@ -73,14 +73,14 @@ impl Pdu {
         via: Via::Device,
         answer: Answer::Status,
         memory: Segment::EMPTY,
-        alone: Strips::NONE,
+        exclusive: Stripes::NONE,
     };
 }
 
 /// A device that is served here.
 struct Lane {
     pdus: Box<[Pdu]>,
-    lends: bool,
+    zero_copy_reads: bool,
 }
 
 /// The FUSE channels of one reactor.
@@ -88,37 +88,37 @@ struct Lane {
 pub struct Front {
     channels: Vec<Option<Channel>>,
     lanes: Vec<Option<Lane>>,
-    /// Places of channels that were given up while the kernel had entries of theirs. Those may end at any time, and
-    /// would be taken for entries of whoever came to be there.
+    /// Indices of channels that were abandoned while the kernel had entries of theirs. Those may complete at
+    /// any time, and would be attributed to a new channel of that index.
     given_up: Vec<usize>,
 }
 
 impl Front {
-    /// Serve requests to the device behind this queue.
-    pub fn open_lane(&mut self, queue: QueueId, depth: u16, lends: bool) {
+    /// Starts serving the device of this queue.
+    pub fn open_lane(&mut self, queue: QueueId, depth: u16, zero_copy_reads: bool) {
         let index = usize::from(queue.0);
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(Lane { pdus: vec![Pdu::VACANT; depth.into()].into(), lends });
+        self.lanes[index] = Some(Lane { pdus: vec![Pdu::VACANT; depth.into()].into(), zero_copy_reads });
     }
 
-    /// The device behind this queue changed: whether it lends memory now.
-    pub fn refit_lane(&mut self, queue: QueueId, lends: bool) {
+    /// Updates whether the device supports zero-copy reads.
+    pub fn refit_lane(&mut self, queue: QueueId, zero_copy_reads: bool) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.lends = lends;
+            lane.zero_copy_reads = zero_copy_reads;
         }
     }
 
-    /// Whether that was done already.
+    /// Whether the device of this queue is served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
-    /// Take requests of a mount from this descriptor, which must not block.
+    /// Starts reading requests of a mount from this descriptor, which must be non-blocking.
     ///
     /// # Errors
-    /// The descriptor cannot be given to the ring, or the ring has no memory left.
+    /// The descriptor cannot be added to the ring, or the ring has no memory left.
     pub fn adopt(
         &mut self,
         fd: OwnedFd,
@@ -136,7 +136,7 @@ impl Front {
         Ok(())
     }
 
-    /// A place for a channel.
+    /// A free index for a channel.
     fn vacancy(&mut self) -> usize {
         let mut places = self.channels.iter().enumerate();
         let vacant = places.find(|(index, place)| place.is_none() && !self.given_up.contains(index));
@@ -147,7 +147,7 @@ impl Front {
         })
     }
 
-    fn take_away_if_quiet(&mut self, index: usize, turn: &mut Turn<'_>) {
+    fn remove_if_idle(&mut self, index: usize, turn: &mut Turn<'_>) {
         let quiet = |channel: &mut Channel| {
             channel.is_over
                 && channel.in_stack == 0
@@ -195,7 +195,7 @@ impl FrontEnd for Front {
                     channel.watch = Watch::Ending;
                     turn.ring.watch_end(channel.token);
                 }
-                self.take_away_if_quiet(index, turn);
+                self.remove_if_idle(index, turn);
             } else if channel.watch == Watch::No {
                 self.pump(index, turn);
             }
@@ -210,8 +210,8 @@ impl FrontEnd for Front {
     }
 
     fn close_lane(&mut self, queue: QueueId, now: bool, _turn: &mut Turn<'_>) {
-        // Answers are written at once, so there is nobody who would not take them. `commit` does the rest. Entries come
-        // back when the mount ends, which is before this, or else never.
+        // Replies are written at once, so none are pending. `commit` does the rest. The kernel returns
+        // entries when the mount ends, which is before this, or else never.
         for channel in self.channels.iter_mut().flatten().filter(|channel| channel.queue == queue) {
             channel.is_over = true;
             if now {

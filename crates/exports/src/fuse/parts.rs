@@ -1,54 +1,55 @@
-//! Writes that begin or end within a block, where the device's blocks are larger than a byte: the blocks at the edges are
-//! read, changed and written back, in memory of the request's own.
+//! Sub-block writes: writes that begin or end within a block, where blocks are larger than a byte. The blocks
+//! at the edges are read, modified and written back (read-modify-write).
 //!
-//! Meanwhile nobody else may write those blocks, through whichever export of the device: who writes parts of blocks is alone
-//! there at the device's [`Gate`], which the queues of whole blocks heed. What may not begin yet waits in its channel, in the
-//! order in which it came. The memory in which blocks are put together is the channel's: one is enough.
+//! Meanwhile nobody else may write those blocks, through any export of the device: the write holds its
+//! stripes of the device's range lock ([`RangeLock`](queue::RangeLock)) exclusively, which queues check before whole-block writes.
+//! Requests that may not start yet wait in their channel, in order of arrival. A channel has one buffer for
+//! read-modify-write.
 //!
-//! Not here: other devices that stand on the same blocks, and other programs that write to the same file.
+//! Not covered: other devices on the same blocks, and other programs that write to the same file.
 
 use super::channel::Channel;
 use super::entries::End;
 use super::{Answer, Front, Pdu, TRANSFER_MAX, Via};
 use crate::Turn;
 use block::{Bytes, Data, Flags, Op, Request, Segment, Tag};
-use queue::{Ring, Strips, Wish};
+use queue::{Claim, Ring, Stripes};
 use ring::KernelRing;
 
-/// A request that may not begin yet.
+/// A request that may not start yet.
 pub(super) struct Waiting {
     tag: Tag,
     pdu: Pdu,
     req: Request,
-    /// To be alone where its blocks are.
-    wish: Wish,
+    /// The claim on its stripes.
+    claim: Claim,
 }
 
-/// Which block at an edge is being read.
+/// The edge whose block is being read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Edge {
     First,
     Last,
 }
 
-/// A write of which the edges are being read. Its memory has the blocks, with the data in its place, and behind them room for
-/// one more, into which edges are read.
+/// A sub-block write whose edges are being read. Its memory has the blocks with the data in place, followed
+/// by space for one more block, to which edges are read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// Where its first block begins on the device.
+    /// Offset of the first block on the device.
     start: u64,
-    /// Where the data begins in that.
+    /// Offset of the data in the first block.
     skip: u32,
-    /// Of the data.
+    /// Bytes of data.
     len: u32,
-    /// Of a block.
+    /// Bytes of a block.
     block: u32,
     durable: bool,
     edge: Edge,
 }
 
 impl Part {
-    /// Of its blocks.
+    /// Bytes of all its blocks.
     fn whole(&self) -> u32 {
         (self.skip + self.len).next_multiple_of(self.block)
     }
@@ -57,7 +58,7 @@ impl Part {
         self.start + u64::from(self.whole())
     }
 
-    /// Whether the last block is another than the first, and is not written as a whole.
+    /// Whether the last block is another than the first, and only partly written.
     fn has_last(&self) -> bool {
         self.whole() > self.block && self.skip + self.len < self.whole()
     }
@@ -66,7 +67,7 @@ impl Part {
         self.skip > 0 || self.len < self.block
     }
 
-    /// Read the block at the edge.
+    /// The request that reads the block at the edge.
     fn reading(&self, memory: Segment) -> Request {
         let at = match self.edge {
             Edge::First => 0,
@@ -77,7 +78,7 @@ impl Part {
         req
     }
 
-    /// Put what was read of the block at the edge around the data.
+    /// Copies the bytes of the edge block that surround the data.
     fn complete(&self, memory: Segment, ring: &mut KernelRing) {
         let (whole, end) = (self.whole(), self.skip + self.len);
         let read = memory.slice(whole, self.block);
@@ -92,7 +93,8 @@ impl Part {
 }
 
 impl Channel {
-    /// A write of `len` bytes that are not whole blocks. Its data stays where it is until it begins.
+    /// Starts a write of `len` bytes that are not whole blocks. Its data stays where it is until it may
+    /// start.
     ///
     /// # Errors
     /// A positive errno.
@@ -116,7 +118,7 @@ impl Channel {
         }
         let room = match self.part_room {
             Some(room) => room,
-            // The blocks of the largest write, with one more for edges.
+            // The blocks of the largest write, and one more for edges.
             None => ring.allocate(TRANSFER_MAX + 3 * block).ok_or(libc::ENOMEM)?,
         };
         self.part_room = Some(room);
@@ -124,12 +126,12 @@ impl Channel {
             Via::Device => self.hold_body(len, ring).ok_or(libc::EIO)?,
             Via::Entry { .. } => Segment::EMPTY,
         };
-        let alone = Strips::of(part.start, part.whole().into());
-        let pdu = Pdu { answer: Answer::Part(part), memory, alone, ..pdu };
+        let exclusive = Stripes::of(part.start, part.whole().into());
+        let pdu = Pdu { answer: Answer::Part(part), memory, exclusive, ..pdu };
         Ok((pdu, part.reading(room)))
     }
 
-    /// A request may begin: its data is put where its blocks are put together.
+    /// Copies the data of a request that may start to the read-modify-write buffer.
     #[inline]
     fn prepare(&mut self, waiting: &mut Waiting, ring: &mut KernelRing) {
         let pdu = &mut waiting.pdu;
@@ -142,7 +144,8 @@ impl Channel {
         self.take_back(std::mem::replace(&mut pdu.memory, room), ring);
     }
 
-    /// An edge has been read: the other, or the write itself. `None`: the device has become shorter.
+    /// An edge has been read: returns the read of the other edge, or the write. `None`: the device has
+    /// shrunk.
     pub(super) fn part_goes_on(
         &self,
         pdu: &Pdu,
@@ -172,44 +175,45 @@ impl Channel {
 }
 
 impl Front {
-    /// Begin a request, or let it wait until it may.
+    /// Starts a request, or queues it until it may start.
     #[inline]
     pub(super) fn begin(&mut self, index: usize, tag: Tag, pdu: Pdu, req: Request, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         channel.in_stack += 1;
-        if pdu.alone.is_empty() {
+        if pdu.exclusive.is_empty() {
             return self.submit(index, tag, pdu, req, turn);
         }
-        channel.waiting.push_back(Waiting { tag, pdu, req, wish: Wish::new(pdu.alone) });
+        channel.waiting.push_back(Waiting { tag, pdu, req, claim: Claim::new(pdu.exclusive) });
         self.take_up_waiting(index, turn);
     }
 
-    /// Take up those that may begin by now, in order.
+    /// Starts queued requests that may start by now, in order.
     pub(super) fn take_up_waiting(&mut self, index: usize, turn: &mut Turn<'_>) {
         while let Some(Some(channel)) = self.channels.get_mut(index) {
             let Some(next) = channel.waiting.front_mut() else { return };
             let end = next.req.offset.0.saturating_add(next.req.len.0);
             let is_gone = channel.is_over || end > channel.shared.size();
-            // The memory in which its blocks are put together may be another's still.
-            if !is_gone && (channel.is_putting_together || !channel.shared.gate.may_begin(&mut next.wish)) {
+            // Another write may still use the read-modify-write buffer.
+            let queue = turn.queues.get_mut(channel.queue);
+            if !is_gone && (channel.part_room_in_use || !queue.acquire(&mut next.claim)) {
                 return;
             }
             let Some(mut waiting) = channel.waiting.pop_front() else { return };
             if is_gone {
                 self.give_up(index, &waiting, turn);
             } else {
-                channel.is_putting_together = true;
+                channel.part_room_in_use = true;
                 channel.prepare(&mut waiting, turn.ring);
                 self.submit(index, waiting.tag, waiting.pdu, waiting.req, turn);
             }
         }
     }
 
-    /// It cannot begin any more.
+    /// Fails a request that cannot start any more.
     fn give_up(&mut self, index: usize, waiting: &Waiting, turn: &mut Turn<'_>) {
-        let Waiting { tag, pdu, wish, .. } = waiting;
+        let Waiting { tag, pdu, claim, .. } = waiting;
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
-        channel.shared.gate.give_up(wish);
+        turn.queues.get_mut(channel.queue).withdraw_claim(claim);
         channel.end(pdu.via, End { unique: pdu.unique, errno: libc::EIO }, turn.ring);
         channel.in_stack -= 1;
         channel.take_back(pdu.memory, turn.ring);
@@ -224,7 +228,7 @@ mod tests {
 
     const BLOCK: u32 = 512;
 
-    /// What a write of `len` bytes at `offset` makes of a device whose byte n is n % 251.
+    /// The content after a write of `len` bytes at `offset`, of a device whose byte n is n % 251.
     fn written(offset: u64, len: u32) -> Vec<u8> {
         let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
         let mut ring = KernelRing::new(config).unwrap();
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_around_the_data_stays() {
+    fn bytes_around_the_data_are_preserved() {
         let before = written(0, BLOCK)[BLOCK as usize..].to_vec();
         assert!(before.iter().zip(BLOCK..).all(|(byte, n)| u32::from(*byte) == n % 251));
         for offset in [0u64, 1, 511, 512, 513, 1000] {

@@ -1,4 +1,4 @@
-//! From ended requests to answers.
+//! Turns completed requests into replies.
 
 use super::entries::End;
 use super::{Answer, Front, Pdu};
@@ -8,7 +8,7 @@ use proto::fuse;
 use queue::{Done, QueueId, Ring};
 
 impl Front {
-    /// A request that we submitted is over: answer it, or take it a step further.
+    /// Handles a completed request: replies, or starts its next step.
     pub(super) fn ended(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
         let Done { tag, owner, status } = done;
         let index = owner.index() as usize;
@@ -20,9 +20,9 @@ impl Front {
                 lane.pdus[tag.index()] = pdu;
             }
             let queue = turn.queues.touch(queue_id);
-            return match pdu.alone.is_empty() {
+            return match pdu.exclusive.is_empty() {
                 true => queue.submit(tag, owner, req, turn.ring),
-                false => queue.submit_alone(tag, owner, req, turn.ring),
+                false => queue.submit_exclusive(tag, owner, req, turn.ring),
             };
         }
         queue_release(queue_id, tag, turn);
@@ -30,18 +30,18 @@ impl Front {
         let room = channel.answer_room(pdu.via);
         let data = match req.data {
             Data::One(segment) => segment,
-            // We submit single segments only.
+            // Requests are submitted with single segments only.
             Data::Run { .. } => Segment::EMPTY,
         };
         let errno = match pdu.answer {
-            // Its edges were read, and there is no more room for it.
+            // Its edges were read, but it could not continue.
             Answer::Part(_) if status.is_ok() => libc::EIO,
             _ => status.errno(),
         };
-        let is_part = !pdu.alone.is_empty();
+        let is_part = !pdu.exclusive.is_empty();
         if is_part {
-            channel.is_putting_together = false;
-            channel.shared.gate.release(pdu.alone);
+            channel.part_room_in_use = false;
+            turn.queues.get_mut(queue_id).release_claim(pdu.exclusive);
         }
         match pdu.answer {
             Answer::Data { skip, len } if errno == 0 => channel.answer_data(&pdu, data, skip, len, turn.ring),
@@ -68,13 +68,13 @@ impl Front {
             _ => channel.end(pdu.via, End { unique: pdu.unique, errno }, turn.ring),
         }
         channel.in_stack -= 1;
-        // A part has the channel's memory.
+        // A sub-block write uses the channel's buffer, which stays.
         if !is_part {
             channel.take_back(pdu.memory, turn.ring);
         }
     }
 
-    /// What a request of several steps does next.
+    /// The next step of a request with several steps; `None` if it is complete.
     fn next_step(
         &self,
         index: usize,
@@ -107,18 +107,18 @@ fn queue_release(id: QueueId, tag: block::Tag, turn: &mut Turn<'_>) {
     turn.queues.get_mut(id).release(tag);
 }
 
-/// What a search came to.
+/// Result of a search.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
-    /// It is here.
+    /// Found at this offset.
     At(u64),
-    /// The records end before: go on from here.
+    /// The records end before: continue here.
     Behind(u64),
-    /// It is not before the end.
+    /// Not found before the end.
     No,
 }
 
-/// Look for a hole or for data from `from` on, in records that tell of `asked` bytes from `start` on.
+/// Searches for a hole or for data from `from` on, in records that cover `asked` bytes from `start` on.
 fn found(records: &[u8], start: u64, asked: u64, from: u64, hole: bool) -> Found {
     let (mut at, end) = (start, start + asked);
     for extent in records.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record) {
@@ -130,7 +130,7 @@ fn found(records: &[u8], start: u64, asked: u64, from: u64, hole: bool) -> Found
     }
     match at {
         _ if at >= end => Found::No,
-        // Nothing was told: what is not known is data.
+        // No record: a range of unknown status counts as data.
         _ if at <= from && at == start => {
             if hole {
                 Found::No
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_stops_at_what_it_looks_for() {
+    fn a_search_finds_the_next_hole_or_data() {
         let map = records(&[(4096, false), (4096, true), (8192, false)]);
         assert_eq!(found(&map, 0, 16384, 0, false), Found::At(0));
         assert_eq!(found(&map, 0, 16384, 100, true), Found::At(4096));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_goes_on_where_the_records_end() {
+    fn a_search_continues_where_the_records_end() {
         let map = records(&[(4096, false), (4096, false)]);
         assert_eq!(found(&map, 4096, 1 << 20, 4096, true), Found::Behind(4096 + 8192));
         assert_eq!(found(&records(&[]), 4096, 4096, 4096, false), Found::At(4096));

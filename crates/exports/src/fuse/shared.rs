@@ -1,44 +1,45 @@
-//! What all channels of a mount share: what the file is, and how many threads serve it. Written by any of
-//! them and by the control plane, seldom; read with plain loads.
+//! State shared by all channels of a mount: attributes of the file, and the number of channels. Written
+//! rarely, by channels and the control plane; read with plain loads.
 
 use proto::fuse::{Agreement, Attributes, StatFs};
-use queue::Gate;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The most that one request of the kernel moves: its own limit, unless an administrator has raised that.
+/// Largest request: the kernel's own limit, unless an administrator has raised it.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 
-/// Memory that a channel's requests may hold together, in bytes. Besides, it has memory for the largest request that the next
-/// one is read into, so a mount holds 1 MiB more than this on each thread at most. Five requests of the largest size keep a
-/// disk busy; what exceeds them waits in the kernel, where it takes no memory of ours.
+/// Bytes that the requests of a channel may hold together. In addition it has memory for the largest request,
+/// into which the next one is read, so a mount holds at most 1 MiB more than this on each thread. Five
+/// requests of the largest size keep a disk busy; further ones wait in the kernel, where they take none of
+/// our memory.
 pub const HELD_MAX: u64 = 5 << 20;
-/// Of that, what writes may hold that keep all of the memory they were read into, which has room for the largest: data of
-/// later ones is copied to where it just fits, if that is at most half as much.
+/// Of that, bytes held by writes that keep the whole buffer into which they were read, which has space for
+/// the largest request: the data of later writes is copied to a buffer of its size, if that is at most half
+/// as much.
 pub(super) const HELD_WHOLE_MAX: u64 = 3 << 20;
 
-/// What the control plane knows of a device that is shown as a file.
+/// Properties of a device exported as a file.
 #[derive(Clone, Copy, Debug)]
 pub struct FileFacts {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// The stack is asked for whole blocks of this many bytes; 1: for any length.
+    /// Block size of the stack's requests, in bytes; 1: any length.
     pub block_len_min: u32,
-    /// What to read and write at a time, in bytes.
+    /// Preferred I/O size in bytes.
     pub block_len_preferred: u32,
-    /// A write can be made to last by itself.
+    /// FUA is supported.
     pub fua: bool,
-    /// Ranges can be zeroed.
+    /// Write-zeroes is supported.
     pub write_zeroes: bool,
-    /// Reads and writes shall go past us, where the kernel can do that.
+    /// Use passthrough where the kernel supports it.
     pub passthrough: bool,
-    /// Requests shall come through io_uring, where the kernel can do that.
+    /// Use FUSE over io_uring where the kernel supports it.
     pub over_io_uring: bool,
-    /// The file's owner and group at first.
+    /// Initial owner and group of the file.
     pub owner: (u32, u32),
 }
 
@@ -51,24 +52,27 @@ pub struct Shared {
     uid: AtomicU32,
     gid: AtomicU32,
     born_s: u64,
-    /// The kernel and we have agreed.
+    /// INIT was negotiated.
     agreed: AtomicBool,
-    /// And on passing through.
+    /// Passthrough was negotiated.
     agreed_passthrough: AtomicBool,
-    /// The number of the backing file for that; 0: there is none.
+    /// Id of the backing file for passthrough; 0: none.
     backing: AtomicI32,
     channels: AtomicU32,
-    /// The kernel and we have agreed on io_uring.
+    /// Times that the file is open.
+    opens: AtomicU32,
+    /// FUSE over io_uring was negotiated.
     agreed_io_uring: AtomicBool,
-    /// The first errno, positive, with which the kernel refused an entry; 0: it refused none.
+    /// First errno, positive, with which the kernel refused an entry; 0: none.
     refused: AtomicI32,
-    /// Who writes where on the device, for writes of parts of blocks.
-    pub(super) gate: Arc<Gate>,
+    /// Notified when INIT was negotiated and when a channel ends, for the control plane.
+    changed: (Mutex<()>, Condvar),
 }
 
 impl Shared {
-    /// A mount that nobody serves yet. Where the device wants whole blocks, all of its queues are guarded by `gate`.
-    pub fn new(facts: FileFacts, gate: Arc<Gate>) -> Shared {
+    /// Creates a mount without channels. If the device needs whole blocks, all of its queues must be guarded
+    /// by the device's range lock ([`Queue::guard`](queue::Queue::guard)).
+    pub fn new(facts: FileFacts) -> Shared {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Shared {
             facts,
@@ -81,39 +85,81 @@ impl Shared {
             agreed_passthrough: AtomicBool::new(false),
             backing: AtomicI32::new(0),
             channels: AtomicU32::new(0),
+            opens: AtomicU32::new(0),
             agreed_io_uring: AtomicBool::new(false),
             refused: AtomicI32::new(0),
-            gate,
+            changed: Default::default(),
         }
     }
 
-    /// Bytes that the file has.
+    fn notify(&self) {
+        // Locked: a thread that has checked and does not wait yet must not miss it.
+        drop(self.changed.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.1.notify_all();
+    }
+
+    /// Waits until a condition holds, which channels change. Returns whether it does within `timeout`.
+    fn wait_until(&self, timeout: Duration, holds: impl Fn() -> bool) -> bool {
+        let held = self.changed.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.1.wait_timeout_while(held, timeout, |()| !holds());
+        drop(waited);
+        holds()
+    }
+
+    /// Waits until INIT was negotiated, and returns whether passthrough was. `None`: it was not within
+    /// `timeout`. Must not be called on a reactor's thread.
+    pub fn wait_for_agreement(&self, timeout: Duration) -> Option<bool> {
+        self.wait_until(timeout, || self.agreement().is_some());
+        self.agreement()
+    }
+
+    /// Waits until all channels have ended. Returns whether they have within `timeout`. Must not be called on
+    /// a reactor's thread.
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
+        self.wait_until(timeout, || self.channels() == 0)
+    }
+
+    /// Size of the file in bytes.
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Relaxed)
     }
 
-    /// It has another size now. The kernel must be told, too.
+    /// Sets the size of the file. The kernel must be notified, too.
     pub fn resized(&self, size: u64) {
         self.size.store(size, Relaxed);
     }
 
-    /// Descriptors that serve it. 0 after there were some: it was unmounted.
+    /// Number of channels. 0 after there were some: the file system was unmounted.
     pub fn channels(&self) -> u32 {
         self.channels.load(Relaxed)
     }
 
-    /// Whether the first words with the kernel have been exchanged; whether it can pass I/O through.
+    /// Number of times that the file is open: OPEN requests without their RELEASE. A loop device over it is one.
+    pub fn opens(&self) -> u32 {
+        self.opens.load(Relaxed)
+    }
+
+    pub(super) fn opened(&self) {
+        self.opens.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn released(&self) {
+        // The kernel can give up an OPEN whose process was killed, and then sends no RELEASE: never below 0.
+        let _ = self.opens.fetch_update(Relaxed, Relaxed, |opens| opens.checked_sub(1));
+    }
+
+    /// `None` before INIT was negotiated, then whether passthrough was.
     pub fn agreement(&self) -> Option<bool> {
         self.agreed.load(Acquire).then(|| self.agreed_passthrough.load(Relaxed))
     }
 
-    /// From here on files that are opened are passed through to the backing file of that number.
+    /// From now on opened files use passthrough to the backing file of this id.
     pub fn pass_through(&self, backing: i32) {
         self.backing.store(backing, Relaxed);
     }
 
-    /// The number of the backing file.
+    /// Id of the backing file, if there is one.
     pub fn backing(&self) -> Option<i32> {
         Some(self.backing.load(Relaxed)).filter(|number| *number > 0)
     }
@@ -121,14 +167,15 @@ impl Shared {
     pub(super) fn agree(&self, on: &Agreement) {
         self.agreed_passthrough.store(on.has_passthrough(), Relaxed);
         self.agreed_io_uring.store(on.is_over_io_uring(), Relaxed);
-        // Whoever sees this sees the others.
+        // Release: a thread that sees this also sees the stores above.
         self.agreed.store(true, Release);
+        self.notify();
     }
 
-    /// Whether requests come through io_uring. `Err`: they were to, and the kernel refused with this errno.
+    /// Whether requests arrive over io_uring.
     ///
     /// # Errors
-    /// A positive errno.
+    /// It was negotiated, but the kernel refused an entry with this positive errno.
     pub fn over_io_uring(&self) -> Result<bool, i32> {
         match self.refused.load(Relaxed) {
             0 => Ok(self.agreed_io_uring.load(Relaxed)),
@@ -136,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// An entry is the kernel's no more: for the end of the mount, or because it was refused.
+    /// The kernel has given an entry back for good: because the mount ended, or because it was refused.
     pub(super) fn entry_ended(&self, errno: i32) {
         if !matches!(errno, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) {
             let _ = self.refused.compare_exchange(0, errno, Relaxed, Relaxed);
@@ -149,6 +196,7 @@ impl Shared {
 
     pub(super) fn left(&self) {
         self.channels.fetch_sub(1, Relaxed);
+        self.notify();
     }
 
     pub(super) fn set_mode(&self, mode: u32) {
@@ -174,5 +222,37 @@ impl Shared {
 
     pub(super) fn statfs(&self) -> StatFs {
         StatFs { size: self.size(), block_len: self.facts.block_len_preferred }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn mount() -> Arc<Shared> {
+        Arc::new(Shared::new(FileFacts {
+            size: 4096,
+            read_only: false,
+            block_len_min: 1,
+            block_len_preferred: 4096,
+            fua: false,
+            write_zeroes: false,
+            passthrough: false,
+            over_io_uring: false,
+            owner: (0, 0),
+        }))
+    }
+
+    #[test]
+    fn waits_end_when_the_channels_change_something_and_not_later() {
+        let shared = mount();
+        assert_eq!(shared.wait_for_agreement(Duration::ZERO), None);
+        shared.joined();
+        assert!(!shared.wait_for_end(Duration::ZERO));
+        let other = shared.clone();
+        let thread = std::thread::spawn(move || other.wait_for_end(Duration::from_secs(60)));
+        shared.left();
+        assert!(thread.join().expect("no panic"));
     }
 }

@@ -1,35 +1,35 @@
-//! From bytes to requests: what a client sends, parsed where it lies.
+//! From bytes to requests: parses what a client sends in place.
 //!
-//! Bytes come as chunks (the ring's own memory, shared by all connections) or from the backlog (memory
-//! of the connection's, filled while there was no room). Either way [`Front::consume`] walks over them
-//! until they are used up or the next request has to wait.
+//! Bytes come in chunks (the ring's memory, shared by all connections) or from the backlog (the connection's
+//! memory, filled while a request was waiting). [`Front::consume`] processes them until they are used up or
+//! the next request has to wait.
 
-use super::budget::{FLOOR, SLOW_STEP, charge_of};
 use super::connection::{Connection, HELD_MAX, Input, READ_AHEAD_MAX, Receiving};
-use super::outbox::Owed;
 use super::{DeviceFacts, Front, Memory, Pdu, Stage, Turn, drop_payload};
 use crate::FrontNumber;
+use crate::budget::{FLOOR, SLOW_STEP, charge_of};
+use crate::outbox::Owed;
 use block::{Bytes, Extent, Flags, Op, Request as BlockRequest, Segment};
 use proto::nbd::extents::StatusQuery;
-use proto::nbd::server::{self, Accepted, Order, Refused};
+use proto::nbd::server::{self, Accepted, Refused, Submission};
 use proto::nbd::{Command, CommandFlags, Request, request};
 use queue::{Owner, Ring};
 use ring::{Chunk, KernelRing};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A payload of which this much is still to come is received straight into its memory; less is copied
-/// from chunks, which costs less than stopping and starting the stream of chunks.
+/// A payload is received directly into its memory if at least this much is still to come; less is copied from
+/// chunks, which is cheaper than stopping and restarting the stream of chunks.
 const DIRECT_FILL_MIN: u32 = 96 << 10;
-/// Reads from this length on are looked through for holes when the client can be told of them.
+/// Shortest read for which holes are looked up first, if the client accepts them in the reply.
 const MAPPED_READ_MIN: u64 = 32 << 10;
-/// Bytes of extent records that a mapped read asks for: 32 stretches; what lies behind is data.
+/// Bytes of extent records for such a read: 32 extents; the rest counts as data.
 const MAP_LEN: u32 = 512;
-/// Bytes of extent records for BLOCK_STATUS: 512 stretches a reply.
+/// Bytes of extent records for BLOCK_STATUS: 512 extents per reply.
 const STATUS_LEN: u32 = 8 << 10;
-/// Descriptors that those can become, and one more for a part that belongs to two.
+/// Most descriptors for those extents, and one more for a block that belongs to two.
 pub(super) const DESCRIPTORS_MAX: usize = STATUS_LEN as usize / Extent::RECORD_LEN + 1;
 
-/// A copy of `bytes` in arena memory.
+/// Copies `bytes` to arena memory.
 pub(super) fn keep(bytes: &[u8], ring: &mut KernelRing) -> Option<Segment> {
     let len = u32::try_from(bytes.len()).ok()?;
     let memory = ring.allocate(len)?;
@@ -37,16 +37,16 @@ pub(super) fn keep(bytes: &[u8], ring: &mut KernelRing) -> Option<Segment> {
     Some(memory)
 }
 
-/// What taking in a request makes a connection owe.
+/// What a connection owes for this request.
 pub(super) fn owed_for(request: &Request) -> Owed {
     let moves_data = matches!(request.command, Command::Read | Command::Write);
     Owed { replies: 1, bytes: if moves_data { request.len } else { 0 } }
 }
 
-/// Why bytes are left over.
+/// Reason why a request waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wait {
-    /// For replies to be sent.
+    /// Until replies have been sent.
     Room,
     /// For memory that other connections hold.
     Memory,
@@ -55,15 +55,12 @@ enum Wait {
 }
 
 impl Front {
-    /// The ring has received a chunk.
+    /// Handles a chunk that the ring has received.
     pub(super) fn received(&mut self, index: u32, segment: Segment, chunk: Chunk, turn: &mut Turn<'_>) {
-        if self.chunk_uses.len() <= chunk.index() {
-            self.chunk_uses.resize(chunk.index() + 1, 0);
-        }
-        self.chunk_uses[chunk.index()] = 1;
+        self.chunk_uses.received(chunk);
         let waits = self.connection_mut(index).is_some_and(|c| {
             c.moved = true;
-            c.paused || c.hungry
+            c.paused || c.awaits_memory
         });
         let used = if waits { 0 } else { self.consume(index, segment, Some(chunk), turn) };
         if used < segment.len {
@@ -73,7 +70,7 @@ impl Front {
         self.fill_directly(index, turn);
     }
 
-    /// Keep what cannot be looked at now, and have no more come.
+    /// Keeps bytes that cannot be processed now, and stops receiving.
     fn put_aside(&mut self, index: u32, rest: Segment, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if connection.ending {
@@ -89,11 +86,11 @@ impl Front {
         self.charge_anyway(index, charge_of(memory));
     }
 
-    /// Go on with what waited, then with what the socket has.
+    /// Continues with the waiting request, the backlog, and then the socket.
     pub(super) fn take_up(&mut self, index: u32, turn: &mut Turn<'_>) {
         loop {
             let Some(connection) = self.connection_mut(index) else { return };
-            if connection.hungry {
+            if connection.awaits_memory {
                 return;
             }
             connection.paused = false;
@@ -101,7 +98,7 @@ impl Front {
             let used = self.consume(index, segment, None, turn);
             let Some(connection) = self.connection_mut(index) else { return };
             if used < segment.len && !connection.ending {
-                // The arena frees by the whole block, so what is left moves to one of its own.
+                // The arena frees whole blocks, so the rest moves to a block of its own.
                 return self.put_back(index, segment, used, turn);
             }
             let ends = connection.ending;
@@ -110,17 +107,17 @@ impl Front {
                 return;
             }
         }
-        // A request may still wait with nothing behind it.
+        // A request may still wait with no bytes after it.
         self.consume(index, Segment::EMPTY, None, turn);
         self.fill_directly(index, turn);
         self.receive_on(index, turn);
     }
 
-    /// Have the next bytes come, if nothing does that yet: as chunks, or, while one large payload follows
-    /// another, the next header alone, so that the payload behind it can go where it belongs.
+    /// Receives more, unless that is in progress: chunks, or, while large payloads follow each other, only
+    /// the next header, so that the payload can be received directly into its memory.
     fn receive_on(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        let waits = connection.paused || connection.hungry || connection.ending;
+        let waits = connection.paused || connection.awaits_memory || connection.ending;
         if connection.receiving != Receiving::No || waits {
             return;
         }
@@ -153,7 +150,7 @@ impl Front {
         self.release(index, segment, turn.ring);
     }
 
-    /// Use up as much of `segment` as there is room for; returns how much that was.
+    /// Processes as much of `segment` as possible; returns the number of bytes consumed.
     fn consume(&mut self, index: u32, segment: Segment, chunk: Option<Chunk>, turn: &mut Turn<'_>) -> u32 {
         let mut at = 0;
         loop {
@@ -182,7 +179,7 @@ impl Front {
                             }
                             return at;
                         }
-                        // The stream cannot be followed any further.
+                        // The stream cannot be parsed any further.
                         Err(_) => {
                             self.end(index, turn);
                             return segment.len;
@@ -206,7 +203,7 @@ impl Front {
                     at += part;
                     let (is_whole, more) = (*filled == memory.len, filled.saturating_sub(*charged));
                     *charged += more;
-                    // It came in a chunk: too little to be worth a wait.
+                    // It arrived in a chunk: too little to be worth a wait.
                     if more > 0 {
                         self.charge_anyway(index, more.into());
                     }
@@ -246,14 +243,14 @@ impl Front {
         }
     }
 
-    /// Have a connection wait in line for memory.
+    /// Queues a connection for memory.
     fn await_memory(&mut self, index: u32, turn: &mut Turn<'_>) {
         if !self.budget.is_used() {
-            // Nobody will give any back: the system has none.
+            // Nobody will free any: the system is out of memory.
             return self.end(index, turn);
         }
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        connection.hungry = true;
+        connection.awaits_memory = true;
         let resumed = std::mem::take(&mut connection.resumed);
         self.budget.wait(index, resumed);
         if let (false, Some(lane)) = (resumed, &self.lanes[usize::from(connection.queue.0)]) {
@@ -261,8 +258,8 @@ impl Front {
         }
     }
 
-    /// Take a request in: check it, give it memory and, when its payload is here, a tag. Returns how
-    /// many of the bytes behind its header were used.
+    /// Accepts a request: checks it, allocates memory and, if its payload is here, a tag. Returns how many of
+    /// the bytes after its header were consumed.
     fn admit(
         &mut self,
         index: u32,
@@ -273,13 +270,13 @@ impl Front {
     ) -> Result<u32, Wait> {
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(0) };
         let lane = self.lanes[usize::from(connection.queue.0)].as_ref();
-        let in_place = lane.is_some_and(|lane| lane.facts.in_place);
-        let held_max = if in_place && request.command == Command::Read { READ_AHEAD_MAX } else { HELD_MAX };
+        let inline = lane.is_some_and(|lane| lane.facts.inline);
+        let held_max = if inline && request.command == Command::Read { READ_AHEAD_MAX } else { HELD_MAX };
         if !connection.has_room(owed_for(&request).bytes, held_max) {
             return Err(Wait::Room);
         }
-        let order = match server::check(&connection.session, &request) {
-            Ok(Accepted::Submit(order)) => order,
+        let submission = match server::check(&connection.session, &request) {
+            Ok(Accepted::Submit(submission)) => submission,
             Ok(Accepted::Status(query)) => {
                 self.submit_status(index, &request, query, turn)?;
                 return Ok(0);
@@ -306,23 +303,24 @@ impl Front {
         };
         match chunk {
             _ if request.payload_len == 0 => {
-                self.submit(index, &request, order, Memory::None, turn)?;
+                self.submit(index, &request, submission, Memory::None, turn)?;
                 Ok(0)
             }
             Some(chunk) if u64::from(rest.len) >= request.payload_len => {
-                self.chunk_uses[chunk.index()] += 1;
+                self.chunk_uses.hold(chunk);
                 let payload = rest.slice(0, request.payload_len as u32);
-                let outcome = self.submit(index, &request, order, Memory::Chunk(chunk, payload), turn);
+                let outcome = self.submit(index, &request, submission, Memory::Chunk(chunk, payload), turn);
                 if outcome.is_err() {
                     self.release_chunk(chunk, turn.ring);
                 }
                 outcome.map(|()| payload.len)
             }
-            _ => self.await_payload(index, request, Some(order), turn),
+            _ => self.await_payload(index, request, Some(submission), turn),
         }
     }
 
-    /// Memory for `len` bytes, with which the connection is charged, and with `more` for the request's next step.
+    /// Allocates `len` bytes and charges them to the connection, with `more` bytes for the request's next
+    /// step.
     fn hold(&mut self, index: u32, len: u32, more: u64, turn: &mut Turn<'_>) -> Result<Segment, Wait> {
         if !self.charge(index, u64::from(len) + more, false) {
             return Err(Wait::Memory);
@@ -334,12 +332,13 @@ impl Front {
         memory.ok_or(Wait::Memory)
     }
 
-    /// Have the payload of a request come into memory of its own. Address space is taken for all of it, memory as bytes come.
+    /// Starts receiving the payload of a request into its own memory. Address space is allocated at once,
+    /// pages as bytes arrive.
     fn await_payload(
         &mut self,
         index: u32,
         request: Request,
-        order: Option<Order>,
+        submission: Option<Submission>,
         turn: &mut Turn<'_>,
     ) -> Result<u32, Wait> {
         let len = request.payload_len as u32;
@@ -351,7 +350,7 @@ impl Front {
             self.discharge(index, charged.into());
             return Err(Wait::Memory);
         };
-        // What was used before lies in memory already, and is faster to use again than to get anew.
+        // Memory that has pages already is faster to use again than to fault in anew.
         if resident && charged < len {
             let rest = u64::from(len - charged);
             if self.budget.is_calm(rest) {
@@ -362,18 +361,18 @@ impl Front {
             }
         }
         if let Some(connection) = self.connection_mut(index) {
-            connection.input = Input::Payload { request, order, memory, filled: 0, charged };
+            connection.input = Input::Payload { request, submission, memory, filled: 0, charged };
         }
         self.budget.look();
         Ok(0)
     }
 
-    /// All of a payload is here.
+    /// The payload is complete.
     fn payload_complete(&mut self, index: u32, turn: &mut Turn<'_>) -> Result<(), Wait> {
         let Some(connection) = self.connection_mut(index) else { return Ok(()) };
-        let Input::Payload { request, order, memory, .. } = connection.input else { return Ok(()) };
-        match order {
-            Some(order) => self.submit(index, &request, order, Memory::Own(memory), turn),
+        let Input::Payload { request, submission, memory, .. } = connection.input else { return Ok(()) };
+        match submission {
+            Some(submission) => self.submit(index, &request, submission, Memory::Own(memory), turn),
             None => {
                 let query = server::status_query(&connection.session, &request, turn.ring.bytes(memory));
                 match query {
@@ -389,35 +388,35 @@ impl Front {
         }
     }
 
-    /// Hand an order to the stack.
+    /// Submits a request to the stack.
     fn submit(
         &mut self,
         index: u32,
         request: &Request,
-        order: Order,
+        submission: Submission,
         mut memory: Memory,
         turn: &mut Turn<'_>,
     ) -> Result<(), Wait> {
         let Some(connection) = self.connection(index) else { return Ok(()) };
         let Some(lane) = &self.lanes[usize::from(connection.queue.0)] else { return Ok(()) };
-        let DeviceFacts { lends, may_lend, sparse, .. } = lane.facts;
-        let Order { mut op, mut flags, offset, len } = order;
+        let DeviceFacts { zero_copy_reads, allows_zero_copy, sparse, .. } = lane.facts;
+        let Submission { mut op, mut flags, offset, len } = submission;
         let (mut stage, mut reserved) = (Stage::Only, 0);
         if op == Op::Read {
             let mapped = sparse
                 && len.0 >= MAPPED_READ_MIN
                 && connection.session.structured()
-                && !request.flags.has(CommandFlags::DF);
+                && !request.flags.contains(CommandFlags::DF);
             if mapped {
                 (op, stage) = (Op::Extents, Stage::Map);
-                // The read that follows does not wait: it would do so with a tag.
-                reserved = if lends { 0 } else { len.0 };
+                // The read that follows must not wait for memory, because it would hold a tag meanwhile.
+                reserved = if zero_copy_reads { 0 } else { len.0 };
                 memory = Memory::Own(self.hold(index, MAP_LEN, reserved, turn)?);
-            } else if lends {
-                flags = flags.with(Flags::MAY_LEND);
+            } else if zero_copy_reads {
+                flags = flags.union(Flags::ZERO_COPY);
             } else {
-                if may_lend {
-                    flags = flags.with(Flags::MAY_LEND);
+                if allows_zero_copy {
+                    flags = flags.union(Flags::ZERO_COPY);
                 }
                 memory = Memory::Own(self.hold(index, len.0 as u32, 0, turn)?);
             }
@@ -426,7 +425,7 @@ impl Front {
         self.enter(index, Pdu { request: *request, query: None, memory, reserved, stage }, req, turn)
     }
 
-    /// Ask the stack how a range is backed.
+    /// Submits a block status query to the stack.
     fn submit_status(
         &mut self,
         index: u32,
@@ -446,13 +445,13 @@ impl Front {
         )
     }
 
-    /// Give a request a tag and start it. Without a tag, memory that was made for it is given back.
+    /// Takes a tag for a request and submits it. Without a tag, memory allocated for it is freed.
     fn enter(&mut self, index: u32, pdu: Pdu, req: BlockRequest, turn: &mut Turn<'_>) -> Result<(), Wait> {
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
         let Some(lane) = self.lanes[usize::from(connection.queue.0)].as_mut() else { return Ok(()) };
         let queue = turn.queues.touch(connection.queue);
         let Some(tag) = queue.tag() else {
-            let waits_in_input = matches!(connection.input, Input::Payload { order: Some(_), .. });
+            let waits_in_input = matches!(connection.input, Input::Payload { submission: Some(_), .. });
             if let (Memory::Own(memory), false) = (pdu.memory, waits_in_input) {
                 self.release(index, memory, turn.ring);
                 self.discharge(index, pdu.reserved);
@@ -467,11 +466,11 @@ impl Front {
         Ok(())
     }
 
-    /// When much of a payload is still to come, have it received where it belongs.
+    /// If much of a payload is still to come, receives it directly into its memory.
     fn fill_directly(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         let Input::Payload { memory, filled, .. } = connection.input else { return };
-        let waits = connection.hungry || connection.ending || !connection.backlog.is_empty();
+        let waits = connection.awaits_memory || connection.ending || !connection.backlog.is_empty();
         if memory.len - filled < DIRECT_FILL_MIN || waits {
             return;
         }
@@ -494,18 +493,19 @@ impl Front {
         }
     }
 
-    /// How much of a payload to receive next: as much as there is of it already, a megabyte at least, and less of a client
-    /// that is slow. 0: there is no memory for it yet.
+    /// Bytes of a payload to receive next: as much as has arrived already, at least 1 MiB, and less from a
+    /// slow client. 0: there is no memory for it yet.
     fn next_step(&mut self, index: u32) -> u32 {
         let Some(connection) = self.connection_mut(index) else { return 0 };
         let Input::Payload { memory, filled, charged, .. } = connection.input else { return 0 };
         let wanted = if connection.slow { SLOW_STEP } else { filled.max(FLOOR as u32) };
         let mut step = wanted.min(memory.len - filled);
-        // A rest that is smaller than what is received so comes with the last step.
+        // A rest that is too short for a direct receive is included in the last step.
         if memory.len - filled - step < DIRECT_FILL_MIN {
             step = memory.len - filled;
         }
-        // Who has waited in line for a part of it does so once.
+        // A connection that has waited for part of its payload gets memory for all of it, so that it waits
+        // only once.
         let end = if connection.resumed { memory.len } else { filled + step };
         let more = end.saturating_sub(charged);
         if more == 0 {
@@ -520,7 +520,7 @@ impl Front {
         step
     }
 
-    /// The ring has filled the memory of a payload or a header, or met the end of the stream.
+    /// The ring has filled the memory of a payload or a header, or reached the end of the stream.
     pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         (connection.receiving, connection.moved) = (Receiving::No, true);

@@ -1,27 +1,27 @@
 //! The NBD export: connections in their transmission phase, on one reactor thread.
 //!
-//! Handshakes and TLS happen elsewhere; a connection arrives here with its [`Session`] settled. What
-//! the client sends is parsed where the ring received it: the payload of a small write goes to the
-//! backend from there, a large one is received into memory of its own. Each request becomes a tag of
-//! the device's hardware queue; what a turn completes is answered in one send for each connection.
+//! Handshakes and TLS happen elsewhere; a connection arrives here with its [`Session`]. Requests are parsed
+//! in the memory to which the ring received them: the payload of a small write goes to the backend from
+//! there, a large one is received into memory of its own. Each request gets a tag of the device's hardware
+//! queue; all replies of a turn are sent with one call per connection.
 //!
-//! *Invariant:* a receive chunk is held only by requests that are whole and in the stack, so a client
-//! that stalls holds none. *Invariant:* a connection owes at most [`UNANSWERED_MAX`] replies moving at
-//! most [`HELD_MAX`] bytes; beyond that it is not read from. All of a reactor's connections share one
-//! budget of memory (`budget`).
+//! *Invariant:* a receive chunk is held only by complete requests in the stack, so a client that stalls holds
+//! none. *Invariant:* a connection has at most [`UNANSWERED_MAX`] unanswered requests that move at most
+//! [`HELD_MAX`] bytes; beyond that it is not read from. All connections of a reactor share one memory budget
+//! (`crate::budget`).
 //!
-//! Not here: the handshake, listeners, TLS, and anything about which backends exist.
+//! Not here: the handshake, listeners, TLS, and backends.
 
-mod budget;
 mod connection;
 mod intake;
-mod outbox;
 mod reply;
 
 use crate::Turn;
+pub use crate::budget::{Alarm, Cut, CutReason, FLOOR, GRACE, LimitCounts, Limits};
+use crate::budget::{Budget, charge_of};
+use crate::chunk_uses::ChunkUses;
+pub use crate::facts::DeviceFacts;
 use block::{Bytes, Data, Segment};
-pub use budget::{Alarm, Cut, CutReason, FLOOR, GRACE, LimitCounts, Limits};
-use budget::{Budget, charge_of};
 use connection::{Connection, Input, Receiving};
 pub use connection::{HELD_MAX, UNANSWERED_MAX};
 use proto::nbd::extents::StatusQuery;
@@ -34,30 +34,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What the front-end knows about the device behind a hardware queue.
-#[derive(Clone, Copy, Debug)]
-pub struct DeviceFacts {
-    /// A read answers with memory of the device itself, so none need be brought.
-    pub lends: bool,
-    /// A read may be answered so, and whatever answers it will take the offer or leave it: memory is brought all the
-    /// same. As a device made from a table, whose next table may have nothing to lend.
-    pub may_lend: bool,
-    /// A read is done while it is submitted, into memory of ours.
-    pub in_place: bool,
-    /// It knows holes: large structured reads ask for them.
-    pub sparse: bool,
-    /// Data is only ever handed on by name, so it may be memory that only the kernel can reach.
-    pub opaque: bool,
-}
-
 /// A request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 struct Pdu {
     request: Request,
-    /// What a block status request asks about; `None` for all others.
+    /// The query of a block status request; `None` for all others.
     query: Option<StatusQuery>,
     memory: Memory,
-    /// Bytes with which the connection is charged for memory that the next step needs.
+    /// Bytes charged to the connection for memory that the next step needs.
     reserved: u64,
     stage: Stage,
 }
@@ -72,13 +56,13 @@ impl Pdu {
     };
 }
 
-/// Whose memory a request's data is.
+/// Memory of a request's data.
 #[derive(Clone, Copy, Debug)]
 enum Memory {
     None,
-    /// Ours, from the arena.
+    /// Allocated from the arena.
     Own(Segment),
-    /// Part of a chunk that the ring received.
+    /// Part of a received chunk.
     Chunk(Chunk, Segment),
 }
 
@@ -91,23 +75,23 @@ impl Memory {
     }
 }
 
-/// Where a request of several steps is.
+/// Step of a request.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     /// It has one step.
     Only,
-    /// A large structured read that asks for holes first.
+    /// A large structured read that queries extents first.
     Map,
-    /// The same, reading now; the extents that were found.
+    /// A large structured read that knows its extents, stored in this segment.
     Mapped(Segment),
 }
 
 struct Lane {
     facts: DeviceFacts,
     pdus: Box<[Pdu]>,
-    /// How many there are, for whoever asks.
+    /// Number of connections, for the control plane.
     connections: Arc<AtomicU32>,
-    /// How often limits took effect.
+    /// Counts of limits taking effect.
     counts: Arc<LimitCounts>,
 }
 
@@ -116,22 +100,21 @@ struct Lane {
 pub struct Front {
     connections: Vec<Option<Connection>>,
     lanes: Vec<Option<Lane>>,
-    /// Requests that still use each chunk, and one more while it is being parsed.
-    chunk_uses: Vec<u32>,
-    /// Connections with something to send or to take up again this turn.
+    chunk_uses: ChunkUses,
+    /// Connections with something to send or to continue this turn.
     dirty: Vec<u32>,
-    /// Connections that wait for a tag of their queue, first come first served.
+    /// Connections that wait for a tag of their queue, first come, first served.
     starved: VecDeque<u32>,
-    /// The empty vector that `dirty` changes places with.
+    /// The empty vector that is swapped with `dirty`.
     spare_list: Vec<u32>,
-    /// Where the reply to a block status request is put together.
+    /// Buffer for block status replies.
     status_reply: Vec<u8>,
     budget: Budget,
 }
 
 impl Front {
-    /// Serve connections to the device behind this queue, which has `depth` tags. Their number is kept
-    /// in `connections`.
+    /// Starts serving connections to the device of this queue, which has `depth` tags. `connections` counts
+    /// them.
     pub fn open_lane(&mut self, queue: QueueId, depth: u16, facts: DeviceFacts, connections: Arc<AtomicU32>) {
         let index = usize::from(queue.0);
         if self.lanes.len() <= index {
@@ -141,25 +124,26 @@ impl Front {
         self.lanes[index] = Some(Lane { facts, pdus, connections, counts });
     }
 
-    /// Count in `counts` how often limits take effect for the connections behind this queue.
+    /// Counts in `counts` how often limits take effect for the connections of this queue.
     pub fn count_limits(&mut self, queue: QueueId, counts: Arc<LimitCounts>) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
             lane.counts = counts;
         }
     }
 
-    /// Hold connections to these limits. `alarm`: has [`tick`](Front::tick) called; without it nothing is disconnected.
+    /// Sets the limits of connections. `alarm` schedules [`tick`](Front::tick); without it no connection is
+    /// closed.
     pub fn limit(&mut self, limits: Limits, alarm: Option<Alarm>) {
         self.budget.set(limits, alarm);
     }
 
-    /// Whether connections to the device behind this queue are served.
+    /// Whether connections to the device of this queue are served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
-    /// The device behind this queue changed. Connections that there are may use what it has grown by at once;
-    /// their clients learn of it when they connect again.
+    /// Updates the facts about the device of this queue and its size. Existing connections may use a larger
+    /// size at once; their clients see it when they reconnect.
     pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
         lane.facts = facts;
@@ -174,11 +158,11 @@ impl Front {
         }
     }
 
-    /// Take over a connection whose handshake is done. `leftover`: bytes behind the handshake that were
-    /// received already. `Ok`: the connection's number, for [`when_gone`](Front::when_gone).
+    /// Takes over a connection after its handshake. `leftover`: bytes after the handshake that were received
+    /// already. Returns the connection's index, for [`when_gone`](Front::when_gone).
     ///
     /// # Errors
-    /// The socket cannot be given to the ring.
+    /// The socket cannot be added to the ring.
     pub fn adopt(
         &mut self,
         fd: OwnedFd,
@@ -206,7 +190,7 @@ impl Front {
         Ok(index as u32)
     }
 
-    /// Have `tell` called on this thread when the connection that was just adopted is over.
+    /// Calls `tell` on this thread when the connection that was just adopted is gone.
     pub fn when_gone(&mut self, connection: u32, tell: Box<dyn FnOnce() + Send>) {
         if let Some(connection) = self.connection_mut(connection) {
             connection.when_gone = Some(tell);
@@ -228,7 +212,7 @@ impl Front {
         }
     }
 
-    /// Take in nothing more from this client.
+    /// Accepts nothing more from this client.
     fn end(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if std::mem::replace(&mut connection.ending, true) {
@@ -247,14 +231,14 @@ impl Front {
                 }
             }
         }
-        if std::mem::take(&mut connection.hungry) {
+        if std::mem::take(&mut connection.awaits_memory) {
             self.budget.leave(index);
         }
         self.discharge(index, freed);
         self.mark(index);
     }
 
-    /// Close a connection whatever it is owed.
+    /// Closes a connection without sending its outstanding replies.
     fn cut(&mut self, index: u32, turn: &mut Turn<'_>) {
         self.end(index, turn);
         if let Some(connection) = self.connection_mut(index)
@@ -264,8 +248,8 @@ impl Front {
         }
     }
 
-    /// The alarm that was asked for has come: disconnect clients that keep others waiting, or that stopped in the middle of
-    /// a request.
+    /// The alarm has fired: closes connections that hold memory others wait for, or that stopped in the
+    /// middle of a request.
     pub fn tick(&mut self, now: Nanos, turn: &mut Turn<'_>) -> Vec<Cut> {
         let passed = self.budget.passed(now);
         let (wanted, stall) = (self.budget.wanted(), self.budget.limits.stall);
@@ -285,7 +269,7 @@ impl Front {
             }
             owed |= owes_input;
         }
-        // Those go first that have kept theirs for the longest.
+        // Those without progress for the longest time are closed first.
         holders.sort_by_key(|(_, cut)| std::cmp::Reverse(cut.still));
         let mut wanted = wanted.unwrap_or(0);
         for (index, cut) in holders {
@@ -305,12 +289,12 @@ impl Front {
             }
             self.cut(*index, turn);
         }
-        self.budget.look_again(owed);
+        self.budget.schedule_next_check(owed);
         cuts.into_iter().map(|(_, cut)| cut).collect()
     }
 
-    /// Charge a connection for memory that it is about to hold. `goes_on`: for the rest of a payload. `false`: it has to
-    /// wait in line for it.
+    /// Charges a connection for memory that it is about to hold. `goes_on`: for the rest of a payload.
+    /// Returns false if it has to wait.
     #[inline]
     fn charge(&mut self, index: u32, bytes: u64, goes_on: bool) -> bool {
         let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) else {
@@ -328,7 +312,7 @@ impl Front {
         true
     }
 
-    /// Charge it for what it holds already.
+    /// Charges a connection for memory without waiting.
     fn charge_anyway(&mut self, index: u32, bytes: u64) {
         if let Some(connection) = self.connection_mut(index) {
             connection.held += bytes;
@@ -336,7 +320,7 @@ impl Front {
         }
     }
 
-    /// A connection holds so much less.
+    /// A connection has freed so many bytes.
     #[inline]
     fn discharge(&mut self, index: u32, bytes: u64) {
         if let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) {
@@ -345,16 +329,16 @@ impl Front {
         }
     }
 
-    /// Give memory back that a connection was charged for.
+    /// Frees memory charged to a connection.
     #[inline]
     fn release(&mut self, index: u32, memory: Segment, ring: &mut KernelRing) {
         ring.free(memory);
         self.discharge(index, charge_of(memory));
     }
 
-    fn close_if_quiet(&mut self, index: u32, turn: &mut Turn<'_>) {
+    fn close_if_idle(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        if connection.ending && connection.is_quiet() && !std::mem::replace(&mut connection.closed, true) {
+        if connection.ending && connection.is_idle() && !std::mem::replace(&mut connection.closed, true) {
             turn.ring.close(connection.socket);
         }
     }
@@ -389,8 +373,8 @@ impl Front {
         }
     }
 
-    /// The ring is done with the socket. Requests of it may still be in the stack (after an abort): the
-    /// connection goes when the last of them has ended.
+    /// The ring has closed the socket. Requests may still be in the stack after an abort: the connection is
+    /// removed when the last of them has completed.
     fn gone(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         connection.closed = true;
@@ -420,15 +404,11 @@ impl Front {
     }
 
     fn release_chunk(&mut self, chunk: Chunk, ring: &mut KernelRing) {
-        let uses = &mut self.chunk_uses[chunk.index()];
-        *uses -= 1;
-        if *uses == 0 {
-            ring.give_back(chunk);
-        }
+        self.chunk_uses.release(chunk, ring);
     }
 }
 
-/// Free what was received and not looked at: the bytes that it was charged with.
+/// Frees the backlog; returns the bytes charged for it.
 fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     let mut freed = 0;
     for segment in connection.backlog.drain(..) {
@@ -438,8 +418,8 @@ fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     freed
 }
 
-/// Free the payload that is being received, into which nobody writes any more, and take in nothing from here on: the bytes
-/// that it was charged with.
+/// Frees the payload being received, to which nobody writes any more, and ignores all further input; returns
+/// the bytes charged for it.
 fn drop_payload(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     match std::mem::replace(&mut connection.input, Input::Over) {
         Input::Payload { memory, charged, .. } => {
@@ -475,7 +455,7 @@ impl crate::Front for Front {
         }
         if let Some(index) = self.budget.next_in_line() {
             if let Some(connection) = self.connection_mut(index) {
-                (connection.hungry, connection.resumed) = (false, true);
+                (connection.awaits_memory, connection.resumed) = (false, true);
             }
             self.mark(index);
         }
@@ -488,7 +468,7 @@ impl crate::Front for Front {
             }
             connection.outbox.start(connection.socket, turn.ring);
             if connection.ending {
-                self.close_if_quiet(index, turn);
+                self.close_if_idle(index, turn);
             } else {
                 self.take_up(index, turn);
             }

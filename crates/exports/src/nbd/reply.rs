@@ -1,12 +1,12 @@
-//! From ended requests to replies.
+//! Turns completed requests into replies.
 //!
-//! A request's tag goes back to its queue as soon as its reply has been written down; data stays where
-//! it is until the ring has sent it.
+//! A request's tag is released as soon as its reply has been encoded; data stays where it is until the ring
+//! has sent it.
 
-use super::budget::charge_of;
 use super::intake::{DESCRIPTORS_MAX, owed_for};
-use super::outbox::NoMemory;
 use super::{Front, Memory, Pdu, Stage, Turn};
+use crate::budget::charge_of;
+use crate::outbox::NoMemory;
 use block::{Bytes, Data, Extent, Flags, Op, Request as BlockRequest, Segment, Status};
 use proto::nbd::extents::{put_block_status, reply_len};
 use proto::nbd::reply::MAX_FIXED;
@@ -15,21 +15,21 @@ use queue::{Done, QueueId, Ring};
 use ring::KernelRing;
 
 impl Front {
-    /// A request that we submitted to this queue is over.
+    /// Handles a completed request of this queue.
     pub(super) fn answer(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
         let Done { tag, owner, status } = done;
         let index = owner.index();
         let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() else { return };
         let pdu = lane.pdus[tag.index()];
-        let lends = lane.facts.lends;
+        let zero_copy_reads = lane.facts.zero_copy_reads;
         let queue = turn.queues.get_mut(queue_id);
         let data = match queue.request(tag).data {
             Data::One(segment) => segment,
-            // We submit single segments only.
+            // Requests are submitted with single segments only.
             Data::Run { .. } => Segment::EMPTY,
         };
         let step = match pdu.stage {
-            Stage::Map => self.mapped(index, &pdu, status, lends, turn),
+            Stage::Map => self.mapped(index, &pdu, status, zero_copy_reads, turn),
             _ => Step::Reply,
         };
         match step {
@@ -78,9 +78,16 @@ impl Front {
         }
     }
 
-    /// The extents under a large read are known: read it, unless it is one hole. When they could not be
-    /// found out, all of it is data.
-    fn mapped(&mut self, index: u32, pdu: &Pdu, status: Status, lends: bool, turn: &mut Turn<'_>) -> Step {
+    /// The extents of a large read are known: reads the data, unless all of it is one hole. If the query
+    /// failed, all of it counts as data.
+    fn mapped(
+        &mut self,
+        index: u32,
+        pdu: &Pdu,
+        status: Status,
+        zero_copy_reads: bool,
+        turn: &mut Turn<'_>,
+    ) -> Step {
         let Memory::Own(extents) = pdu.memory else { return Step::Reply };
         let len = pdu.request.len;
         if !status.is_ok() {
@@ -94,12 +101,12 @@ impl Front {
         }
         let mut req = BlockRequest::new(Op::Read, Bytes(pdu.request.offset), Bytes(len));
         let mut next = Pdu { stage: Stage::Mapped(extents), memory: Memory::None, reserved: 0, ..*pdu };
-        if lends {
-            req.flags = Flags::MAY_LEND;
+        if zero_copy_reads {
+            req.flags = Flags::ZERO_COPY;
             self.discharge(index, pdu.reserved);
         } else {
             let Some(memory) = turn.ring.allocate(len as u32) else { return Step::Reply };
-            // The device lent its memory when this was not reserved.
+            // Nothing was reserved if the device supported zero-copy reads at that time.
             self.charge_anyway(index, len - pdu.reserved);
             next.memory = Memory::Own(memory);
             req.data = Data::One(memory);
@@ -107,7 +114,7 @@ impl Front {
         Step::Read(next, req)
     }
 
-    /// Write down the reply to a request that is over.
+    /// Encodes the reply to a completed request.
     fn reply(
         &mut self,
         index: u32,
@@ -128,7 +135,7 @@ impl Front {
         let outbox = &mut connection.outbox;
         let style = connection.session.style;
         let mut header = [0; MAX_FIXED];
-        // What became of asking for extents is not what becomes of the read.
+        // A failed query of extents does not fail the read.
         let status = if matches!(pdu.stage, Stage::Map) { Status::Ok } else { status };
         let error = error_of(status, request.flags);
         match (request.command, pdu.stage, error) {
@@ -163,11 +170,11 @@ impl Front {
             (Command::BlockStatus, _, None) => {
                 let out = &mut self.status_reply;
                 out.resize(reply_len(Style::Extended, DESCRIPTORS_MAX), 0);
-                let told = pdu.query.and_then(|query| {
+                let put = pdu.query.and_then(|query| {
                     let extents = records(ring.bytes(data));
                     put_block_status(out, &connection.session, request, &query, extents)
                 });
-                let len = told.unwrap_or_else(|| style.put_end(out, request, Some(NbdError::Io)));
+                let len = put.unwrap_or_else(|| style.put_end(out, request, Some(NbdError::Io)));
                 outbox.push(&out[..len], None, ring)?;
             }
             _ => {
@@ -179,7 +186,7 @@ impl Front {
         Ok(())
     }
 
-    /// Answer a request that needs no stack.
+    /// Answers a request that does not need the stack.
     pub(super) fn answer_at_once(
         &mut self,
         index: u32,
@@ -204,27 +211,27 @@ impl Front {
     }
 }
 
-/// What a request that ended a step does next.
+/// Next step of a request.
 enum Step {
     Reply,
     Read(Pdu, BlockRequest),
 }
 
-/// Chunks that a mapped read is answered with at most.
+/// Most chunks of a reply to a mapped read.
 const PIECES_MAX: usize = 33;
 
-/// The extent records in a request's data; the first that is none ends them.
+/// The extent records in a request's data, up to the first invalid one.
 fn records(bytes: &[u8]) -> impl Iterator<Item = Extent> + '_ {
     bytes.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record)
 }
 
-/// Whether the first extent says that all of `len` bytes are zeroes.
+/// Whether the first extent covers all of `len` bytes with zeroes.
 fn is_one_hole(extents: &[u8], len: u64) -> bool {
     records(extents).next().is_some_and(|extent| extent.zero && extent.len.0 >= len)
 }
 
-/// Cut a read of `len` bytes into (offset, length, hole): neighbours alike are one, and what no record
-/// tells of is data.
+/// Divides a read of `len` bytes into (offset, length, hole): equal neighbours are merged, and ranges without
+/// a record count as data.
 fn pieces_of(extents: &[u8], len: u32, pieces: &mut [(u32, u32, bool); PIECES_MAX]) -> usize {
     let (mut at, mut count) = (0u32, 0usize);
     let tail = Extent { len: Bytes(u64::from(len)), hole: false, zero: false };
@@ -264,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_that_ends_early_is_not_all_of_a_read() {
+    fn a_hole_that_ends_early_does_not_cover_the_read() {
         assert!(is_one_hole(&bytes_of(&[(8192, true)]), 8192));
         assert!(!is_one_hole(&bytes_of(&[(4096, true), (4096, false)]), 8192));
         assert!(!is_one_hole(&bytes_of(&[(8192, false)]), 8192));
@@ -272,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_are_alike_are_one_piece() {
+    fn equal_neighbours_are_merged() {
         let got = cut(&[(4096, false), (4096, false), (8192, true)], 16384);
         assert_eq!(got, [(0, 8192, false), (8192, 8192, true)]);
     }
 
     #[test]
-    fn an_extent_past_the_read_is_cut_and_what_is_not_told_is_data() {
+    fn an_extent_past_the_read_is_truncated_and_ranges_without_a_record_are_data() {
         assert_eq!(cut(&[(1 << 40, true)], 4096), [(0, 4096, true)]);
         assert_eq!(cut(&[(512, true)], 4096), [(0, 512, true), (512, 3584, false)]);
         assert_eq!(cut(&[], 4096), [(0, 4096, false)]);

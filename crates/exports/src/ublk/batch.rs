@@ -1,11 +1,13 @@
-//! Commands for many tags at once (`BATCH_IO`): one that hands all tags to the driver, one that the driver answers
-//! with the tags of requests for as long as there are any, and one for each turn with what is done.
+//! Commands for many tags at once (`BATCH_IO`): one that passes all tags to the driver, a multishot fetch
+//! that the driver answers with the tags of new requests, and one commit per turn with the completed
+//! requests.
 //!
-//! What is done is gathered in one of two buffers and told at the end of the turn; the driver reads it while the
-//! command is under way, and the other buffer is filled meanwhile.
+//! Completions are gathered in one of two buffers and committed at the end of the turn; while the driver
+//! reads it, the other buffer is filled.
 //!
-//! *Invariant:* a buffer that a command names is not touched. A tag stands in the buffers once at most: it comes
-//! back to us only after the command that told of its last request has ended, so a buffer has room for all tags.
+//! *Invariant:* a buffer is not changed while a command refers to it. A tag is in the buffers at most once:
+//! it returns to us only after the command that committed its last request has completed, so a buffer has
+//! space for all tags.
 
 use super::driver::Driver;
 use ::ublk::{BatchFlags, BatchIo, ElementHeader, IoOp};
@@ -14,84 +16,84 @@ use queue::FileId;
 use ring::Token;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The number of the command that the driver answers with tags. No tag has it.
+/// Token number of the fetch command. No tag has it.
 const FETCH: u32 = 1 << 16;
-/// The numbers of those that tell of the first and of the second buffer.
-const TELL: u32 = FETCH + 1;
+/// Token numbers of commands that refer to the first and second buffer.
+const COMMIT: u32 = FETCH + 1;
 
-/// What the driver is told of one tag.
+/// Element of a buffer: the completion of one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Told {
+pub(super) struct Element {
     /// The driver's tag.
     pub(super) tag: u16,
-    /// Where its next request's memory registers itself.
+    /// Index of the registered buffer for its next request.
     pub(super) buffer: u16,
-    /// How the request ended.
+    /// Result of the request.
     pub(super) result: i32,
-    /// The address of its buffer.
+    /// Address of its buffer.
     pub(super) address: u64,
 }
 
-/// What came of the end of a command.
+/// Effect of a completed command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// What was expected.
+    /// As expected.
     Fine,
     /// The driver refused it with this errno.
     Refused(i32),
-    /// The device ends: the driver has taken back every tag that is listed in this buffer.
+    /// The device is being removed: the driver has aborted every tag in this buffer.
     Gone {
-        /// Which of both buffers. It is not touched before the next telling.
+        /// Index of the buffer. It is not changed before the next commit.
         half: usize,
-        /// How many tags.
+        /// Number of tags.
         count: u16,
     },
-    /// It refused one tag of it with this errno.
+    /// The driver refused one of its tags with this errno.
     RefusedTag(u16, i32),
 }
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Half {
-    /// Tags in it.
+    /// Number of tags in it.
     count: u16,
-    /// A command names it.
-    told: bool,
+    /// A command refers to it.
+    committed: bool,
 }
 
-/// A lane's commands.
+/// The commands of a lane.
 #[derive(Debug)]
 pub(super) struct Batch {
     file: FileId,
     q_id: u16,
     token: Token,
     flags: BatchFlags,
-    /// Both buffers, one behind the other.
+    /// Both buffers, contiguous.
     memory: Segment,
     halves: [Half; 2],
-    /// Which one is being filled.
+    /// Index of the buffer that is being filled.
     filling: usize,
-    /// All tags are on their way to the driver for the first time.
+    /// The tags are being passed to the driver for the first time.
     preparing: bool,
-    /// The driver may answer with tags.
+    /// The fetch command is in flight.
     fetching: bool,
-    /// No command shall fetch any more.
+    /// The fetch command must not be sent again.
     withdrawn: bool,
 }
 
 impl Batch {
-    /// How much memory it needs, in bytes, for so many tags.
+    /// Bytes of memory needed for this many tags.
     pub(super) fn memory_len(depth: u16, flags: BatchFlags) -> u64 {
         2 * u64::from(depth) * u64::from(flags.element_len())
     }
 
-    /// Hand all tags to the driver and ask for requests.
+    /// Passes all tags to the driver and fetches requests.
     pub(super) fn open<D: Driver>(
         file: FileId,
         q_id: u16,
         token: Token,
         flags: BatchFlags,
         memory: Segment,
-        tags: impl Iterator<Item = Told>,
+        tags: impl Iterator<Item = Element>,
         ring: &mut D,
     ) -> Batch {
         let mut batch = Batch {
@@ -106,30 +108,30 @@ impl Batch {
             fetching: false,
             withdrawn: false,
         };
-        tags.for_each(|told| batch.add(told, ring));
-        batch.tell(IoOp::PrepIoCmds, ring);
+        tags.for_each(|element| batch.add(element, ring));
+        batch.commit(IoOp::PrepIoCmds, ring);
         batch.fetch(ring);
         batch
     }
 
-    /// Whether a number is one of its commands', and not a tag.
+    /// Whether a token's number is that of a command, and not a tag.
     pub(super) const fn is_command(number: u32) -> bool {
         number >= FETCH
     }
 
-    /// The driver may still answer with tags.
+    /// Whether the fetch command is in flight.
     pub(super) fn is_fetching(&self) -> bool {
         self.fetching
     }
 
-    /// Something is still to be told, or being told.
-    pub(super) fn is_telling(&self) -> bool {
+    /// Whether there are completions to commit or being committed.
+    pub(super) fn is_committing(&self) -> bool {
         self.halves.iter().any(|half| half.count > 0)
     }
 
-    /// Something can be told now.
-    pub(super) fn can_tell(&self) -> bool {
-        self.halves[self.filling].count > 0 && !self.halves[self.filling ^ 1].told
+    /// Whether there are completions that can be committed now.
+    pub(super) fn can_commit(&self) -> bool {
+        self.halves[self.filling].count > 0 && !self.halves[self.filling ^ 1].committed
     }
 
     fn half(&self, index: usize) -> Segment {
@@ -137,34 +139,34 @@ impl Batch {
         self.memory.slice(index as u32 * len, len)
     }
 
-    /// A tag is done. It is told with the next [`flush`](Batch::flush).
+    /// Adds the completion of a tag, to be committed with the next [`flush`](Batch::flush).
     #[inline]
-    pub(super) fn add<D: Driver>(&mut self, told: Told, ring: &mut D) {
+    pub(super) fn add<D: Driver>(&mut self, element: Element, ring: &mut D) {
         let len = u32::from(self.flags.element_len());
         let half = &mut self.halves[self.filling];
         let at = u32::from(half.count) * len;
         half.count += 1;
         let place = self.half(self.filling).slice(at, len);
-        let header = ElementHeader { tag: told.tag, buf_index: told.buffer, result: told.result };
+        let header = ElementHeader { tag: element.tag, buf_index: element.buffer, result: element.result };
         let (first, second) = ring.bytes_mut(place).split_at_mut(size_of::<ElementHeader>());
         first.copy_from_slice(header.as_bytes());
         if !second.is_empty() {
-            second.copy_from_slice(&told.address.to_ne_bytes());
+            second.copy_from_slice(&element.address.to_ne_bytes());
         }
     }
 
-    /// The end of a turn: tell what was gathered, unless the last telling is under way.
+    /// End of a turn: commits the gathered completions, unless the last commit is in flight.
     #[inline]
     pub(super) fn flush<D: Driver>(&mut self, ring: &mut D) {
-        if self.can_tell() {
-            self.tell(IoOp::CommitIoCmds, ring);
+        if self.can_commit() {
+            self.commit(IoOp::CommitIoCmds, ring);
         }
     }
 
-    fn tell<D: Driver>(&mut self, op: IoOp, ring: &mut D) {
+    fn commit<D: Driver>(&mut self, op: IoOp, ring: &mut D) {
         let index = self.filling;
         let half = &mut self.halves[index];
-        half.told = true;
+        half.committed = true;
         let (count, element) = (half.count, self.flags.element_len());
         let memory = self.half(index).slice(0, u32::from(count) * u32::from(element));
         let command = BatchIo {
@@ -174,8 +176,8 @@ impl Batch {
             elem_bytes: element,
             ..BatchIo::default()
         };
-        let token = Token { number: TELL + index as u32, ..self.token };
-        ring.tell(token, self.file, op.code(), command, memory);
+        let token = Token { number: COMMIT + index as u32, ..self.token };
+        ring.commit_batch(token, self.file, op.code(), command, memory);
         self.filling ^= 1;
     }
 
@@ -189,7 +191,7 @@ impl Batch {
         }
     }
 
-    /// Have the driver answer no more.
+    /// Cancels the fetch command.
     pub(super) fn withdraw<D: Driver>(&mut self, ring: &mut D) {
         self.withdrawn = true;
         if self.fetching {
@@ -197,19 +199,19 @@ impl Batch {
         }
     }
 
-    /// One of its commands has ended.
+    /// One of the commands has completed.
     pub(super) fn ended<D: Driver>(&mut self, number: u32, result: i64, ring: &mut D) -> Outcome {
         if number == FETCH {
             return self.fetch_ended(result as i32, ring);
         }
-        let index = (number - TELL) as usize & 1;
+        let index = (number - COMMIT) as usize & 1;
         let count = std::mem::take(&mut self.halves[index]).count;
         let len = i64::from(self.flags.element_len());
         if std::mem::take(&mut self.preparing) {
             if result == 0 {
                 return Outcome::Fine;
             }
-            // Not one tag is the driver's.
+            // The driver has none of the tags.
             self.withdraw(ring);
             return Outcome::Refused(-result as i32);
         }
@@ -224,17 +226,17 @@ impl Batch {
         for at in done + 1..count {
             let (header, address) = self.element(index, at, ring);
             let ElementHeader { tag, buf_index: buffer, result } = header;
-            self.add(Told { tag, buffer, result, address }, ring);
+            self.add(Element { tag, buffer, result, address }, ring);
         }
         Outcome::RefusedTag(refused.tag, if result < 0 { -result as i32 } else { libc::EIO })
     }
 
-    /// One of the tags in a buffer, by the driver's number.
+    /// A tag in a buffer, by the driver's number.
     pub(super) fn tag<D: Driver>(&self, half: usize, at: u16, ring: &D) -> u16 {
         self.element(half, at, ring).0.tag
     }
 
-    /// What a buffer says of one tag.
+    /// An element of a buffer.
     fn element<D: Driver>(&self, index: usize, at: u16, ring: &D) -> (ElementHeader, u64) {
         let len = u32::from(self.flags.element_len());
         let bytes = ring.bytes(self.half(index).slice(u32::from(at) * len, len));

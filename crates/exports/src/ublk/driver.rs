@@ -1,75 +1,79 @@
-//! What the front asks of its thread's ring besides what nodes ask of it. The kernel's ring does it for real; a
-//! model of the driver does it in tests and in the simulation.
+//! The interface of the ublk front-end to its thread's ring, besides that of nodes. Implemented by the
+//! kernel's ring, and by a model of the driver for tests and simulation.
 
 use ::ublk::{BatchIo, IoCommand};
 use block::{Region, Segment};
 use queue::{FileId, FileOp, Ring, RingFull};
 use ring::{KernelRing, Token};
 
-/// A place in a ring's table of registered buffers where the driver puts the memory of requests.
+/// Entries in a ring's table of registered buffers, for the memory of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelBuffers {
-    /// The region that names them.
+    /// The region of these entries.
     pub region: Region,
-    /// Where in it the first one starts, in bytes. The others follow, [`ring::KERNEL_BUFFER_SHIFT`] apart.
+    /// Offset of the first entry in the region, in bytes. The others follow, [`ring::KERNEL_BUFFER_SHIFT`]
+    /// apart.
     pub base: u64,
-    /// The number of its first entry in the table.
+    /// Index of the first entry in the table.
     pub first: u16,
 }
 
-/// What a lane has of a ring for as long as it lasts.
+/// Memory that a lane holds as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LaneMemory {
-    /// Memory of our own. The segment tells where it starts; it may be longer than a segment can say.
+    /// Private memory. Only the start of the segment is meaningful; the memory may be longer than a segment's
+    /// length can express.
     Buffers(Segment),
-    /// Places for the memory of requests.
+    /// Entries for the memory of requests.
     Kernel(KernelBuffers),
 }
 
-/// A ring, behind which is a driver that takes commands for many tags at once.
+/// A ring whose driver supports commands for many tags at once.
 pub trait Batches {
-    /// Hand the driver a command about the tags that `memory` lists. It ends under `token`.
-    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment);
+    /// Sends a command about the tags listed in `memory`. It completes with `token`.
+    fn commit_batch(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment);
 
-    /// Have the driver answer with tags, each of which ends with result 0 under `token` with the tag for its number,
-    /// until the command ends under `token`. It may end at any time.
+    /// Sends a multishot command that the driver answers with tags: each completes with result 0 and `token`
+    /// with the tag for its number, until the command ends with `token`. It may end at any time.
     fn fetch_tags(&mut self, token: Token, file: FileId, op: u32, command: BatchIo);
 
-    /// Take that back. It ends all the same, once.
+    /// Cancels the fetch. It still completes once.
     fn withdraw_fetch(&mut self, token: Token);
 }
 
-/// A ring, and behind it the driver whose character device is one of its files.
+/// A ring one of whose files is the character device of a ublk device.
 pub trait Driver: Ring + Batches {
-    /// Hand a command to the driver. `op` is its number, `address` what the entry carries beside it. It ends under
-    /// `token`.
+    /// Sends a command to the driver. `op` is its number, `address` the `addr` field of the entry. It
+    /// completes with `token`.
     fn command(&mut self, token: Token, file: FileId, op: u32, command: IoCommand, address: u64);
 
-    /// Take back a command that the driver has and that may never end by itself. It ends all the same, once.
+    /// Cancels a command that the driver may hold forever. It still completes once.
     fn withdraw(&mut self, token: Token);
 
-    /// Start copying between our memory and a request's, through the character device. It ends under `token`.
+    /// Starts a copy between our memory and a request's, through the character device. It completes with
+    /// `token`.
     ///
     /// # Errors
     /// [`RingFull`]: nothing was started.
     fn copy(&mut self, token: Token, file: FileId, op: FileOp, memory: Segment) -> Result<(), RingFull>;
 
-    /// Where the driver finds a segment.
+    /// Address of a segment, for the driver.
     fn address(&self, segment: Segment) -> u64;
 
-    /// Memory of our own of that length, not taken from what [`allocate`](Ring::allocate) gives: address
-    /// space until it is written to. `None`: it cannot be had.
+    /// Reserves memory of that length, not from [`allocate`](Ring::allocate): address space until it is
+    /// written to. `None`: there is none.
     fn reserve(&mut self, len: u64) -> Option<LaneMemory>;
 
-    /// Places for the memory of `count` requests. `None`: the kernel has no such table, or it is full.
+    /// Reserves entries for the memory of `count` requests. `None`: the kernel has no such table, or it is
+    /// full.
     fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory>;
 
-    /// Give either back. Nothing may be under way with it.
+    /// Releases either kind of memory. No operation may be in flight on it.
     fn unreserve(&mut self, memory: LaneMemory);
 }
 
 impl Batches for KernelRing {
-    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
+    fn commit_batch(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
         self.command_from(token, file, op, zerocopy::transmute!(command), memory);
     }
 

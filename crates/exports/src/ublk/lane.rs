@@ -1,9 +1,9 @@
-//! One queue of a ublk device, or the part of one that this thread serves: the life of its tags.
+//! One queue of a ublk device, or the part of one that this thread serves: the life cycle of its tags.
 
-use super::batch::{Batch, Outcome, Told};
+use super::batch::{Batch, Element, Outcome};
 use super::driver::{Driver, LaneMemory};
 use super::mode::DataMode;
-use super::request::{Asked, Bounds, asked_of, result_of};
+use super::request::{Bounds, ParsedRequest, parse_request, result_of};
 use super::tuples::Tuples;
 use super::{ClientMemory, LaneConfig, OpenLaneError};
 use crate::fronts::FrontNumber;
@@ -17,64 +17,64 @@ use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Tags that wait for memory or for room in the ring.
+/// Tags that wait for memory or for space in the ring.
 pub(super) type Waiting = VecDeque<(QueueId, u16)>;
 
-/// An address for a read that failed: the driver wants one, and copies nothing.
-const NOWHERE: u64 = 4096;
+/// Address for a failed read: the driver requires one, but copies nothing.
+const UNUSED_ADDRESS: u64 = 4096;
 
-/// Whose turn it is with a tag.
+/// Owner of a tag, and what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// Nobody's: the tag was not fetched yet, or the driver took it back.
+    /// None: the tag was not fetched yet, or the driver has aborted it.
     Out,
-    /// The driver's: our command ends when there is a request.
+    /// Driver: our command completes when there is a request.
     Fetched,
-    /// Ours: there is a request, and no memory for it yet, or no room in the ring to fill that.
+    /// Us: there is a request, but no memory for it yet, or no space in the ring to fill it.
     Starved,
-    /// The driver's: the data of a write comes to our memory, or a request's memory is registered.
+    /// Driver: the data of a write is copied to our memory, or a request's memory is registered.
     Filling,
-    /// The stack's.
+    /// Stack.
     InStack,
-    /// Ours: the stack, or the driver, is done with the data, and the integrity data goes to the stack next.
+    /// Us: the data is done, and the integrity data is submitted to the stack next.
     Between,
-    /// Ours: a read is done, and the ring has no room to hand over its data.
+    /// Us: a read is done, but the ring has no space to copy its data out.
     Full,
-    /// The driver's: the data of a read goes to the request's memory, or that is unregistered.
+    /// Driver: the data of a read is copied to the request's memory, or that is unregistered.
     Emptying,
 }
 
-/// A tag of the driver's.
+/// A tag of the driver.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct TagSlot {
     pub(super) stage: Stage,
     /// The request's memory was registered by command.
     registered: bool,
-    /// The data is in memory that the client shares.
+    /// The data is in memory shared with the client.
     in_client_memory: bool,
-    /// There is integrity data to be carried beside the data.
+    /// The request has integrity data besides its data.
     pub(super) has_tuples: bool,
-    /// What the driver is to be told, while that waits for [`Stage::Emptying`].
+    /// Result to commit after [`Stage::Emptying`].
     pub(super) result: i32,
-    /// What was asked for; without meaning while nothing is.
-    pub(super) asked: Asked,
-    /// Memory that was allocated for it; empty when there is none.
+    /// The request; meaningless while there is none.
+    pub(super) asked: ParsedRequest,
+    /// Memory allocated for it; empty when there is none.
     pub(super) memory: Segment,
 }
 
-impl Slot {
-    const NEW: Slot = Slot {
+impl TagSlot {
+    const NEW: TagSlot = TagSlot {
         stage: Stage::Out,
         registered: false,
         in_client_memory: false,
         has_tuples: false,
         result: 0,
-        asked: Asked::NOTHING,
+        asked: ParsedRequest::NOTHING,
         memory: Segment::EMPTY,
     };
 }
 
-/// The numbers of commands, as this driver knows them.
+/// Command numbers in the encoding of this driver.
 #[derive(Clone, Copy, Debug)]
 struct Codes {
     fetch: u32,
@@ -104,24 +104,24 @@ impl Codes {
 pub(super) struct Lane {
     pub(super) config: LaneConfig,
     codes: Codes,
-    /// A buffer, or a place for its request's memory, for each tag, one behind the other. `None`: memory is taken when
-    /// there is a request for it.
+    /// A buffer, or an entry for the request's memory, for each tag, contiguous. `None`: memory is allocated
+    /// for each request.
     memory: Option<LaneMemory>,
-    pub(super) slots: Box<[Slot]>,
-    /// Integrity data, where there is any.
+    pub(super) slots: Box<[TagSlot]>,
+    /// Integrity data, if the device has any.
     pub(super) tuples: Option<Tuples>,
     /// Tags that are not [`Stage::Out`].
     live: u32,
-    /// Every command that the driver gets from here on is asked back at once.
+    /// Every command sent from now on is cancelled at once.
     withdrawn: bool,
-    /// Commands for many tags at once, and the memory that they name. `None`: each tag has its own.
+    /// Commands for many tags at once, and their memory. `None`: each tag has its own commands.
     batch: Option<(Batch, LaneMemory)>,
-    /// Its front knows that there is something to tell.
+    /// The front-end knows that there is something to commit.
     pub(super) is_listed: bool,
 }
 
 impl Lane {
-    /// Fetch all tags.
+    /// Fetches all tags.
     pub(super) fn open<D: Driver>(config: LaneConfig, ring: &mut D) -> Result<Lane, OpenLaneError> {
         let memory = match config.mode {
             DataMode::Copy => {
@@ -137,7 +137,7 @@ impl Lane {
         let mut lane = Lane {
             codes: Codes::new(config.encoded),
             memory,
-            slots: vec![Slot::NEW; config.depth.into()].into(),
+            slots: vec![TagSlot::NEW; config.depth.into()].into(),
             tuples: config.integrity.map(|shape| Tuples::new(shape, config.depth)),
             live: config.depth.into(),
             withdrawn: false,
@@ -149,7 +149,7 @@ impl Lane {
         if lane.config.batch {
             if let Err(error) = lane.fetch_all(ring) {
                 lane.live = 0;
-                // What came with the configuration stays the caller's, as where its own memory cannot be had.
+                // On error the client memory stays the caller's.
                 lane.config.client_memory = None;
                 lane.close(ring);
                 return Err(error);
@@ -162,7 +162,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// The same as fetching each tag, with one command.
+    /// Fetches all tags with one command.
     fn fetch_all<D: Driver>(&mut self, ring: &mut D) -> Result<(), OpenLaneError> {
         let flags = match self.config.mode {
             DataMode::Copy => BatchFlags::HAS_BUF_ADDR,
@@ -174,45 +174,45 @@ impl Lane {
         let LaneMemory::Buffers(all) = memory else { return Err(OpenLaneError::Memory) };
         let all = Segment { len: len as u32, ..all };
         self.slots.iter_mut().for_each(|slot| slot.stage = Stage::Fetched);
-        let told: Vec<Told> = (0..self.config.depth)
+        let element: Vec<Element> = (0..self.config.depth)
             .map(|tag| {
                 let address = self.buffer(tag, 0).map_or(0, |segment| ring.address(segment));
-                self.told(tag, 0, address)
+                self.element(tag, 0, address)
             })
             .collect();
         let (file, q_id) = (self.config.file, self.config.q_id);
-        let batch = Batch::open(file, q_id, self.token(0), flags, all, told.into_iter(), ring);
+        let batch = Batch::open(file, q_id, self.token(0), flags, all, element.into_iter(), ring);
         self.batch = Some((batch, memory));
         Ok(())
     }
 
-    fn told(&self, tag: u16, result: i32, address: u64) -> Told {
+    fn element(&self, tag: u16, result: i32, address: u64) -> Element {
         let buffer = match self.memory {
             Some(LaneMemory::Kernel(buffers)) => buffers.first + tag,
             _ => 0,
         };
-        Told { tag: self.config.first_tag + tag, buffer, result, address }
+        Element { tag: self.config.first_tag + tag, buffer, result, address }
     }
 
-    /// Whether the end of the turn has something to tell the driver.
+    /// Whether there are completions to commit at the end of the turn.
     #[inline]
-    pub(super) fn can_tell(&self) -> bool {
-        self.config.batch && self.can_tell_batch()
+    pub(super) fn can_commit(&self) -> bool {
+        self.config.batch && self.can_commit_batch()
     }
 
     #[inline(never)]
-    fn can_tell_batch(&self) -> bool {
-        self.batch.as_ref().is_some_and(|(batch, _)| batch.can_tell())
+    fn can_commit_batch(&self) -> bool {
+        self.batch.as_ref().is_some_and(|(batch, _)| batch.can_commit())
     }
 
-    /// The end of the turn.
+    /// End of the turn: commits completions.
     pub(super) fn flush<D: Driver>(&mut self, ring: &mut D) {
         if let Some((batch, _)) = &mut self.batch {
             batch.flush(ring);
         }
     }
 
-    /// A command for many tags has ended.
+    /// Handles the failure of a command for many tags.
     #[cold]
     fn batch_refused<D: Driver>(&mut self, outcome: Outcome, ring: &mut D) {
         match outcome {
@@ -239,17 +239,17 @@ impl Lane {
         }
     }
 
-    /// The same for any command for many tags.
+    /// Handles the completion of a command for many tags.
     #[inline(never)]
     pub(super) fn batch_ended<D: Driver>(&mut self, number: u32, result: i64, ring: &mut D) {
         let Some((batch, _)) = &mut self.batch else { return };
         let outcome = batch.ended(number, result, ring);
-        let is_over = !batch.is_fetching() && !batch.is_telling();
+        let is_over = !batch.is_fetching() && !batch.is_committing();
         if outcome != Outcome::Fine {
             self.batch_refused(outcome, ring);
         }
         if is_over {
-            // Whatever the driver has, it does not come back with a request any more.
+            // Tags that the driver still has get no more requests.
             for tag in 0..self.config.depth {
                 if self.slots[usize::from(tag)].stage == Stage::Fetched {
                     self.taken_back(tag, ring);
@@ -258,18 +258,18 @@ impl Lane {
         }
     }
 
-    /// Tags that the driver has not taken back.
+    /// Tags that the driver has not aborted.
     pub(super) fn live(&self) -> u32 {
         self.live
     }
 
-    /// No tag has a request.
+    /// Whether no tag has a request.
     pub(super) fn is_idle(&self) -> bool {
-        !self.batch.as_ref().is_some_and(|(batch, _)| batch.is_telling())
+        !self.batch.as_ref().is_some_and(|(batch, _)| batch.is_committing())
             && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
     }
 
-    /// Give back what it had of the ring, but for the file, which is returned.
+    /// Releases its memory; returns the file, which the caller must remove.
     pub(super) fn close<D: Driver>(self, ring: &mut D) -> FileId {
         debug_assert!(self.live == 0, "{:?} is closed while {} tags are out", self.config.queue, self.live);
         if let Some(memory) = self.memory {
@@ -284,7 +284,7 @@ impl Lane {
         self.config.file
     }
 
-    /// Ask for the tags back: now those for which there is no request, the others when theirs is done.
+    /// Cancels the commands of tags without a request at once, the others when their request is done.
     pub(super) fn withdraw<D: Driver>(&mut self, ring: &mut D) {
         self.withdrawn = true;
         if let Some((batch, _)) = &mut self.batch {
@@ -297,7 +297,7 @@ impl Lane {
         }
     }
 
-    /// A command, or a copy, for a tag has ended.
+    /// A command, or a copy, of a tag has completed.
     #[inline]
     pub(super) fn ended<D: Driver>(
         &mut self,
@@ -310,8 +310,8 @@ impl Lane {
         let Some(slot) = self.slots.get(usize::from(tag)) else { return };
         match slot.stage {
             Stage::Fetched => match IoResult::from_result(result as i32) {
-                told @ (IoResult::Request | IoResult::NeedGetData) => {
-                    self.arrived(tag, told == IoResult::NeedGetData, ring, queues, waiting);
+                element @ (IoResult::Request | IoResult::NeedGetData) => {
+                    self.arrived(tag, element == IoResult::NeedGetData, ring, queues, waiting);
                 }
                 IoResult::Abort => self.taken_back(tag, ring),
                 IoResult::Refused(errno) => {
@@ -322,14 +322,14 @@ impl Lane {
             Stage::Filling if slot.has_tuples => self.filled_with_tuples(tag, result, ring, queues, waiting),
             Stage::Filling => self.filled(tag, result, ring, queues),
             Stage::Emptying => self.emptied(tag, result, ring, waiting),
-            // The driver answers each command once.
+            // The driver completes each command once.
             Stage::Out | Stage::Starved | Stage::InStack | Stage::Between | Stage::Full => {
                 debug_assert!(false, "{:?} tag {tag}: an end in {:?}", self.config.queue, slot.stage);
             }
         }
     }
 
-    /// A tag that waits may have what it waits for.
+    /// Continues a tag that waited for memory or space in the ring.
     pub(super) fn take_up<D: Driver>(
         &mut self,
         tag: u16,
@@ -356,7 +356,7 @@ impl Lane {
         Token { front: FrontNumber::Ublk as u8, index: self.config.queue.0, number: tag.into() }
     }
 
-    /// A command about a tag. `value`: what its last field says.
+    /// Sends a command for a tag. `value`: its last field.
     #[inline]
     fn command<D: Driver>(&self, tag: u16, op: u32, result: i32, value: u64, ring: &mut D) {
         let command =
@@ -377,7 +377,7 @@ impl Lane {
         self.command(tag, self.codes.fetch, 0, buffer, ring);
     }
 
-    /// The buffer of a tag, where each has its own.
+    /// The buffer of a tag, if each tag has one.
     #[inline]
     fn buffer(&self, tag: u16, len: u32) -> Option<Segment> {
         match self.memory {
@@ -390,7 +390,7 @@ impl Lane {
         }
     }
 
-    /// The driver has a request for us.
+    /// The driver has passed us a request.
     #[inline]
     fn arrived<D: Driver>(
         &mut self,
@@ -407,15 +407,15 @@ impl Lane {
         let slot = &mut self.slots[usize::from(tag)];
         (slot.registered, slot.in_client_memory, slot.has_tuples) = (false, false, false);
         slot.result = 0;
-        match asked_of(&descriptor, bounds) {
+        match parse_request(&descriptor, bounds) {
             Ok(asked) => slot.asked = asked,
             Err(status) if wants_buffer => {
-                // The driver takes no answer before it has named its buffer and got the data there.
-                slot.asked = Asked::of(Request::new(Op::Write, Bytes::ZERO, bounds.io_max));
+                // The driver accepts no completion before a buffer was provided and filled.
+                slot.asked = ParsedRequest::of(Request::new(Op::Write, Bytes::ZERO, bounds.io_max));
                 slot.result = -status.errno();
             }
             Err(status) => {
-                slot.asked = Asked::NOTHING;
+                slot.asked = ParsedRequest::NOTHING;
                 return self.commit(tag, -status.errno(), ring);
             }
         }
@@ -435,7 +435,7 @@ impl Lane {
         self.provide(tag, ring, queues, waiting);
     }
 
-    /// The same for one whose data is where its client and we both have it.
+    /// A request arrived whose data is in memory shared with the client.
     #[inline(never)]
     fn arrived_in_client_memory<D: Driver>(
         &mut self,
@@ -451,7 +451,7 @@ impl Lane {
             shmem_index(descriptor.addr) == memory.index && offset + u64::from(len) <= memory.len
         };
         let Some(memory) = self.config.client_memory.filter(fits) else {
-            slot.asked = Asked::NOTHING;
+            slot.asked = ParsedRequest::NOTHING;
             return self.commit(tag, -libc::EIO, ring);
         };
         slot.in_client_memory = true;
@@ -460,19 +460,19 @@ impl Lane {
         self.submit(tag, Data::One(Segment { offset, len, region: memory.region }), ring, queues);
     }
 
-    /// Whether reads may be answered by memory of the stack's own, from now on.
-    pub(super) fn lend(&mut self, lends: bool) {
-        self.config.lends = lends;
+    /// Updates whether zero-copy reads are possible.
+    pub(super) fn lend(&mut self, zero_copy_reads: bool) {
+        self.config.zero_copy_reads = zero_copy_reads;
     }
 
-    /// Give a request the memory that it needs.
+    /// Allocates the memory that a request needs, and submits it.
     fn provide<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>, waiting: &mut Waiting) {
         if self.slots[usize::from(tag)].has_tuples && !self.provide_tuples(tag, ring) {
             self.slots[usize::from(tag)].stage = Stage::Starved;
             return waiting.push_back((self.config.queue, tag));
         }
         let slot = &mut self.slots[usize::from(tag)];
-        let Asked { req, data_len: len } = slot.asked;
+        let ParsedRequest { req, data_len: len } = slot.asked;
         match self.memory {
             _ if len == 0 => self.submit(tag, Data::NONE, ring, queues),
             Some(LaneMemory::Buffers(_)) => {
@@ -480,8 +480,8 @@ impl Lane {
                 self.submit(tag, data, ring, queues)
             }
             Some(LaneMemory::Kernel(_)) => self.submit(tag, self.kernel_buffer(tag, len), ring, queues),
-            None if req.op == Op::Read && self.config.lends => {
-                slot.asked.req.flags = req.flags.with(Flags::MAY_LEND);
+            None if req.op == Op::Read && self.config.zero_copy_reads => {
+                slot.asked.req.flags = req.flags.union(Flags::ZERO_COPY);
                 self.submit(tag, Data::NONE, ring, queues)
             }
             None => {
@@ -500,7 +500,7 @@ impl Lane {
         }
     }
 
-    /// Have the data of a write brought. `false`: the ring has no room.
+    /// Starts copying the data of a write. `false`: the ring has no space.
     fn fill<D: Driver>(&mut self, tag: u16, memory: Segment, ring: &mut D) -> bool {
         match self.config.mode {
             DataMode::GetData => self.command(tag, self.codes.get_data, 0, ring.address(memory), ring),
@@ -532,7 +532,7 @@ impl Lane {
         self.command(tag, self.codes.register, 0, (buffers.first + tag).into(), ring);
     }
 
-    /// What was begun to give a request its memory is over.
+    /// Filling the memory of a request has completed.
     fn filled<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D, queues: &mut Queues<D>) {
         let slot = &mut self.slots[usize::from(tag)];
         let len = slot.asked.data_len;
@@ -563,7 +563,7 @@ impl Lane {
         }
     }
 
-    /// What was begun to give a request its memory has failed, or fell short.
+    /// Filling the memory of a request has failed, or was short.
     #[cold]
     pub(super) fn not_filled<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D) {
         self.free_memory(tag, ring);
@@ -580,7 +580,7 @@ impl Lane {
         queues.touch(self.config.queue).submit(Tag(tag), owner, req, ring);
     }
 
-    /// The stack is done with a request, which is as it left it.
+    /// The stack has completed a request; `req` is in its final state.
     #[inline]
     pub(super) fn done<D: Driver>(
         &mut self,
@@ -617,14 +617,14 @@ impl Lane {
             DataMode::UserCopy => {
                 let appended = req.op == Op::ZoneAppend && status.is_ok();
                 self.free_memory(tag, ring);
-                // The one mode of zoned devices.
+                // User copy is the only mode of zoned devices.
                 let place = if appended { req.offset.sectors().0 } else { 0 };
                 self.commit_at(tag, result, place, ring);
             }
             DataMode::GetData if takes_data => {
                 let address = match req.data {
                     Data::One(segment) if status.is_ok() && segment.len > 0 => ring.address(segment),
-                    _ => NOWHERE,
+                    _ => UNUSED_ADDRESS,
                 };
                 self.commit_at(tag, result, address, ring);
             }
@@ -632,7 +632,7 @@ impl Lane {
         }
     }
 
-    /// Copy what was read to where the kernel wants it.
+    /// Copies read data to the request's memory.
     pub(super) fn hand_over<D: Driver>(&mut self, tag: u16, data: Data, ring: &mut D, waiting: &mut Waiting) {
         let Data::One(memory) = data else { return self.commit(tag, -libc::EIO, ring) };
         let memory = Segment { len: self.slots[usize::from(tag)].asked.data_len, ..memory };
@@ -645,12 +645,12 @@ impl Lane {
         }
     }
 
-    /// A read's data is where it belongs, or a request's memory is no longer ours.
+    /// The copy of a read's data, or the unregistration of a request's memory, has completed.
     fn emptied<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D, waiting: &mut Waiting) {
         let slot = &mut self.slots[usize::from(tag)];
-        let told = if slot.has_tuples {
+        let element = if slot.has_tuples {
             match self.emptied_with_tuples(tag, result, waiting) {
-                Some(told) => told,
+                Some(element) => element,
                 None => return,
             }
         } else if slot.registered {
@@ -664,15 +664,15 @@ impl Lane {
             -libc::EIO
         };
         self.free_memory(tag, ring);
-        self.commit(tag, told, ring);
+        self.commit(tag, element, ring);
     }
 
-    /// Tell the driver how a request ended, and wait for the next under its tag.
+    /// Commits the result of a request, and fetches the next one of its tag.
     #[inline]
     fn commit<D: Driver>(&mut self, tag: u16, result: i32, ring: &mut D) {
         let address = match self.config.mode {
-            DataMode::Copy => self.buffer(tag, 0).map_or(NOWHERE, |segment| ring.address(segment)),
-            DataMode::GetData => NOWHERE,
+            DataMode::Copy => self.buffer(tag, 0).map_or(UNUSED_ADDRESS, |segment| ring.address(segment)),
+            DataMode::GetData => UNUSED_ADDRESS,
             _ => 0,
         };
         self.commit_at(tag, result, address, ring);
@@ -682,8 +682,8 @@ impl Lane {
     fn commit_at<D: Driver>(&mut self, tag: u16, result: i32, address: u64, ring: &mut D) {
         self.slots[usize::from(tag)].stage = Stage::Fetched;
         if self.config.batch {
-            let told = self.told(tag, result, address);
-            return self.batch.iter_mut().for_each(|(batch, _)| batch.add(told, ring));
+            let element = self.element(tag, result, address);
+            return self.batch.iter_mut().for_each(|(batch, _)| batch.add(element, ring));
         }
         self.command(tag, self.codes.commit, result, address, ring);
         if self.withdrawn {
@@ -702,7 +702,7 @@ impl Lane {
         }
     }
 
-    /// The driver wants nothing more of us under this tag.
+    /// The driver has aborted a tag.
     #[cold]
     fn taken_back<D: Driver>(&mut self, tag: u16, ring: &mut D) {
         self.free_memory(tag, ring);

@@ -1,15 +1,15 @@
-//! The ublk export: tags of a kernel block device's queue, served as requests on one reactor thread.
+//! The ublk export: serves tags of a kernel block device's queues, on one reactor thread.
 //!
-//! The driver has a table of descriptors, one for each tag of each queue, and ends our command for a tag when a
-//! request has come under it. The tag of the driver is the tag of our queue. When the request is done, one command
-//! tells the driver so and waits for the next. All commands of a turn go to the kernel with whatever the stack asked
-//! for, in one call.
+//! The driver has a table of descriptors, one for each tag of each queue, and completes our command for a tag
+//! when it has a request. The driver's tag is also the tag of our queue. When the request is done, a single
+//! command commits its result and fetches the next. All commands of a turn are submitted with those of the
+//! stack, in one call.
 //!
-//! *Invariant:* of each tag exactly one of the driver, the stack and this front has something to do: its [`Stage`]
-//! says who. So a command's end needs no more name than its tag.
-//! *Invariant:* memory that was named to the driver stays until the driver has answered the command that named it.
+//! *Invariant:* each tag is owned by either the driver, the stack or this front-end, as its [`Stage`] says.
+//! So the tag is enough to identify a command.
+//! *Invariant:* memory passed to the driver stays valid until the driver has completed the command.
 //!
-//! Not here: making devices and their life ([`::ublk`] and the engine), and which nodes a stack has.
+//! Not here: creation and life cycle of devices ([`::ublk`] and the engine), and the nodes of a stack.
 
 mod batch;
 mod driver;
@@ -34,60 +34,60 @@ use ring::{Event, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-/// What others may know and change of a lane.
+/// State of a lane that other threads read and change.
 #[derive(Debug, Default)]
 pub struct LaneShared {
-    /// The device's size in bytes: nothing beyond it is let in.
+    /// Size of the device in bytes: requests beyond it are refused.
     pub size: AtomicU64,
-    /// Tags that the driver has not taken back.
+    /// Tags that the driver has not aborted.
     pub tags: AtomicU32,
-    /// Requests whose data was in memory shared with their client.
+    /// Requests whose data was in memory shared with the client.
     pub in_client_memory: AtomicU64,
-    /// The first errno, positive, with which the driver refused a command; 0: it refused none.
+    /// First errno, positive, with which the driver refused a command; 0: none.
     pub refused: AtomicI32,
 }
 
-/// A queue of a ublk device, or a part of one, that is to be served.
+/// Configuration of a lane: a queue of a ublk device, or a part of one.
 #[derive(Debug)]
 pub struct LaneConfig {
-    /// The hardware queue behind it. Its first `depth` tags are left to us.
+    /// The hardware queue. Its first `depth` tags are reserved for the lane.
     pub queue: QueueId,
     /// The character device, a file of this thread's ring.
     pub file: FileId,
     /// The descriptors of the queue.
     pub descriptors: Descriptors,
-    /// Which queue of the device.
+    /// Number of the device's queue.
     pub q_id: u16,
-    /// The driver's number for our first tag: 0, unless several threads share the queue.
+    /// The driver's tag of our first tag: 0, unless several threads share the queue.
     pub first_tag: u16,
-    /// How many tags.
+    /// Number of tags.
     pub depth: u16,
-    /// The way of data.
+    /// Data mode.
     pub mode: DataMode,
-    /// A read may be answered by memory of the stack's own.
-    pub lends: bool,
-    /// The most that a request moves; a multiple of the page size.
+    /// Reads may be zero-copy: answered with memory of the stack.
+    pub zero_copy_reads: bool,
+    /// Largest request in bytes; a multiple of the page size.
     pub io_max: Bytes,
-    /// The device was made for commands about many tags at once. Then the lane has all tags of its queue.
+    /// The device uses commands for many tags at once. Then the lane has all tags of its queue.
     pub batch: bool,
-    /// The driver knows ioctl-encoded commands.
+    /// The driver supports ioctl-encoded commands.
     pub encoded: bool,
-    /// The device has integrity data, of this shape. Then data comes by user copy.
+    /// Integrity format of the device, if any. Data is moved by user copy then.
     pub integrity: Option<Integrity>,
-    /// Memory that clients share, if they do.
+    /// Memory shared with clients, if any.
     pub client_memory: Option<ClientMemory>,
-    /// What others see of it.
+    /// State shared with other threads.
     pub shared: Arc<LaneShared>,
 }
 
-/// Memory that clients of a device have mapped, too. The stack must not look at data.
+/// Memory that clients of a device have mapped as well. The stack must not access the data of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientMemory {
-    /// A region of this thread's ring, which closing the lane gives back.
+    /// A region of this thread's ring, released when the lane is closed.
     pub region: Region,
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What the driver calls it.
+    /// The driver's index of it.
     pub index: u16,
 }
 
@@ -99,7 +99,7 @@ pub enum OpenLaneError {
         "no address space for the buffers of its tags (raise `ulimit -v`, or give a smaller depth or request)"
     )]
     Memory,
-    /// The ring has no table of buffers, or no room in it.
+    /// The ring has no buffer table, or the table is full.
     #[error("the kernel has no room to register the buffers of its tags (choose the data mode copy)")]
     KernelBuffers,
 }
@@ -107,19 +107,19 @@ pub enum OpenLaneError {
 /// The ublk queues of one reactor.
 #[derive(Default)]
 pub struct Front {
-    /// By the number of the hardware queue.
+    /// Lanes by the number of their hardware queue.
     lanes: Vec<Option<Lane>>,
-    /// Tags that wait for memory or room.
+    /// Tags that wait for memory or space in the ring.
     waiting: Waiting,
-    /// Queues with something to tell the driver at the end of the turn.
-    telling: Vec<QueueId>,
+    /// Queues with completions to commit at the end of the turn.
+    committing: Vec<QueueId>,
 }
 
 impl Front {
-    /// Serve a queue: fetch its tags.
+    /// Starts serving a queue: fetches its tags.
     ///
     /// # Errors
-    /// Nothing was begun then; the file and the clients' memory of the configuration are still the caller's.
+    /// Nothing was started; the file and the clients' memory of the configuration are still the caller's.
     pub fn open_lane<D: Driver>(&mut self, config: LaneConfig, ring: &mut D) -> Result<(), OpenLaneError> {
         let index = usize::from(config.queue.0);
         let lane = Lane::open(config, ring)?;
@@ -130,14 +130,14 @@ impl Front {
         Ok(())
     }
 
-    /// The device behind this queue changed: whether it lends memory now.
-    pub fn refit_lane(&mut self, queue: QueueId, lends: bool) {
+    /// Updates whether the device of this queue supports zero-copy reads.
+    pub fn refit_lane(&mut self, queue: QueueId, zero_copy_reads: bool) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.lend(lends);
+            lane.lend(zero_copy_reads);
         }
     }
 
-    /// A command, or a copy, for one of our tags has ended.
+    /// A command, or a copy, for a tag has completed.
     #[inline]
     pub fn ended<D: Driver>(&mut self, token: Token, result: i64, ring: &mut D, queues: &mut Queues<D>) {
         let Some(lane) = self.lanes.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
@@ -148,10 +148,10 @@ impl Front {
         } else {
             lane.ended(token.number as u16, result, ring, queues, &mut self.waiting);
         }
-        list(&mut self.telling, QueueId(token.index), lane);
+        list(&mut self.committing, QueueId(token.index), lane);
     }
 
-    /// A request that we submitted is over.
+    /// A request has completed.
     #[inline]
     pub fn request_done<D: Driver>(
         &mut self,
@@ -163,10 +163,10 @@ impl Front {
         let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
         let req = queues.get_mut(queue).request(done.tag);
         lane.done(done.tag.0, req, done.status, ring, &mut self.waiting);
-        list(&mut self.telling, queue, lane);
+        list(&mut self.committing, queue, lane);
     }
 
-    /// The end of a turn: take up what waited for memory or room, and tell the driver what is done.
+    /// End of a turn: continues tags that waited for memory or space, and commits completions.
     pub fn take_up<D: Driver>(&mut self, ring: &mut D, queues: &mut Queues<D>) {
         for _ in 0..self.waiting.len() {
             let Some((queue, tag)) = self.waiting.pop_front() else { break };
@@ -174,17 +174,17 @@ impl Front {
                 continue;
             };
             lane.take_up(tag, ring, queues, &mut self.waiting);
-            list(&mut self.telling, queue, lane);
+            list(&mut self.committing, queue, lane);
         }
-        if !self.telling.is_empty() {
-            self.tell(ring);
+        if !self.committing.is_empty() {
+            self.commit_batches(ring);
         }
     }
 
-    /// Tell the driver of what is done, in batches.
+    /// Commits completions of lanes with batches.
     #[inline(never)]
-    fn tell<D: Driver>(&mut self, ring: &mut D) {
-        for queue in self.telling.drain(..) {
+    fn commit_batches<D: Driver>(&mut self, ring: &mut D) {
+        for queue in self.committing.drain(..) {
             if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
                 lane.is_listed = false;
                 lane.flush(ring);
@@ -192,31 +192,31 @@ impl Front {
         }
     }
 
-    /// Whether [`take_up`](Front::take_up) may have something to do.
+    /// Whether [`take_up`](Front::take_up) may have work.
     pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty() || !self.telling.is_empty()
+        !self.waiting.is_empty() || !self.committing.is_empty()
     }
 
-    /// Whether every tag is the driver's, or nobody's: no request has come that the driver was not told the end of.
+    /// Whether no tag has a request that was not committed.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().flatten().all(Lane::is_idle)
     }
 
-    /// Whether the driver has not taken back all tags of the device behind this queue.
+    /// Whether the driver has not aborted all tags of the device of this queue.
     pub fn has_tags(&self, queue: QueueId) -> bool {
         let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
         lane.is_some_and(|lane| lane.live() > 0)
     }
 
-    /// Have the driver give back its tags, as if we had died: the device fails or holds back what is asked for from
-    /// then on. Those that have a request come back when that is done.
+    /// Cancels the fetch commands, as if the server had died: the driver then fails or holds back requests.
+    /// Tags with a request are returned when it is done.
     pub fn withdraw<D: Driver>(&mut self, queue: QueueId, ring: &mut D) {
         if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
             lane.withdraw(ring);
         }
     }
 
-    /// Forget a queue of which the driver has taken back all tags. The file is given back.
+    /// Removes a queue all of whose tags the driver has aborted. Returns the file.
     pub fn close<D: Driver>(&mut self, queue: QueueId, ring: &mut D) -> Option<FileId> {
         let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
         debug_assert!(self.waiting.iter().all(|waiting| waiting.0 != queue), "{queue:?} has tags that wait");
@@ -224,12 +224,13 @@ impl Front {
     }
 }
 
-/// Remember a lane that has something to tell. What it cannot tell yet, the end of its last telling brings up again.
+/// Records a lane with completions to commit. Completions that cannot be committed yet are committed when its last
+/// commit has completed.
 #[inline]
-fn list(telling: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
-    if lane.can_tell() && !lane.is_listed {
+fn list(committing: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
+    if lane.can_commit() && !lane.is_listed {
         lane.is_listed = true;
-        telling.push(queue);
+        committing.push(queue);
     }
 }
 
@@ -256,8 +257,7 @@ impl FrontOfTurn for Front {
         self.has_waiting()
     }
 
-    /// It is the driver that takes tags back, once the device is stopped. When that does not come about, they are
-    /// withdrawn.
+    /// The driver aborts tags once the device is stopped. If it does not, they are withdrawn.
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         if now {
             self.withdraw(queue, turn.ring);

@@ -1,32 +1,33 @@
-//! How the data of requests gets from the kernel to the stack and back, and which way is the best there is.
+//! Data modes: how the data of requests moves between kernel and stack, and which mode is best.
 
 use ::ublk::Features;
 use std::fmt;
 use std::str::FromStr;
 
-/// A way for data.
+/// A data mode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DataMode {
-    /// The driver copies between a request and the buffer that we named for its tag.
+    /// The driver copies between a request and the buffer of its tag.
     Copy,
-    /// The same, but a buffer is named only for the request that needs it: when a write has been seen, and when a
-    /// read is done, so that a read may be answered from memory of the stack's own.
+    /// The driver copies, but a buffer is provided per request: once a write has arrived, and once a read is
+    /// done, so that a read may be answered from memory of the stack.
     GetData,
     /// We copy, by reading and writing the character device.
     UserCopy,
-    /// The request's memory is registered with our io_uring by command, and files are read and written with it:
-    /// nobody copies.
+    /// Zero copy: the request's memory is registered with our io_uring by command, and file operations use
+    /// it.
     ZeroCopy,
-    /// The same; the driver registers it by itself. What it could not register is registered by command.
+    /// Zero copy; the driver registers the memory by itself. Memory that it cannot register is registered by
+    /// command.
     AutoZeroCopy,
 }
 
 impl DataMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [DataMode; 5] =
         [DataMode::Copy, DataMode::GetData, DataMode::UserCopy, DataMode::ZeroCopy, DataMode::AutoZeroCopy];
 
-    /// The word for it.
+    /// Name of the mode on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             DataMode::Copy => "copy",
@@ -37,24 +38,24 @@ impl DataMode {
         }
     }
 
-    /// The features that a device must have for it.
+    /// Features that a device needs for this mode.
     pub const fn features(self) -> Features {
         match self {
             DataMode::Copy => Features::NONE,
             DataMode::GetData => Features::NEED_GET_DATA,
             DataMode::UserCopy => Features::USER_COPY,
             DataMode::ZeroCopy => Features::SUPPORT_ZERO_COPY,
-            // What does not register itself is registered by command.
+            // Memory that is not registered automatically is registered by command.
             DataMode::AutoZeroCopy => Features(Features::AUTO_BUF_REG.0 | Features::SUPPORT_ZERO_COPY.0),
         }
     }
 
-    /// Whether the stack is handed memory that only the kernel can reach.
+    /// Whether the stack gets memory that only the kernel can access.
     pub const fn is_opaque(self) -> bool {
         matches!(self, DataMode::ZeroCopy | DataMode::AutoZeroCopy)
     }
 
-    /// Whether the driver must trust the server with it, so that unprivileged devices cannot have it.
+    /// Whether the driver must trust the server with it, so that unprivileged devices cannot use it.
     pub const fn needs_privilege(self) -> bool {
         matches!(self, DataMode::UserCopy | DataMode::ZeroCopy | DataMode::AutoZeroCopy)
     }
@@ -66,9 +67,9 @@ impl fmt::Display for DataMode {
     }
 }
 
-/// There is no such way.
+/// The text names no data mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("\"{0}\" is no way for data (copy, get-data, user-copy, zero-copy or auto-zero-copy)")]
+#[error("\"{0}\" is not a data mode (copy, get-data, user-copy, zero-copy or auto-zero-copy)")]
 pub struct UnknownMode(String);
 
 impl FromStr for DataMode {
@@ -80,65 +81,64 @@ impl FromStr for DataMode {
     }
 }
 
-/// What a choice depends on.
+/// Conditions on which the choice of a mode depends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Circumstances {
-    /// What the driver offers.
+    /// Features of the driver.
     pub offered: Features,
-    /// The device is to be an unprivileged one.
+    /// The device is to be unprivileged.
     pub unprivileged: bool,
-    /// The device is to be a zoned one: the driver wants user copy for that.
+    /// The device is to be zoned: the driver requires user copy.
     pub zoned: bool,
-    /// Every node of the stack hands data on by name and never looks at it: see
-    /// [`DeviceFacts::opaque`](crate::nbd::DeviceFacts).
+    /// No node of the stack accesses data: see [`DeviceFacts::opaque`](crate::nbd::DeviceFacts).
     pub opaque: bool,
-    /// Requests are mostly answered while they are submitted, which takes memory of our own: copying is cheaper then
-    /// than registering and a second round through the ring.
-    pub in_place: bool,
-    /// The tables in which the threads' io_urings register memory have room for all tags of the device.
+    /// Requests mostly complete inline, which needs private memory: copying is cheaper then than registration
+    /// and a second round through the ring.
+    pub inline: bool,
+    /// The buffer tables of the threads' io_urings have space for all tags of the device.
     pub has_room: bool,
 }
 
-/// A way, and why it is the best.
+/// A data mode, and why it was chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// The way.
+    /// The mode.
     pub mode: DataMode,
-    /// Why, for `show`.
+    /// Reason, for `blockyard show`.
     pub why: &'static str,
 }
 
-/// Why a way that was asked for cannot be had.
+/// Why a requested mode is not possible.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotPossible {
-    /// The driver does not offer it.
-    #[error(
-        "this kernel's ublk driver lacks {0:?} (leave the data mode out, and the best there is is taken)"
-    )]
+    /// The driver lacks features.
+    #[error("this kernel's ublk driver lacks {0:?} (omit the data mode to use the best one)")]
     Lacks(Features),
-    /// The stack looks at data.
-    #[error("the stack looks at data, which then only the kernel could reach (choose copy or user-copy)")]
+    /// The stack accesses data.
+    #[error(
+        "the stack accesses data, which only the kernel could reach in this mode (choose copy or user-copy)"
+    )]
     Looks,
-    /// An unprivileged device.
+    /// The device is unprivileged.
     #[error("an unprivileged device cannot have it (choose copy or get-data)")]
     Unprivileged,
-    /// A zoned device.
-    #[error("a zoned device has its data by user-copy only")]
+    /// The device is zoned.
+    #[error("a zoned device supports user-copy only")]
     Zoned,
 }
 
 impl Circumstances {
-    /// The best way.
+    /// The best mode.
     pub fn best(&self) -> Choice {
         let choice = |mode, why| Choice { mode, why };
         if self.zoned {
-            return choice(DataMode::UserCopy, "the driver has zoned devices do so");
+            return choice(DataMode::UserCopy, "the driver requires it for zoned devices");
         }
         if !self.opaque {
-            return choice(DataMode::Copy, "the stack needs the data in memory of its own");
+            return choice(DataMode::Copy, "the stack accesses data");
         }
-        if self.in_place {
-            return choice(DataMode::Copy, "the stack answers at once, into memory of its own");
+        if self.inline {
+            return choice(DataMode::Copy, "the stack completes requests inline, into its own memory");
         }
         if self.unprivileged {
             return choice(DataMode::Copy, "an unprivileged device has no zero copy");
@@ -148,7 +148,7 @@ impl Circumstances {
             return choice(DataMode::Copy, why);
         }
         if self.check(DataMode::AutoZeroCopy).is_ok() {
-            return choice(DataMode::AutoZeroCopy, "the stack hands data on without looking at it");
+            return choice(DataMode::AutoZeroCopy, "the stack does not access data");
         }
         match self.check(DataMode::ZeroCopy) {
             Ok(()) => choice(DataMode::ZeroCopy, "the driver lacks AUTO_BUF_REG (6.16)"),
@@ -156,10 +156,10 @@ impl Circumstances {
         }
     }
 
-    /// Whether that way can be had.
+    /// Checks whether a mode is possible.
     ///
     /// # Errors
-    /// Why not.
+    /// Why it is not.
     pub fn check(&self, mode: DataMode) -> Result<(), NotPossible> {
         let lacking = Features(mode.features().0 & !self.offered.0);
         if self.zoned && mode != DataMode::UserCopy {
@@ -185,12 +185,12 @@ mod tests {
         unprivileged: false,
         zoned: false,
         opaque: true,
-        in_place: false,
+        inline: false,
         has_room: true,
     };
 
     #[test]
-    fn a_stack_that_does_not_look_gets_the_best_that_the_driver_has() {
+    fn a_stack_that_does_not_access_data_gets_the_best_mode() {
         let with = |offered| Circumstances { offered, ..ALL }.best().mode;
         assert_eq!(with(Features::KNOWN), DataMode::AutoZeroCopy);
         assert_eq!(with(Features::SUPPORT_ZERO_COPY), DataMode::ZeroCopy);
@@ -199,16 +199,16 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_looks_gets_copies() {
+    fn a_stack_that_accesses_data_gets_copies() {
         assert_eq!(Circumstances { opaque: false, ..ALL }.best().mode, DataMode::Copy);
-        let in_place = Circumstances { in_place: true, ..ALL };
-        assert_eq!((in_place.best().mode, in_place.check(DataMode::ZeroCopy)), (DataMode::Copy, Ok(())));
+        let inline = Circumstances { inline: true, ..ALL };
+        assert_eq!((inline.best().mode, inline.check(DataMode::ZeroCopy)), (DataMode::Copy, Ok(())));
         assert_eq!(Circumstances { unprivileged: true, ..ALL }.best().mode, DataMode::Copy);
         assert_eq!(Circumstances { zoned: true, ..ALL }.best().mode, DataMode::UserCopy);
     }
 
     #[test]
-    fn the_devices_that_are_too_many_for_the_table_get_copies_and_the_reason() {
+    fn devices_that_exceed_the_buffer_table_get_copies_with_the_reason() {
         let full = Circumstances { has_room: false, ..ALL };
         assert_eq!(full.best().mode, DataMode::Copy);
         assert!(full.best().why.contains("other devices"), "{}", full.best().why);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_says_why() {
+    fn an_impossible_mode_is_refused_with_the_reason() {
         let none = Circumstances { offered: Features::NONE, ..ALL };
         assert_eq!(none.check(DataMode::UserCopy), Err(NotPossible::Lacks(Features::USER_COPY)));
         assert_eq!(none.check(DataMode::Copy), Ok(()));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_known_by_its_name() {
+    fn a_mode_is_parsed_from_its_name() {
         for mode in DataMode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }

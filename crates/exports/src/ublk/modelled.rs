@@ -1,11 +1,11 @@
-//! A ring whose ublk driver is the model of it: what [`Driver`] asks goes to [`::ublk::Model`], everything else to a
-//! ring of any kind. For tests and simulations; no kernel feature is needed.
+//! A ring with the model of the ublk driver: calls of [`Driver`] go to [`::ublk::Model`], everything else to
+//! another ring. For tests and simulation; no kernel feature is needed.
 //!
-//! The thread that owns it takes what ended with [`next_ended`](ModelRing::next_ended), as a reactor takes events, and
-//! tells it of every end of the inner ring before a queue is told: memory that only the driver can reach is stood in
-//! for, while the inner ring works on it, by memory that the inner ring has.
+//! The owning thread takes completions with [`next_ended`](ModelRing::next_ended), as a reactor takes events,
+//! and reports every completion of the inner ring before it reports it to a queue: while the inner ring works
+//! on memory that only the driver can access, memory of the inner ring stands in for it.
 //!
-//! *Invariant:* the numbers of its own regions and of the character device are never the inner ring's.
+//! *Invariant:* the numbers of its own regions and of the character device are not used by the inner ring.
 
 use super::driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
@@ -16,14 +16,14 @@ use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::io;
 
-/// The region of the table of buffers.
+/// Region of the buffer table.
 const TABLE: Region = Region(u16::MAX);
 /// The character device.
 const DEVICE: FileId = FileId(u32::MAX);
-/// Where the region of an address begins in it; one is added, so that no address is 0.
+/// Bit position of the region's number in an address; one is added, so that no address is 0.
 const REGION_SHIFT: u32 = 40;
 
-/// An operation of the inner ring on memory that stands for a request's.
+/// An operation of the inner ring on memory that stands in for a request's.
 struct Standing {
     id: IoId,
     segment: Segment,
@@ -31,26 +31,26 @@ struct Standing {
     reads: bool,
 }
 
-/// The ring.
+/// A ring with the model of the driver.
 pub struct ModelRing<R> {
-    /// The ring that does everything else.
+    /// The ring for everything else.
     pub inner: R,
-    /// So many copies to come are refused for want of room.
+    /// This many of the next copies fail with [`RingFull`].
     pub copies_refused: u32,
-    /// After so many more pieces of memory there is none to [`reserve`](Driver::reserve).
+    /// This many further calls of [`reserve`](Driver::reserve) succeed.
     pub reserves_left: u32,
-    /// The next list of what is done that is longer than this many tags is not taken any further.
+    /// The next batch that is longer than this is processed only up to this many tags.
     pub refuse_after: Option<u16>,
     device: CharDevice,
     ring: RingId,
     thread: u64,
-    /// Ends of copies.
+    /// Completed copies.
     ended: VecDeque<(Token, i64)>,
     standing: Vec<Standing>,
     next_buffer: u16,
 }
 
-/// The inner ring's memory, at addresses.
+/// Gives the model access to the inner ring's memory by address.
 struct Addressed<'a, R>(&'a mut R);
 
 impl<R: Ring> Addressed<'_, R> {
@@ -71,7 +71,7 @@ impl<R: Ring> ServerMemory for Addressed<'_, R> {
 }
 
 impl<R: Ring> ModelRing<R> {
-    /// The ring of one thread of a server that has `device` open.
+    /// Creates the ring of one thread of a server that has `device` open.
     pub fn new(inner: R, device: CharDevice, thread: u64) -> ModelRing<R> {
         let ring = device.ring();
         ModelRing {
@@ -88,17 +88,17 @@ impl<R: Ring> ModelRing<R> {
         }
     }
 
-    /// The character device, and which of its server's rings this is.
+    /// The character device, and the number of this ring at the device.
     pub fn device(&self) -> (&CharDevice, RingId) {
         (&self.device, self.ring)
     }
 
-    /// What the character device is called here.
+    /// The character device as a file of this ring.
     pub fn file(&self) -> FileId {
         DEVICE
     }
 
-    /// The descriptors of one of its queues.
+    /// The descriptors of a queue.
     ///
     /// # Errors
     /// There is no such queue.
@@ -106,7 +106,7 @@ impl<R: Ring> ModelRing<R> {
         self.device.descriptors(queue)
     }
 
-    /// A command or copy that has ended: what a reactor gets as [`ring::Event::Ended`].
+    /// The next completed command or copy: what a reactor gets as [`ring::Event::Ended`].
     pub fn next_ended(&mut self) -> Option<(Token, i64)> {
         if let Some(ended) = self.ended.pop_front() {
             return Some(ended);
@@ -115,7 +115,7 @@ impl<R: Ring> ModelRing<R> {
         Some((token_of(number), result.into()))
     }
 
-    /// What the inner ring carried is over.
+    /// Reports the completion of an operation of the inner ring.
     pub fn io_ended(&mut self, id: IoId, result: i64) {
         let Some(position) = self.standing.iter().position(|standing| standing.id == id) else { return };
         let Standing { segment, stand_in, reads, .. } = self.standing.swap_remove(position);
@@ -126,8 +126,8 @@ impl<R: Ring> ModelRing<R> {
         self.inner.free(stand_in);
     }
 
-    /// The inner ring and the driver part: the server's process has ended. What the inner ring carried is no concern
-    /// of anyone's any more.
+    /// Returns the inner ring after the end of the server's process. Its operations in flight are ignored
+    /// from now on.
     pub fn into_inner(self) -> R {
         self.inner
     }
@@ -141,7 +141,7 @@ impl<R: Ring> ModelRing<R> {
     }
 }
 
-/// A token as the model carries it.
+/// Encodes a token for the model.
 fn number_of(token: Token) -> u64 {
     u64::from(token.front) << 48 | u64::from(token.index) << 32 | u64::from(token.number)
 }
@@ -151,7 +151,7 @@ fn token_of(number: u64) -> Token {
 }
 
 impl<R: Ring> Batches for ModelRing<R> {
-    fn tell(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
+    fn commit_batch(&mut self, token: Token, file: FileId, op: u32, command: BatchIo, memory: Segment) {
         assert_eq!(file, DEVICE, "a command for another file");
         let (mut command, mut memory) = (command, memory);
         if let Some(most) = self.refuse_after.take_if(|most| *most < command.nr_elem) {
@@ -169,7 +169,7 @@ impl<R: Ring> Batches for ModelRing<R> {
         self.device.batch(whose, op, command, &[], &mut Addressed(&mut self.inner));
     }
 
-    /// As [`withdraw`](Driver::withdraw).
+    /// No effect; see [`withdraw`](Driver::withdraw).
     fn withdraw_fetch(&mut self, _: Token) {}
 }
 
@@ -180,7 +180,7 @@ impl<R: Ring> Driver for ModelRing<R> {
         self.device.command(whose, op, command, address, &mut Addressed(&mut self.inner));
     }
 
-    /// The model gives every command back in its own time: when it is stopped, or its server dies.
+    /// No effect: the model completes every command when it is stopped, or its server dies.
     fn withdraw(&mut self, _: Token) {}
 
     fn copy(&mut self, token: Token, file: FileId, op: FileOp, memory: Segment) -> Result<(), RingFull> {
@@ -214,7 +214,7 @@ impl<R: Ring> Driver for ModelRing<R> {
         Some(LaneMemory::Kernel(KernelBuffers { region: TABLE, first, base }))
     }
 
-    /// Entries of the table are not used again: nobody needs so many.
+    /// Entries of the table are not used again: no test needs so many.
     fn unreserve(&mut self, memory: LaneMemory) {
         if let LaneMemory::Buffers(memory) = memory {
             self.inner.free(memory);
@@ -259,7 +259,7 @@ impl<R: Ring> Ring for ModelRing<R> {
         if !self.is_opaque(segment) {
             return self.inner.start(id, file, op, data);
         }
-        // On a page, as the memory of requests is aligned for whoever wants it so.
+        // Page-aligned, as the memory of requests is.
         let whole = self.inner.allocate(segment.len.max(4096)).ok_or(RingFull)?;
         let stand_in = whole.slice(0, segment.len);
         let reads = matches!(op, FileOp::Read { .. });

@@ -1,4 +1,5 @@
-//! The front, against the model of the driver: every way of data, every operation, and the life of tags.
+//! Tests of the front-end against the model of the driver: every data mode, every operation, and the life
+//! cycle of tags.
 
 use super::*;
 use crate::fronts::FrontNumber;
@@ -17,17 +18,18 @@ const SERVER: u32 = 42;
 const DEPTH: u16 = 4;
 const DISK: Bytes = Bytes(256 << 10);
 const IO_MAX: Bytes = Bytes(64 << 10);
-/// As much as a client shares, in bytes: what no other piece of the arena stands before.
+/// Bytes of memory shared with a client; no other block of the arena precedes it.
 const CLIENT_MEMORY: u64 = 128 << 10;
 
-/// What stands behind the queue.
+/// Backend of the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Behind {
+enum Backend {
     File,
     Lender,
-    /// Reads are zeroes, which a file of zeroes fills in where nobody else can.
+    /// Null backend: reads return zeroes, read from a file of zeroes where only the kernel can access the
+    /// buffer.
     Null,
-    /// Memory with T10's tuples.
+    /// Memory with T10 tuples.
     Guarded,
 }
 
@@ -52,12 +54,12 @@ fn params() -> Params {
     params
 }
 
-/// With T10's tuples, 8 bytes beside every sector.
+/// With T10 tuples, 8 bytes per sector.
 fn guarded_params() -> Params {
     let mut params = params();
     params.types |= ParamTypes::INTEGRITY.0;
     params.integrity = ParamIntegrity {
-        flags: ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_PLACE,
+        flags: ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_REF_TAG,
         max_integrity_segments: 1,
         interval_exp: 9,
         metadata_size: 8,
@@ -68,23 +70,23 @@ fn guarded_params() -> Params {
     params
 }
 
-fn rig(mode: DataMode, behind: Behind) -> Rig {
+fn rig(mode: DataMode, behind: Backend) -> Rig {
     rig_by(mode, behind, false)
 }
 
-/// `batch`: one command is about many requests.
-fn rig_by(mode: DataMode, behind: Behind, batch: bool) -> Rig {
+/// `batch`: commands for many tags at once.
+fn rig_by(mode: DataMode, behind: Backend, batch: bool) -> Rig {
     let batches = if batch { Features::BATCH_IO } else { Features::NONE };
     rig_with(mode, behind, batches)
 }
 
-/// With these features, too.
-fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
+/// With additional features.
+fn rig_with(mode: DataMode, behind: Backend, more: Features) -> Rig {
     let mut inner = SimRing::new(Rng::new(7), Faults::NONE, Tracer::default());
     let config = DiskConfig { len: DISK.0, punch: true, zero_range: true, align: 1, align_memory: 1 };
     let disk = inner.add_disk(Disk::new(config));
-    let lent = inner.allocate(DISK.0 as u32).unwrap();
-    inner.bytes_mut(lent).fill(0);
+    let pages = inner.allocate(DISK.0 as u32).unwrap();
+    inner.bytes_mut(pages).fill(0);
     let model = Model::new(ModelConfig::LINUX_7_2);
     let control = Control::new(Arc::new(model.clone()));
     let features = mode.features().with(Features::CMD_IOCTL_ENCODE).with(more);
@@ -97,27 +99,27 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
         server_flags: 0,
     };
     let number = control.add(&new).unwrap().dev_id;
-    let integrity = (behind == Behind::Guarded).then(|| "t10".parse().unwrap());
+    let integrity = (behind == Backend::Guarded).then(|| "t10".parse().unwrap());
     control.set_params(number, &if integrity.is_some() { guarded_params() } else { params() }).unwrap();
     let mut ring = ModelRing::new(inner, model.open_char(number, SERVER).unwrap(), 1);
     let mut queues = Queues::default();
     let id = queues.vacant();
     let mut stack = Stack::default();
     match behind {
-        Behind::File => stack.backend(Box::new(PlainFile::new(disk, None))),
-        Behind::Lender => stack.backend(Box::new(Lender::new(lent))),
-        Behind::Null => {
+        Backend::File => stack.backend(Box::new(PlainFile::new(disk, None))),
+        Backend::Lender => stack.backend(Box::new(Lender::new(pages))),
+        Backend::Null => {
             let null = Null::new(&NullSpec { size: DISK, ..NullSpec::default() }).unwrap();
             stack.backend(Box::new(null.node(None).with_file(disk)))
         }
-        Behind::Guarded => {
-            let ram = Ram::new(&RamSpec { size: DISK, huge: false, integrity }).unwrap();
+        Backend::Guarded => {
+            let ram = Ram::new(&RamSpec { size: DISK, hugepages: false, integrity }).unwrap();
             stack.backend(Box::new(ram.node(None)))
         }
     };
     let config = QueueConfig { id, depth: DEPTH + 1, segments_per_tag: 1, timeout_ns: None };
     let mut queue = Queue::new(config, stack).unwrap();
-    queue.leave_tags(DEPTH);
+    queue.reserve_tags(DEPTH);
     queues.insert(queue);
     let shared = Arc::new(LaneShared::default());
     shared.size.store(DISK.0, Relaxed);
@@ -136,7 +138,7 @@ fn rig_with(mode: DataMode, behind: Behind, more: Features) -> Rig {
         first_tag: 0,
         depth: DEPTH,
         mode,
-        lends: behind == Behind::Lender,
+        zero_copy_reads: behind == Backend::Lender,
         io_max: IO_MAX,
         batch: more.has(Features::BATCH_IO),
         integrity,
@@ -167,7 +169,7 @@ impl Rig {
         self.model.submit(self.number, 0, request).unwrap()
     }
 
-    /// One turn, as a reactor makes it. Whether anything happened.
+    /// One turn of a reactor. Whether anything happened.
     fn turn(&mut self) -> bool {
         let mut busy = false;
         while let Some((token, result)) = self.ring.next_ended() {
@@ -177,7 +179,7 @@ impl Rig {
         busy | self.turn_without_ends()
     }
 
-    /// The same but for what the driver has ended.
+    /// A turn that ignores completions of the driver.
     fn turn_without_ends(&mut self) -> bool {
         let mut busy = false;
         while let Some((queue, cookie, result)) = self.ring.inner.reap() {
@@ -224,19 +226,19 @@ impl Rig {
     }
 }
 
-/// Each way of data, over what can stand behind it, told of one by one and in batches.
-fn ways() -> Vec<(DataMode, Behind, bool)> {
-    let files = DataMode::ALL.map(|mode| (mode, Behind::File));
+/// Each data mode, with every possible backend, with single and batched commands.
+fn ways() -> Vec<(DataMode, Backend, bool)> {
+    let files = DataMode::ALL.map(|mode| (mode, Backend::File));
     let lenders =
-        DataMode::ALL.into_iter().filter(|mode| !mode.is_opaque()).map(|mode| (mode, Behind::Lender));
+        DataMode::ALL.into_iter().filter(|mode| !mode.is_opaque()).map(|mode| (mode, Backend::Lender));
     let all: Vec<_> = files.into_iter().chain(lenders).collect();
-    let can_batch = |way: &&(DataMode, Behind)| way.0 != DataMode::GetData;
+    let can_batch = |way: &&(DataMode, Backend)| way.0 != DataMode::GetData;
     let batches = all.iter().filter(can_batch).map(|&(mode, behind)| (mode, behind, true));
     all.iter().map(|&(mode, behind)| (mode, behind, false)).chain(batches).collect()
 }
 
 #[test]
-fn what_is_written_is_read_back_in_every_mode() {
+fn written_data_is_read_back_in_every_mode() {
     for (mode, behind, batch) in ways() {
         let mut rig = rig_by(mode, behind, batch);
         let idle = rig.memory_in_use();
@@ -261,7 +263,7 @@ fn what_is_written_is_read_back_in_every_mode() {
 #[test]
 fn a_null_device_reads_as_zeroes_in_every_mode() {
     for mode in DataMode::ALL {
-        let mut rig = rig(mode, Behind::Null);
+        let mut rig = rig(mode, Backend::Null);
         assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}");
         let read = rig.carry(request(KernelOp::Read, 0, 8, 0xee));
         assert_eq!((read.errno, read.data), (0, vec![0; 4096]), "{mode}");
@@ -269,7 +271,7 @@ fn a_null_device_reads_as_zeroes_in_every_mode() {
 }
 
 #[test]
-fn requests_of_all_tags_are_under_way_at_once() {
+fn requests_of_all_tags_are_in_flight_at_once() {
     for (mode, behind, batch) in ways() {
         let mut rig = rig_by(mode, behind, batch);
         let asked: Vec<u64> =
@@ -288,9 +290,9 @@ fn requests_of_all_tags_are_under_way_at_once() {
 }
 
 #[test]
-fn operations_without_data_are_carried_out() {
+fn operations_without_data_complete() {
     for mode in DataMode::ALL {
-        let mut rig = rig(mode, Behind::File);
+        let mut rig = rig(mode, Backend::File);
         rig.carry(request(KernelOp::Write, 0, 64, 9));
         assert_eq!(rig.carry(request(KernelOp::Flush, 0, 0, 0)).errno, 0);
         assert_eq!(rig.carry(request(KernelOp::WriteZeroes, 0, 8, 0)).errno, 0);
@@ -303,7 +305,7 @@ fn operations_without_data_are_carried_out() {
 
 #[test]
 fn a_write_with_fua_survives_a_power_cut() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+    let mut rig = rig(DataMode::Copy, Backend::File);
     let fua = ClientRequest { flags: IoFlags::FUA, ..request(KernelOp::Write, 0, 8, 5) };
     assert_eq!(rig.carry(fua).errno, 0);
     rig.ring.inner.power_cut();
@@ -313,35 +315,35 @@ fn a_write_with_fua_survives_a_power_cut() {
 }
 
 #[test]
-fn what_makes_no_sense_is_an_error_for_its_client() {
+fn an_invalid_request_fails() {
     for mode in DataMode::ALL {
-        let mut rig = rig(mode, Behind::File);
+        let mut rig = rig(mode, Backend::File);
         let beyond = rig.carry(request(KernelOp::Write, DISK.0 >> 9, 8, 1));
         assert_eq!(beyond.errno, libc::EIO, "{mode}");
         let long = rig.carry(request(KernelOp::Read, 0, 129, 1));
         assert_eq!(long.errno, libc::EINVAL, "{mode}");
         let unknown = rig.carry(request(KernelOp::WriteSame, 0, 8, 1));
         assert_eq!(unknown.errno, libc::EOPNOTSUPP, "{mode}");
-        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{mode}: and life goes on");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{mode}: later requests succeed");
     }
 }
 
 #[test]
-fn a_place_in_memory_that_nobody_shares_is_an_error_for_its_client() {
+fn an_address_outside_shared_memory_is_an_error() {
     for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
-        let mut rig = rig(mode, Behind::File);
+        let mut rig = rig(mode, Backend::File);
         let elsewhere = ClientRequest { flags: IoFlags::SHMEM_ZC, ..request(KernelOp::Write, 0, 8, 9) };
         assert_eq!(rig.carry(elsewhere).errno, libc::EIO, "{mode}");
-        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}: the tag is well");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 9)).errno, 0, "{mode}: later requests succeed");
         assert_eq!(rig.shared.in_client_memory.load(Relaxed), 0);
     }
 }
 
 #[test]
-fn data_in_memory_that_a_client_shares_stays_there() {
+fn data_in_client_memory_is_not_copied() {
     for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
         for batches in [Features::NONE, Features::BATCH_IO] {
-            let mut rig = rig_with(mode, Behind::File, Features::SHMEM_ZC.with(batches));
+            let mut rig = rig_with(mode, Backend::File, Features::SHMEM_ZC.with(batches));
             let at = |place: u64, request| ClientRequest { shared: Some(place), ..request };
             assert_eq!(rig.carry(at(4096, request(KernelOp::Write, 8, 16, 7))).errno, 0, "{mode}");
             let read = rig.carry(request(KernelOp::Read, 8, 16, 0));
@@ -349,7 +351,7 @@ fn data_in_memory_that_a_client_shares_stays_there() {
             let read = rig.carry(at(65536, request(KernelOp::Read, 8, 16, 0)));
             assert_eq!((read.errno, read.data), (0, vec![7; 8192]), "{mode}: and comes back there");
             assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
-            // Beyond its end it is no memory that is shared.
+            // Past its end is no shared memory.
             assert_eq!(rig.carry(at(CLIENT_MEMORY - 512, request(KernelOp::Read, 8, 16, 0))).errno, 0);
             assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
             assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
@@ -358,8 +360,8 @@ fn data_in_memory_that_a_client_shares_stays_there() {
 }
 
 #[test]
-fn a_fetch_that_ends_is_given_again() {
-    let mut rig = rig_by(DataMode::Copy, Behind::File, true);
+fn a_fetch_that_ends_is_sent_again() {
+    let mut rig = rig_by(DataMode::Copy, Backend::File, true);
     for n in 0..200 {
         assert_eq!(rig.carry(request(KernelOp::Write, n % 64 * 8, 8, n as u8)).errno, 0, "request {n}");
     }
@@ -368,7 +370,7 @@ fn a_fetch_that_ends_is_given_again() {
 
 #[test]
 fn a_device_that_grew_takes_requests_beyond_its_old_end() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+    let mut rig = rig(DataMode::Copy, Backend::File);
     rig.shared.size.store(DISK.0 / 2, Relaxed);
     let place = DISK.0 >> 10;
     assert_eq!(rig.carry(request(KernelOp::Write, place, 8, 1)).errno, libc::EIO);
@@ -377,9 +379,9 @@ fn a_device_that_grew_takes_requests_beyond_its_old_end() {
 }
 
 #[test]
-fn requests_wait_for_memory_and_for_room() {
+fn requests_wait_for_memory_and_for_space_in_the_ring() {
     for mode in [DataMode::GetData, DataMode::UserCopy] {
-        let mut rig = rig(mode, Behind::File);
+        let mut rig = rig(mode, Backend::File);
         rig.ring.inner.set_faults(Faults { no_memory: 1000, ..Faults::NONE });
         rig.ask(request(KernelOp::Write, 0, 8, 6));
         rig.settle();
@@ -394,18 +396,18 @@ fn requests_wait_for_memory_and_for_room() {
 }
 
 #[test]
-fn what_cannot_be_registered_fails_its_request_alone() {
-    let mut rig = rig(DataMode::AutoZeroCopy, Behind::File);
+fn a_failed_registration_fails_only_its_request() {
+    let mut rig = rig(DataMode::AutoZeroCopy, Backend::File);
     let first = rig.ask(request(KernelOp::Write, 0, 8, 7));
     let (token, result) = rig.ring.next_ended().unwrap();
     rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
-    // The memory of tag 0 takes the place of tag 1 in the table as well.
+    // The memory of tag 0 occupies the table entry of tag 1 as well.
     let (device, ring) = rig.ring.device();
     let occupy = |op: IoOp, memory: &mut Nowhere| {
         let command = IoCommand { q_id: 0, tag: 0, result: 0, addr: 1 };
         device.command((ring, 1, 99), op.code(), command, 0, memory);
-        let told = device.next_ended(ring, memory).unwrap();
-        assert_eq!(told, (99, 0));
+        let ended = device.next_ended(ring, memory).unwrap();
+        assert_eq!(ended, (99, 0));
     };
     occupy(IoOp::RegisterIoBuf, &mut Nowhere);
     let second = rig.model.submit(rig.number, 0, request(KernelOp::Write, 8, 8, 7)).unwrap();
@@ -431,7 +433,7 @@ fn what_cannot_be_registered_fails_its_request_alone() {
     assert_eq!(rig.carry(request(KernelOp::Read, 0, 8, 0)).data, [7; 4096]);
 }
 
-/// Memory that no command of ours names.
+/// Memory that no command refers to.
 struct Nowhere;
 
 impl ::ublk::model::ServerMemory for Nowhere {
@@ -445,8 +447,8 @@ impl ::ublk::model::ServerMemory for Nowhere {
 }
 
 #[test]
-fn a_stopped_device_gives_its_tags_back_when_its_requests_are_done() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+fn a_stopped_device_returns_its_tags_when_its_requests_are_done() {
+    let mut rig = rig(DataMode::Copy, Backend::File);
     rig.ask(request(KernelOp::Write, 0, 8, 1));
     while let Some((token, result)) = rig.ring.next_ended() {
         rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
@@ -462,8 +464,8 @@ fn a_stopped_device_gives_its_tags_back_when_its_requests_are_done() {
 }
 
 #[test]
-fn a_refused_command_is_remembered_and_its_tag_given_up() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+fn a_refused_command_is_recorded_and_its_tag_abandoned() {
+    let mut rig = rig(DataMode::Copy, Backend::File);
     let token = Token { front: FrontNumber::Ublk as u8, index: rig.queue.0, number: 2 };
     rig.front.ended(token, -i64::from(libc::EBUSY), &mut rig.ring, &mut rig.queues);
     assert_eq!(rig.shared.refused.load(Relaxed), libc::EBUSY);
@@ -471,11 +473,11 @@ fn a_refused_command_is_remembered_and_its_tag_given_up() {
 }
 
 #[test]
-fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+fn a_queue_without_memory_for_its_batches_leaves_its_resources_with_the_caller() {
+    let mut rig = rig(DataMode::Copy, Backend::File);
     let client = rig.ring.inner.allocate(CLIENT_MEMORY as u32).unwrap();
     let before = rig.memory_in_use();
-    // Its buffers can be had, the lists of what is done cannot.
+    // Its buffers can be allocated, the batch buffers cannot.
     for left in [0, 1] {
         rig.ring.reserves_left = left;
         let config = LaneConfig {
@@ -487,7 +489,7 @@ fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
             first_tag: 0,
             depth: DEPTH,
             mode: DataMode::Copy,
-            lends: false,
+            zero_copy_reads: false,
             io_max: IO_MAX,
             batch: true,
             client_memory: Some(ClientMemory { region: client.region, len: CLIENT_MEMORY, index: 0 }),
@@ -502,53 +504,53 @@ fn a_queue_without_memory_for_its_batches_leaves_everything_with_its_caller() {
 }
 
 #[test]
-fn a_tag_that_is_refused_amid_a_batch_is_given_up_alone() {
+fn a_tag_refused_within_a_batch_is_abandoned_alone() {
     for after in 1..DEPTH {
-        let mut rig = rig_by(DataMode::Copy, Behind::Null, true);
+        let mut rig = rig_by(DataMode::Copy, Backend::Null, true);
         rig.settle();
         for number in 0..u64::from(DEPTH) {
             rig.ask(request(KernelOp::Write, number * 8, 8, 1));
         }
         rig.ring.refuse_after = Some(after);
         let ends: Vec<i32> = std::iter::from_fn(|| rig.finished()).map(|end| end.errno).collect();
-        assert_eq!(rig.ring.refuse_after, None, "they were told of together");
+        assert_eq!(rig.ring.refuse_after, None, "they were committed together");
         assert_eq!(ends, [0; DEPTH as usize - 1], "{after}: the others end");
         assert_eq!(rig.shared.tags.load(Relaxed), u32::from(DEPTH) - 1, "{after}");
         assert_eq!(rig.shared.refused.load(Relaxed), libc::EIO, "{after}");
-        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{after}: and life goes on");
+        assert_eq!(rig.carry(request(KernelOp::Write, 0, 8, 1)).errno, 0, "{after}: later requests succeed");
     }
 }
 
 #[test]
-fn what_a_device_that_ends_is_told_of_many_tags_takes_them_all_back() {
-    let mut rig = rig_by(DataMode::Copy, Behind::Null, true);
+fn a_batch_committed_to_a_removed_device_aborts_all_its_tags() {
+    let mut rig = rig_by(DataMode::Copy, Backend::Null, true);
     rig.settle();
     for number in 0..u64::from(DEPTH) {
         rig.ask(request(KernelOp::Write, number * 8, 8, 1));
     }
-    let mut told = 0;
+    let mut answered = 0;
     for _ in 0..1000 {
-        // The ends of what it is told are other ones, as of a device that is being stopped.
+        // Complete the batch with the error of a device that is being stopped.
         let mut ended = Vec::new();
         while let Some(end) = rig.ring.next_ended() {
             ended.push(end);
         }
         for (token, result) in ended {
             let is_telling = token.number > 1 << 16 && result > 0;
-            told += u32::from(is_telling);
+            answered += u32::from(is_telling);
             let result = if is_telling { -i64::from(libc::ENODEV) } else { result };
             rig.front.ended(token, result, &mut rig.ring, &mut rig.queues);
         }
         rig.turn_without_ends();
     }
-    assert_eq!(told, 1, "all at once");
+    assert_eq!(answered, 1, "all at once");
     assert_eq!(rig.shared.tags.load(Relaxed), 0);
     assert_eq!(rig.shared.refused.load(Relaxed), 0, "nothing was refused");
 }
 
 #[test]
-fn an_end_for_a_queue_that_is_gone_is_nobodys() {
-    let mut rig = rig(DataMode::Copy, Behind::File);
+fn a_completion_for_a_removed_queue_is_ignored() {
+    let mut rig = rig(DataMode::Copy, Backend::File);
     let token = |index, number| Token { front: FrontNumber::Ublk as u8, index, number };
     rig.front.ended(token(9, 0), 0, &mut rig.ring, &mut rig.queues);
     rig.front.ended(token(rig.queue.0, 99), 0, &mut rig.ring, &mut rig.queues);
@@ -556,19 +558,19 @@ fn an_end_for_a_queue_that_is_gone_is_nobodys() {
 }
 
 #[test]
-fn integrity_data_comes_and_goes_beside_the_data() {
+fn integrity_data_is_written_and_read_with_the_data() {
     for more in [Features::INTEGRITY, Features::INTEGRITY.with(Features::BATCH_IO)] {
-        let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, more);
+        let mut rig = rig_with(DataMode::UserCopy, Backend::Guarded, more);
         let with = |request, tuples: &[u8]| ClientRequest { tuples: Some(tuples.to_vec()), ..request };
         let idle = rig.memory_in_use();
         let marks: Vec<u8> = (0..64).collect();
         let written = rig.carry(with(request(KernelOp::Write, 8, 8, 5), &marks));
         assert_eq!((written.errno, written.tuples), (0, Vec::new()));
-        // Across what was written with tuples, and what was not.
+        // Across a range written with tuples and one without.
         let read = rig.carry(with(request(KernelOp::Read, 4, 8, 0), &[0; 64]));
         assert_eq!((read.errno, &read.data[..2048], &read.data[2048..]), (0, &[0; 2048][..], &[5; 2048][..]));
         assert_eq!((&read.tuples[..32], &read.tuples[32..]), (&[0xff; 32][..], &marks[..32]));
-        // Whoever brings none takes away those that were there, and needs none to read.
+        // A write without tuples removes the old ones, and a read without them succeeds.
         assert_eq!(rig.carry(request(KernelOp::Write, 8, 1, 6)).errno, 0);
         assert_eq!(rig.carry(request(KernelOp::Read, 8, 1, 0)).data, vec![6; 512]);
         let read = rig.carry(with(request(KernelOp::Read, 8, 2, 0), &[0; 16]));
@@ -579,8 +581,8 @@ fn integrity_data_comes_and_goes_beside_the_data() {
 }
 
 #[test]
-fn integrity_data_waits_for_room_as_data_does() {
-    let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, Features::INTEGRITY);
+fn integrity_data_waits_for_space_in_the_ring() {
+    let mut rig = rig_with(DataMode::UserCopy, Backend::Guarded, Features::INTEGRITY);
     for refused in 1..4 {
         for (op, byte) in [(KernelOp::Write, refused as u8), (KernelOp::Read, 0)] {
             rig.ring.copies_refused = refused;
@@ -597,9 +599,9 @@ fn integrity_data_waits_for_room_as_data_does() {
 
 #[test]
 fn a_request_whose_integrity_data_is_missing_is_an_error() {
-    let mut rig = rig_with(DataMode::UserCopy, Behind::Guarded, Features::INTEGRITY);
+    let mut rig = rig_with(DataMode::UserCopy, Backend::Guarded, Features::INTEGRITY);
     let idle = rig.memory_in_use();
-    // Fewer than there are intervals.
+    // Fewer tuples than intervals.
     let short = |op| ClientRequest { tuples: Some(vec![1; 8]), ..request(op, 0, 2, 3) };
     assert_eq!(rig.carry(short(KernelOp::Write)).errno, libc::EIO);
     assert_eq!(rig.carry(short(KernelOp::Read)).errno, libc::EIO);

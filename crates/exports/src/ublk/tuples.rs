@@ -1,10 +1,12 @@
-//! Integrity data on its way between the driver and the stack: a second journey under the same tag, after the data's.
+//! Integrity data between the driver and the stack: a second phase of a request, under the same tag, after
+//! its data.
 //!
-//! The driver has it at an offset of its own of the character device, the stack takes it with operations of its own.
-//! For a write: data in, tuples in, data to the stack, tuples to the stack. For a read: data from the stack, data out,
-//! tuples from the stack, tuples out.
+//! The driver has it at a separate offset of the character device, the stack has separate operations for it.
+//! For a write: data in, tuples in, data to the stack, tuples to the stack. For a read: data from the stack,
+//! data out, tuples from the stack, tuples out.
 //!
-//! *Invariant:* what was named to the ring stays until that has ended: memory is given back when the request is over.
+//! *Invariant:* memory passed to the ring stays valid until the operation has completed: it is freed when the
+//! request is complete.
 
 use super::driver::Driver;
 use super::lane::{Lane, Stage, Waiting};
@@ -12,9 +14,9 @@ use ::ublk::user_copy_integrity_offset;
 use block::{Data, Integrity, Op, Request, Segment, Status, Tag};
 use queue::{FileOp, Owner, Queues};
 
-/// Which of the two journeys a request is on.
+/// Phase of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Leg {
+enum Phase {
     Data,
     Tuples,
 }
@@ -22,7 +24,7 @@ enum Leg {
 /// The tuples of a tag's request.
 #[derive(Clone, Copy, Debug)]
 struct Aside {
-    leg: Leg,
+    phase: Phase,
     memory: Segment,
 }
 
@@ -34,7 +36,7 @@ pub(super) struct Tuples {
 
 impl Tuples {
     pub(super) fn new(shape: Integrity, tags: u16) -> Tuples {
-        let none = Aside { leg: Leg::Data, memory: Segment::EMPTY };
+        let none = Aside { phase: Phase::Data, memory: Segment::EMPTY };
         Tuples { shape, asides: vec![none; tags.into()].into() }
     }
 }
@@ -47,38 +49,39 @@ impl Lane {
     /// Whether a request with tuples is past its data.
     pub(super) fn is_past_data(&self, tag: u16) -> bool {
         let tuples = self.tuples.as_ref();
-        tuples.is_some_and(|tuples| tuples.asides[usize::from(tag)].leg == Leg::Tuples)
+        tuples.is_some_and(|tuples| tuples.asides[usize::from(tag)].phase == Phase::Tuples)
     }
 
-    /// A request comes with tuples. `false`: the device has none, or the request is no whole intervals.
+    /// A request with tuples has arrived. `false`: the device has none, or the range is not a whole number of
+    /// intervals.
     #[inline(never)]
     pub(super) fn expect_tuples(&mut self, tag: u16) -> bool {
         let Some(tuples) = &mut self.tuples else { return false };
-        tuples.asides[usize::from(tag)].leg = Leg::Data;
+        tuples.asides[usize::from(tag)].phase = Phase::Data;
         let slot = &mut self.slots[usize::from(tag)];
         slot.has_tuples = slot.asked.req.len.is_aligned(tuples.shape.interval.0);
         slot.has_tuples
     }
 
-    /// Have memory for a request's tuples. `false`: there is none now.
+    /// Allocates memory for a request's tuples. `false`: there is none now.
     #[inline(never)]
     pub(super) fn provide_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D) -> bool {
         let req = self.slots[usize::from(tag)].asked.req;
         let Some(tuples) = &mut self.tuples else { return false };
         let aside = &mut tuples.asides[usize::from(tag)];
         if aside.memory.len == 0 {
-            // A tuple is shorter than what it stands beside, so this is less than the largest request.
+            // A tuple is shorter than the data that it protects, so this is less than the largest request.
             let len = tuples.shape.len_for(req.len) as u32;
             aside.memory = ring.allocate(len).unwrap_or(Segment::EMPTY);
         }
         aside.memory.len > 0
     }
 
-    /// Have the tuples of a write brought, its data being here.
+    /// Starts copying the tuples of a write, after its data.
     #[inline(never)]
     pub(super) fn fill_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, waiting: &mut Waiting) {
         let Some(aside) = self.aside(tag) else { return };
-        aside.leg = Leg::Tuples;
+        aside.phase = Phase::Tuples;
         let memory = aside.memory;
         let offset = user_copy_integrity_offset(self.config.q_id, self.config.first_tag + tag, 0);
         let read = FileOp::Read { offset };
@@ -89,7 +92,7 @@ impl Lane {
         }
     }
 
-    /// What was begun to bring a write's data, or its tuples, is over.
+    /// Copying a write's data, or its tuples, has completed.
     #[inline(never)]
     pub(super) fn filled_with_tuples<D: Driver>(
         &mut self,
@@ -102,27 +105,27 @@ impl Lane {
         let slot = &self.slots[usize::from(tag)];
         let (data, memory) = (slot.asked.data_len, slot.memory);
         let Some(aside) = self.aside(tag) else { return };
-        match aside.leg {
-            Leg::Data if result == i64::from(data) => self.fill_tuples(tag, ring, waiting),
-            Leg::Tuples if result == i64::from(aside.memory.len) => {
-                aside.leg = Leg::Data;
+        match aside.phase {
+            Phase::Data if result == i64::from(data) => self.fill_tuples(tag, ring, waiting),
+            Phase::Tuples if result == i64::from(aside.memory.len) => {
+                aside.phase = Phase::Data;
                 self.submit(tag, Data::One(memory), ring, queues);
             }
             _ => self.not_filled(tag, result, ring),
         }
     }
 
-    /// The data of a request is where it belongs, and its tuples are next: the stack gets to them at the end of the
-    /// turn.
+    /// The data of a request is done, and its tuples are next: they are submitted to the stack at the end of
+    /// the turn.
     #[inline(never)]
     pub(super) fn turn_to_tuples(&mut self, tag: u16, waiting: &mut Waiting) {
         let Some(aside) = self.aside(tag) else { return };
-        aside.leg = Leg::Tuples;
+        aside.phase = Phase::Tuples;
         self.slots[usize::from(tag)].stage = Stage::Between;
         waiting.push_back((self.config.queue, tag));
     }
 
-    /// Have the stack store, or bring, a request's tuples.
+    /// Submits the store or read of a request's tuples.
     pub(super) fn submit_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>) {
         let Some(memory) = self.aside(tag).map(|aside| aside.memory) else { return };
         let slot = &mut self.slots[usize::from(tag)];
@@ -134,7 +137,7 @@ impl Lane {
         queues.touch(self.config.queue).submit(Tag(tag), owner, req, ring);
     }
 
-    /// The stack is done with the data of a request, or with its tuples. `true`: so is the request.
+    /// The stack has completed the data of a request, or its tuples. `true`: the request is complete.
     #[inline(never)]
     pub(super) fn done_with_tuples<D: Driver>(
         &mut self,
@@ -153,7 +156,7 @@ impl Lane {
         false
     }
 
-    /// Copy the tuples of a read to where the kernel wants them.
+    /// Copies the tuples of a read to the request's memory.
     #[inline(never)]
     pub(super) fn hand_over_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, waiting: &mut Waiting) {
         let Some(memory) = self.aside(tag).map(|aside| aside.memory) else { return };
@@ -166,7 +169,8 @@ impl Lane {
         }
     }
 
-    /// What was begun to take a read's data, or its tuples, to their client is over. `None`: the request is not.
+    /// Copying a read's data, or its tuples, to the client has completed. `None`: the request is not
+    /// complete.
     #[inline(never)]
     pub(super) fn emptied_with_tuples(
         &mut self,
@@ -174,19 +178,19 @@ impl Lane {
         result: i64,
         waiting: &mut Waiting,
     ) -> Option<i32> {
-        let told = self.slots[usize::from(tag)].result;
+        let result_to_commit = self.slots[usize::from(tag)].result;
         let aside = self.aside(tag)?;
-        match aside.leg {
-            Leg::Data if result == i64::from(told) => {
+        match aside.phase {
+            Phase::Data if result == i64::from(result_to_commit) => {
                 self.turn_to_tuples(tag, waiting);
                 None
             }
-            Leg::Tuples if result == i64::from(aside.memory.len) => Some(told),
+            Phase::Tuples if result == i64::from(aside.memory.len) => Some(result_to_commit),
             _ => Some(-libc::EIO),
         }
     }
 
-    /// The request is over.
+    /// Frees the tuples of a completed request.
     #[inline(never)]
     pub(super) fn free_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D) {
         if let Some(aside) = self.aside(tag).filter(|aside| aside.memory.len > 0) {

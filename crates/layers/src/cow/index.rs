@@ -1,22 +1,22 @@
-//! Which chunks the overlay holds: what all queues of an overlay share.
+//! The chunks that an overlay holds: the state shared by all of its queues.
 //!
-//! Four bits a chunk, in memory. **Live**: the overlay holds it; set once, never cleared. **Claimed**: a
-//! request is bringing it there; whoever else wants to waits. **Taken**: it was live when the last sync began,
-//! which writes these and no others. **Stored**: the table on disk says so, because a sync that took it has
-//! succeeded.
+//! Four bits for each chunk, in memory. **Live**: the overlay holds the chunk; never cleared. **Claimed**: a
+//! request is writing the new chunk; other requests for it wait. **Taken**: the chunk was live when the last
+//! sync began; the sync writes these bits to the table. **Stored**: the table on disk has the bit, because a
+//! sync that took it succeeded.
 //!
-//! The journal ([`Journal`]) has checksums of what is written to chunks that are not stored: by these the overlay
-//! knows again, after its server was killed, what is whole of them.
+//! The journal ([`Journal`]) has checksums of data in chunks that are not stored. After a crash of the server
+//! the overlay verifies with them which of these chunks are write_partial.
 
 use super::format::{Layout, PAGE_LEN};
-use super::journal::{Journal, Room};
+use super::journal::{Journal, JournalSize};
 use super::pages::Pages;
 use block::Bytes;
-use queue::Rounds;
+use queue::{SharedSync, WaitList};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bits of a page of the table.
+/// Bits in a page of the table.
 const PAGE_BITS: u64 = PAGE_LEN * 8;
 const PAGE_WORDS: usize = PAGE_LEN as usize / 8;
 
@@ -30,7 +30,7 @@ pub(super) fn is_set(bits: &Bits, number: u64) -> bool {
     bits[(number / 64) as usize].load(Ordering::Acquire) >> (number % 64) & 1 == 1
 }
 
-/// The bits of each word that lie in a range: word index and mask.
+/// Returns the index of each word that a range of bits touches, and the mask of the range's bits in it.
 pub(super) fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let words = range.start / 64..range.end.div_ceil(64);
     words.map(move |word| {
@@ -40,7 +40,7 @@ pub(super) fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Where the run of equal bits ends that begins with the range: whether they are set.
+/// Returns whether the first bit of the range is set, and the end of the run of bits equal to it.
 fn run(bits: &Bits, range: Range<u64>) -> (bool, u64) {
     let first = is_set(bits, range.start);
     for (word, mask) in masks(range.clone()) {
@@ -53,7 +53,7 @@ fn run(bits: &Bits, range: Range<u64>) -> (bool, u64) {
     (first, range.end)
 }
 
-/// The shared part that nodes see.
+/// The index of one overlay, shared by the nodes of all queues.
 #[derive(Debug)]
 pub struct Index {
     layout: Layout,
@@ -62,30 +62,38 @@ pub struct Index {
     claimed: Bits,
     taken: Bits,
     stored: Bits,
-    /// Pages of the table that may have live bits which no sync has taken.
+    /// Pages of the table with live bits that no sync has taken yet.
     pub(super) table: Pages,
     pub(super) journal: Journal,
-    pub(super) syncs: Rounds,
+    pub(super) syncs: SharedSync,
+    /// Queues whose requests wait for a claim, for journal records or for a sync to end.
+    pub(super) waiting: WaitList,
 }
 
 impl Index {
-    /// From the table on disk. `life`: the one that the header names, in which no record was written yet.
+    /// Creates an index from the table on disk. `generation` is the one in the header; it has no records yet.
     ///
     /// # Panics
-    /// When the table is not as long as the layout says.
-    pub fn open(layout: Layout, origin_size: Bytes, table: &[u8], life: u64) -> Index {
-        Index::with_room(layout, origin_size, table, life, Room::of(layout))
+    /// If the table does not have the length that the layout requires.
+    pub fn open(layout: Layout, origin_size: Bytes, table: &[u8], generation: u64) -> Index {
+        Index::with_journal_size(layout, origin_size, table, generation, JournalSize::of(layout))
     }
 
-    /// As [`open`](Index::open), with another room for the journal, as a simulation has it.
+    /// As [`open`](Index::open), with journal sizes other than the layout's, for simulations.
     ///
     /// # Panics
-    /// When the table is not as long as the layout says.
-    pub fn with_room(layout: Layout, origin_size: Bytes, table: &[u8], life: u64, room: Room) -> Index {
+    /// If the table does not have the length that the layout requires.
+    pub fn with_journal_size(
+        layout: Layout,
+        origin_size: Bytes,
+        table: &[u8],
+        generation: u64,
+        size: JournalSize,
+    ) -> Index {
         assert_eq!(table.len() as u64, layout.table_len());
         let mut words: Vec<u64> =
             table.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        // Bits past the last chunk mean nothing.
+        // Bits past the last chunk are ignored.
         for (number, word) in words.iter_mut().enumerate() {
             let left = layout.chunks().saturating_sub(number as u64 * 64);
             *word &= if left >= 64 { u64::MAX } else { (1 << left) - 1 };
@@ -100,27 +108,28 @@ impl Index {
             taken: load(),
             stored: load(),
             table: Pages::new(pages),
-            journal: Journal::new(life, room),
-            syncs: Rounds::default(),
+            journal: Journal::new(generation, size),
+            syncs: SharedSync::default(),
+            waiting: WaitList::default(),
         }
     }
 
-    /// The sizes of the overlay.
+    /// Returns the sizes of the overlay.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// How long the origin is.
+    /// Returns the size of the origin.
     pub fn origin_size(&self) -> Bytes {
         self.origin_size
     }
 
-    /// How many chunks the overlay holds.
+    /// Returns how many chunks the overlay holds.
     pub fn chunks_live(&self) -> u64 {
         self.live.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }
 
-    /// The first run of chunks from there on that the overlay holds.
+    /// Returns the first run of live chunks from `from` on.
     pub fn next_live(&self, from: u64) -> Option<Range<u64>> {
         let end = self.layout.chunks();
         if from >= end {
@@ -134,85 +143,86 @@ impl Index {
         Some(start..self.run(start..end).1)
     }
 
-    /// Begin another life of the journal, which the header names by now. While no request is under way.
-    pub fn restart(&self, life: u64) {
-        self.journal.restart(life);
+    /// Starts a new generation of the journal, which the header already names. No request may be in flight.
+    pub fn restart(&self, generation: u64) {
+        self.journal.restart(generation);
     }
 
     pub(super) fn is_live(&self, chunk: u64) -> bool {
         is_set(&self.live, chunk)
     }
 
-    /// Where the run of chunks that are alike ends that begins with the range: whether they are live.
+    /// Returns whether the first chunk of the range is live, and the end of the run of chunks that are equal
+    /// in that.
     pub(super) fn run(&self, range: Range<u64>) -> (bool, u64) {
         run(&self.live, range)
     }
 
-    /// Claim chunks that are not live from the first on: how many. Fewer where one is live or claimed.
+    /// Claims chunks from the first on, up to one that is live or claimed. Returns how many were claimed.
     pub(super) fn claim(&self, range: Range<u64>) -> u64 {
         for chunk in range.clone() {
             let (word, bit) = ((chunk / 64) as usize, 1 << (chunk % 64));
             if self.claimed[word].fetch_or(bit, Ordering::AcqRel) & bit != 0 {
                 return chunk - range.start;
             }
-            // Whoever had it before may have brought it there.
+            // A previous owner of the claim may have made the chunk live.
             if self.is_live(chunk) {
-                self.disclaim(chunk..chunk + 1);
+                self.release(chunk..chunk + 1);
                 return chunk - range.start;
             }
         }
         range.end - range.start
     }
 
-    /// Let go of chunks, live by now or not.
-    pub(super) fn disclaim(&self, range: Range<u64>) {
+    /// Releases claims.
+    pub(super) fn release(&self, range: Range<u64>) {
         for (word, mask) in masks(range) {
             self.claimed[word].fetch_and(!mask, Ordering::AcqRel);
         }
     }
 
-    /// The overlay holds these from now on.
+    /// Marks chunks as live.
     pub(super) fn set_live(&self, range: Range<u64>) {
         for (word, mask) in masks(range.clone()) {
             self.live[word].fetch_or(mask, Ordering::AcqRel);
         }
-        // After the bits: a round that misses this finds it the next time.
+        // After the bits: a sync that misses the mark finds it the next time.
         let pages = range.start / PAGE_BITS..range.end.div_ceil(PAGE_BITS);
         self.table.mark(pages);
     }
 
-    /// Whether any of these chunks is claimed.
+    /// Returns whether any of these chunks is claimed.
     pub(super) fn is_claimed(&self, range: Range<u64>) -> bool {
         masks(range).any(|(word, mask)| self.claimed[word].load(Ordering::Acquire) & mask != 0)
     }
 
-    /// Where the run of chunks ends that begins with the range and that the table on disk all has, or all lacks: whether
-    /// it has them.
+    /// Returns whether the first chunk of the range is stored, and the end of the run of chunks that are
+    /// equal in that.
     pub(super) fn stored_run(&self, range: Range<u64>) -> (bool, u64) {
         run(&self.stored, range)
     }
 
-    /// Whether the table on disk has these chunks, for good.
+    /// Returns whether all of these chunks are stored. Stored chunks stay stored.
     pub(super) fn is_stored(&self, range: Range<u64>) -> bool {
         masks(range).all(|(word, mask)| self.stored[word].load(Ordering::Acquire) & mask == mask)
     }
 
-    /// A sync has begun: take what is live now. Whether there is anything to write.
-    pub(super) fn take(&self) -> bool {
-        // Before the bits: chunks are live before their records are appended.
+    /// Starts a sync: takes the bits that are live now. Returns whether there is anything to write.
+    pub(super) fn begin_sync(&self) -> bool {
+        // Before the bits are read: chunks become live before their records are appended.
         self.journal.mark();
         let any = self.table.take();
         self.copy_pages(&self.live, &self.taken);
         any
     }
 
-    /// The sync that took them has succeeded.
-    pub(super) fn store_taken(&self) {
+    /// Ends a sync that succeeded: the chunks that it took are stored.
+    pub(super) fn end_sync(&self) {
         self.copy_pages(&self.taken, &self.stored);
         self.journal.release_marked();
     }
 
-    /// Copy the pages that are written from one set of bits to another.
+    /// Copies the pages that the sync writes from one set of bits to another.
     fn copy_pages(&self, from: &Bits, to: &Bits) {
         for page in self.table.taken() {
             for word in page as usize * PAGE_WORDS..(page as usize + 1) * PAGE_WORDS {
@@ -221,7 +231,7 @@ impl Index {
         }
     }
 
-    /// What a page of the table is to say.
+    /// Encodes a page of the table for the current sync.
     pub(super) fn page(&self, page: u64, into: &mut [u8]) {
         let words = &self.taken[page as usize * PAGE_WORDS..][..PAGE_WORDS];
         for (bytes, word) in into.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -256,52 +266,52 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_claimed_by_one_at_a_time_and_not_once_it_is_live() {
+    fn a_chunk_is_claimed_once_and_not_after_it_is_live() {
         let index = index(100);
         assert_eq!(index.claim(10..14), 4);
         assert_eq!(index.claim(8..20), 2);
-        index.disclaim(8..10);
+        index.release(8..10);
         index.set_live(10..14);
-        index.disclaim(10..14);
+        index.release(10..14);
         assert_eq!(index.claim(10..11), 0);
         assert_eq!(index.claim(9..20), 1);
     }
 
     #[test]
-    fn a_sync_writes_what_was_live_when_it_began() {
+    fn a_sync_writes_the_chunks_that_were_live_when_it_began() {
         let index = index(PAGE_BITS * 3);
         index.set_live(5..7);
         index.set_live(PAGE_BITS * 2..PAGE_BITS * 2 + 1);
         assert!(!index.is_stored(5..6));
-        assert!(index.syncs.begin() && index.take());
+        assert!(index.syncs.begin() && index.begin_sync());
         index.set_live(8..9);
         let mut page = [0; PAGE_LEN as usize];
         index.page(0, &mut page);
-        assert_eq!(page[..3], [0b0110_0000, 0, 0], "chunk 8 came too late");
+        assert_eq!(page[..3], [0b0110_0000, 0, 0], "chunk 8 became live after the sync began");
         assert_eq!(index.table.next(0, 16), Some(0..1));
         assert_eq!(index.table.next(1, 16), Some(2..3));
         assert_eq!(index.table.next(3, 16), None);
-        assert!(!index.is_stored(5..7), "it is under way");
-        index.store_taken();
+        assert!(!index.is_stored(5..7), "the sync has not ended");
+        index.end_sync();
         assert!(index.is_stored(PAGE_BITS * 2..PAGE_BITS * 2 + 1) && index.is_stored(5..7));
-        assert!(!index.is_stored(7..9), "it waits for the next sync");
-        assert!(index.take());
+        assert!(!index.is_stored(7..9), "chunk 8 waits for the next sync");
+        assert!(index.begin_sync());
         assert_eq!(index.table.next(0, 16), Some(0..1));
     }
 
     #[test]
-    fn what_a_failed_sync_took_is_taken_again() {
+    fn chunks_of_a_failed_sync_are_taken_again() {
         let index = index(1000);
         index.set_live(5..7);
-        assert!(index.take());
+        assert!(index.begin_sync());
         index.table.put_back();
-        assert!(!index.is_stored(5..7) && index.take());
-        index.store_taken();
-        assert!(index.is_stored(5..7) && !index.take());
+        assert!(!index.is_stored(5..7) && index.begin_sync());
+        index.end_sync();
+        assert!(index.is_stored(5..7) && !index.begin_sync());
     }
 
     #[test]
-    fn a_table_reads_back_and_bits_past_the_end_mean_nothing() {
+    fn a_table_is_loaded_and_bits_past_the_end_are_ignored() {
         let layout = Layout::new(Bytes(70 * 4096), Some(Bytes(4096))).unwrap();
         let mut table = vec![0; layout.table_len() as usize];
         table[0] = 0b101;

@@ -1,78 +1,80 @@
 //! The journal in memory: records on their way to the file, for all queues of an overlay.
 //!
-//! Positions count records and never go back. Those below `told` are in the file; `head` is where the next one goes.
-//! Those below `tail` are of chunks that the table names by now, and their place may be used again. A request first has
-//! its records *admitted*, before it claims or writes anything, so that appending them later never has to wait.
-//! Memory holds the pages from `told` on, up to `window` of them; the file holds `pages` pages, used in turn.
+//! Positions count records and never decrease. Records below `written` are in the file; `head` is the next
+//! free position. Records below `tail` belong to chunks that the table has by now; their space may be reused.
+//! A request *admits* its records before it claims or writes anything, so that appending them later never
+//! waits. Memory holds the pages from `written` on, up to `window` of them; the file holds `pages` pages,
+//! used as a ring.
 //!
-//! *Invariant:* `tail`, `told` ≤ `head` ≤ `admitted`. *Invariant:* the file has all records from `tail` to `told`.
+//! *Invariant:* `tail`, `written` ≤ `head` ≤ `admitted`. *Invariant:* the file has all records from `tail` to
+//! `written`.
 
 use super::format::{Layout, PAGE_LEN};
 use super::records::{BLOCK_LEN, PER_PAGE, Record, SECTORS, encode_page};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// Words of a record in memory: its block, its mask, its checksums.
+/// 64-bit words of a record in memory: its block, its mask, its checksums.
 const WORDS: usize = 2 + SECTORS / 2;
-/// Pages in memory at least, besides those that one chunk may take.
+/// The least number of pages in memory, besides those for the records of two chunks.
 const WINDOW_MIN: u64 = 32;
 
-/// How many pages of records there may be. Either has to take the records of the largest step, and a page more.
+/// The capacity of a journal in pages. Each limit must hold the records of the largest step plus one page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Room {
-    /// In the file.
+pub struct JournalSize {
+    /// Pages in the file.
     pub pages: u64,
-    /// In memory: not more.
+    /// Pages in memory, at most `pages`.
     pub window: u64,
 }
 
-impl Room {
-    /// What an overlay's journal has.
-    pub fn of(layout: Layout) -> Room {
+impl JournalSize {
+    /// Returns the sizes for an overlay.
+    pub fn of(layout: Layout) -> JournalSize {
         let pages = layout.journal_len() / PAGE_LEN;
         let of_a_chunk = (layout.chunk.0 / BLOCK_LEN).div_ceil(PER_PAGE);
-        Room { pages, window: (WINDOW_MIN + 2 * of_a_chunk).min(pages) }
+        JournalSize { pages, window: (WINDOW_MIN + 2 * of_a_chunk).min(pages) }
     }
 }
 
-/// Why records are not admitted.
+/// Why records were not admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum NoRoom {
-    /// Too many are in memory: they have to be written to the file.
+pub(super) enum JournalFull {
+    /// Memory is full: records have to be written to the file first.
     Memory,
-    /// Too many are in the file: a sync has to bring their chunks into the table.
+    /// The file is full: a sync has to store their chunks first.
     File,
 }
 
 #[derive(Debug)]
 pub(super) struct Journal {
-    life: AtomicU64,
+    generation: AtomicU64,
     pages: u64,
     window: u64,
     admitted: AtomicU64,
     head: AtomicU64,
-    told: AtomicU64,
+    written: AtomicU64,
     tail: AtomicU64,
-    /// Where `head` was when the sync under way began.
+    /// The value of `head` when the current sync began.
     marked: AtomicU64,
-    /// Somebody writes pages to the file.
+    /// Whether a request is writing pages to the file.
     writing: AtomicBool,
-    /// By position in the window: one more than the position of the record that is there.
+    /// By position in the window: the position of the record in it plus one.
     filled: Box<[AtomicU64]>,
     words: Box<[AtomicU64]>,
 }
 
 impl Journal {
-    pub(super) fn new(life: u64, room: Room) -> Journal {
-        let Room { pages, window } = room;
+    pub(super) fn new(generation: u64, size: JournalSize) -> Journal {
+        let JournalSize { pages, window } = size;
         let zeroes = |count: u64| (0..count).map(|_| AtomicU64::new(0)).collect();
         Journal {
-            life: AtomicU64::new(life),
+            generation: AtomicU64::new(generation),
             pages,
             window,
             admitted: AtomicU64::new(0),
             head: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             tail: AtomicU64::new(0),
             marked: AtomicU64::new(0),
             writing: AtomicBool::new(false),
@@ -81,16 +83,16 @@ impl Journal {
         }
     }
 
-    /// Make sure of room for `count` records. Each is appended later, or given back.
-    pub(super) fn admit(&self, count: u64) -> Result<(), NoRoom> {
+    /// Reserves space for `count` records. Each is appended later or given back.
+    pub(super) fn admit(&self, count: u64) -> Result<(), JournalFull> {
         let mut now = self.admitted.load(Relaxed);
         loop {
             let end = (now + count).div_ceil(PER_PAGE);
             if end - self.tail.load(Acquire) / PER_PAGE > self.pages {
-                return Err(NoRoom::File);
+                return Err(JournalFull::File);
             }
-            if end - self.told.load(Acquire) / PER_PAGE > self.window {
-                return Err(NoRoom::Memory);
+            if end - self.written.load(Acquire) / PER_PAGE > self.window {
+                return Err(JournalFull::Memory);
             }
             match self.admitted.compare_exchange_weak(now, now + count, AcqRel, Relaxed) {
                 Ok(_) => return Ok(()),
@@ -99,18 +101,18 @@ impl Journal {
         }
     }
 
-    /// So many that were admitted are not appended.
+    /// Releases the space of `count` admitted records that are not appended.
     pub(super) fn give_back(&self, count: u64) {
         self.admitted.fetch_sub(count, AcqRel);
     }
 
-    /// The place of the first of so many records that were admitted.
+    /// Takes the positions of `count` admitted records. Returns the first.
     pub(super) fn append(&self, count: u64) -> u64 {
-        // What was live before is seen by a sync that sees these: see `mark`.
+        // A sync that sees this position also sees chunks that became live before: see `mark`.
         self.head.fetch_add(count, SeqCst)
     }
 
-    /// Fill a place.
+    /// Stores a record at its position.
     pub(super) fn put(&self, position: u64, record: &Record) {
         let slot = (position % (self.window * PER_PAGE)) as usize;
         let words = &self.words[slot * WORDS..][..WORDS];
@@ -133,37 +135,37 @@ impl Journal {
         Record { block: words[0].load(Relaxed), mask: words[1].load(Relaxed) as u8, sums }
     }
 
-    /// Where the next record goes: those before are appended, if maybe not filled in yet.
+    /// Returns the next free position. Records before it are appended, but perhaps not filled in yet.
     pub(super) fn head(&self) -> u64 {
         self.head.load(SeqCst)
     }
 
-    /// The records before are in the file.
-    pub(super) fn told(&self) -> u64 {
-        self.told.load(Acquire)
+    /// Returns the position up to which the file has the records.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Acquire)
     }
 
-    /// Whether a sync is due, so that nobody has to wait for one.
+    /// Returns whether a sync should start, so that no request has to wait for space.
     pub(super) fn is_half_full(&self) -> bool {
         self.head.load(Relaxed) - self.tail.load(Relaxed) > self.pages * PER_PAGE / 2
     }
 
-    /// Begin to write, unless somebody writes.
+    /// Starts writing to the file, unless another request is writing. Returns whether it started.
     pub(super) fn begin(&self) -> bool {
         !self.writing.load(Relaxed) && !self.writing.swap(true, AcqRel)
     }
 
-    /// Writing is over, done or not.
+    /// Ends writing, whether it succeeded or not.
     pub(super) fn end(&self) {
         self.writing.store(false, Release);
     }
 
-    /// What is to be written next: the first page, how many pages, at most `most`, all in a row in the file, and the
-    /// position that they reach. For whoever has begun.
+    /// Returns the pages to write next: the first, how many (at most `most`, contiguous in the file), and the
+    /// position that they reach. Only for the request that called [`begin`](Journal::begin).
     pub(super) fn due(&self, most: u64) -> Option<(u64, u64, u64)> {
-        let from = self.told();
+        let from = self.written();
         let first = from / PER_PAGE;
-        // The file ends, and begins again.
+        // Pages are contiguous up to the end of the file.
         let most = most.min(self.pages - first % self.pages);
         let stop = self.head().min((first + most) * PER_PAGE);
         let is_filled = |position: u64| {
@@ -174,41 +176,42 @@ impl Journal {
         (to > from).then(|| (first, to.div_ceil(PER_PAGE) - first, to))
     }
 
-    /// The page of the file that a page of the journal goes to.
+    /// Returns the page of the file for a page of the journal.
     pub(super) fn place(&self, page: u64) -> u64 {
         page % self.pages
     }
 
-    /// Encode a page with its records up to a position.
+    /// Encodes a page with its records up to a position.
     pub(super) fn encode(&self, page: u64, to: u64, into: &mut [u8]) {
         let end = to.min((page + 1) * PER_PAGE);
         let records = (page * PER_PAGE..end).map(|position| self.get(position));
-        encode_page(self.life.load(Relaxed), records, into);
+        encode_page(self.generation.load(Relaxed), records, into);
     }
 
-    /// The file has the records up to there.
-    pub(super) fn set_told(&self, to: u64) {
-        self.told.store(to, Release);
+    /// Sets the position up to which the file has the records.
+    pub(super) fn set_written(&self, to: u64) {
+        self.written.store(to, Release);
     }
 
-    /// A sync begins, and takes what is live after this: all whose records are appended now.
+    /// Starts a sync: it covers all records that are appended now.
     pub(super) fn mark(&self) {
         self.marked.store(self.head(), Relaxed);
     }
 
-    /// The sync has succeeded.
+    /// Ends a sync that succeeded: releases the space of the records that it covered.
     pub(super) fn release_marked(&self) {
-        // Records that never got to the file are not needed there any more.
+        // Covered records that were not written yet need not be written any more.
         self.tail.store(self.marked.load(Relaxed), Release);
     }
 
-    /// Begin another life on a page of its own: what is in the file means nothing. While nothing is under way.
-    pub(super) fn restart(&self, life: u64) {
+    /// Starts a new generation on a new page; the contents of the file become invalid. No request may be in
+    /// flight.
+    pub(super) fn restart(&self, generation: u64) {
         let start = self.admitted.load(Relaxed).next_multiple_of(PER_PAGE);
-        for position in [&self.admitted, &self.head, &self.told, &self.tail, &self.marked] {
+        for position in [&self.admitted, &self.head, &self.written, &self.tail, &self.marked] {
             position.store(start, SeqCst);
         }
-        self.life.store(life, SeqCst);
+        self.generation.store(generation, SeqCst);
     }
 }
 
@@ -223,25 +226,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_filled_in_waits_and_what_is_written_makes_room() {
-        let journal = Journal::new(1, Room { pages: 40, window: 34 });
+    fn records_are_written_up_to_the_first_unfilled_one() {
+        let journal = Journal::new(1, JournalSize { pages: 40, window: 34 });
         assert_eq!(journal.due(8), None);
         journal.admit(3).unwrap();
         assert_eq!(append(&journal, 1), 1);
         let hole = journal.append(1);
         append(&journal, 1);
         assert!(journal.begin() && !journal.begin());
-        assert_eq!(journal.due(8), Some((0, 1, 1)), "the second is not there yet");
+        assert_eq!(journal.due(8), Some((0, 1, 1)), "the second one is not filled in yet");
         journal.put(hole, &Record::default());
         assert_eq!(journal.due(8), Some((0, 1, 3)));
-        journal.set_told(3);
+        journal.set_written(3);
         journal.end();
-        assert_eq!((journal.due(8), journal.told()), (None, 3));
+        assert_eq!((journal.due(8), journal.written()), (None, 3));
     }
 
     #[test]
-    fn the_window_is_free_again_once_written_and_the_file_once_synced() {
-        let journal = Journal::new(1, Room { pages: 40, window: 34 });
+    fn memory_is_freed_by_a_write_and_the_file_by_a_sync() {
+        let journal = Journal::new(1, JournalSize { pages: 40, window: 34 });
         let mut admitted = 0;
         let refused = loop {
             match journal.admit(10) {
@@ -249,15 +252,15 @@ mod tests {
                 Err(why) => break why,
             }
         };
-        assert_eq!((refused, admitted), (NoRoom::Memory, 34 * PER_PAGE));
+        assert_eq!((refused, admitted), (JournalFull::Memory, 34 * PER_PAGE));
         append(&journal, admitted);
         while let Some((_, _, to)) = journal.due(16) {
-            journal.set_told(to);
+            journal.set_written(to);
         }
         while journal.admit(10).is_ok() {
             append(&journal, 10);
         }
-        assert_eq!(journal.admit(10), Err(NoRoom::File));
+        assert_eq!(journal.admit(10), Err(JournalFull::File));
         assert!(journal.is_half_full());
         journal.mark();
         journal.release_marked();
@@ -266,8 +269,8 @@ mod tests {
             journal.admit(10).unwrap();
             append(&journal, 10);
             while let Some((first, count, to)) = journal.due(16) {
-                assert!(journal.place(first) + count <= 40, "the file has an end");
-                journal.set_told(to);
+                assert!(journal.place(first) + count <= 40, "pages are contiguous in the file");
+                journal.set_written(to);
             }
         }
         journal.admit(10).unwrap();

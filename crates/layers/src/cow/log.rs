@@ -1,49 +1,50 @@
-//! Records of what is written to chunks that are not stored, and the room for them.
+//! Writes records of data in chunks that are not stored, and makes space for them.
 //!
-//! A chunk that is brought in has its records appended when its data is in the store, before it is let go of. An
-//! overwrite of a chunk that is live and not stored has its records in the file before its data goes down: whenever
-//! the server is killed, each sector has a content that is recorded. Memory that only the kernel can reach has no
-//! checksum: a chunk is read back from the store then, and an overwrite first has the chunk stored by a sync.
+//! A new chunk's records are appended after its data is in the store, before its claim is released. An
+//! overwrite of a chunk that is live but not stored writes its records to the file before its data: whenever
+//! the server is killed, the content of each sector matches a record. Memory that only the kernel can access
+//! has no checksum: then a new chunk is read back from the store, and an overwrite first has the chunk stored
+//! by a sync.
 
 use super::format::PAGE_LEN;
 use super::records::{BLOCK_LEN, Record, SECTORS};
 use super::sync::Stage;
-use super::{Cow, Phase, journal::Journal, journal::NoRoom};
+use super::{Cow, Phase, journal::Journal, journal::JournalFull};
 use block::{Bytes, Cookie, Data, Op, Request, Segment, Status};
 use queue::{Cx, Ring, Verdict};
 
-/// Pages of the journal that are written at once.
+/// Pages of the journal in one write.
 const PAGES_MAX: u64 = 16;
-/// What is brought in or overwritten in one step, in bytes, where records are needed.
+/// The largest step that needs records, in bytes.
 pub(super) const STEP_LEN: u64 = 1 << 20;
-/// The same, where it has to be read back for that.
-pub(super) const BACK_LEN: u64 = 64 << 10;
+/// The largest step whose data has to be read back, in bytes.
+pub(super) const READ_BACK_LEN: u64 = 64 << 10;
 const SECTOR_LEN: usize = 512;
 
-/// What a request goes on with when its records are in the file.
+/// How a request continues once its records are in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum After {
-    /// It ends.
+    /// The request ends.
     End,
-    /// Its data is written over what is there.
+    /// The request overwrites the data.
     Overwrite,
-    /// It tries again to have its records admitted.
+    /// It tries again to admit its records.
     Step,
 }
 
-/// How many records a range of the device takes.
+/// Returns how many records a range of the device takes.
 pub(super) fn records(from: u64, to: u64) -> u64 {
     to.div_ceil(BLOCK_LEN) - from / BLOCK_LEN
 }
 
-/// Puts together the records of a range of the device from its bytes, in order.
+/// Builds the records of a range of the device from its bytes, in order.
 struct Recorder<'a> {
     journal: &'a Journal,
     position: u64,
-    /// Up to where it is recorded, in the device.
+    /// The offset in the device up to which bytes were fed.
     at: u64,
     record: Record,
-    /// The checksum of a sector whose bytes come in pieces.
+    /// The checksum of a sector whose bytes arrive in several slices.
     partial: crc32fast::Hasher,
 }
 
@@ -80,7 +81,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// The sector that ends where we are.
+    /// Adds the checksum of the sector that ends at `at`.
     fn sector(&mut self, sum: u32) {
         let number = (self.at / SECTOR_LEN as u64 - 1) as usize % SECTORS;
         self.record.mask |= 1 << number;
@@ -96,8 +97,8 @@ impl<'a> Recorder<'a> {
         self.record = Record { block: self.at.div_ceil(BLOCK_LEN), ..Record::default() };
     }
 
-    /// All of the range was fed. The position behind its records.
-    fn finish(mut self) -> u64 {
+    /// Ends the range. Returns the position behind its records.
+    fn end_write(mut self) -> u64 {
         if self.record.mask != 0 {
             self.put();
         }
@@ -106,13 +107,13 @@ impl<'a> Recorder<'a> {
 }
 
 impl Cow {
-    /// Whether only the kernel can reach the data of a write.
+    /// Returns whether the data of a write is in memory that only the kernel can access.
     pub(super) fn is_opaque<R: Ring>(req: &Request, cx: &Cx<'_, R>) -> bool {
         req.op == Op::Write && cx.segments(req.data, req.len.0).any(|piece| cx.ring.is_opaque(piece))
     }
 
-    /// Append the records of `from` to `to`, which were admitted: what the request writes from `body.0` to `body.1`, and
-    /// on both sides of that what `buffer` has, which begins at `from`.
+    /// Appends the admitted records of `from` to `to`. The request has the data from `start` to `end`;
+    /// `buffer`, which begins at `from`, has the data on both sides of that.
     pub(super) fn record<R: Ring>(
         &mut self,
         io: Cookie,
@@ -139,38 +140,38 @@ impl Cow {
         if end < to {
             recorder.feed(cx.ring.bytes(buffer.slice((end - from) as u32, (to - end) as u32)));
         }
-        self.slots[io.tag.index()].recorded = recorder.finish();
+        self.states[io.tag.index()].recorded = recorder.end_write();
     }
 
-    /// Records are not admitted: see to it that there is room, and try again.
-    pub(super) fn make_room<R: Ring>(
+    /// Makes space for records that were not admitted, and tries again.
+    pub(super) fn make_space<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
-        why: NoRoom,
+        why: JournalFull,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let head = self.index.journal.head();
         match why {
-            NoRoom::File => self.store_first(io, req, cx),
-            NoRoom::Memory if self.index.journal.told() < head => {
-                self.slot(io).recorded = head;
+            JournalFull::File => self.sync_first(io, req, cx),
+            JournalFull::Memory if self.index.journal.written() < head => {
+                self.state(io).recorded = head;
                 self.write_records(io, req, After::Step, cx)
             }
-            // Others have been admitted, and their data is under way.
-            NoRoom::Memory => self.wait(io, Phase::Wait, cx),
+            // The records of other requests are admitted, but their data is still in flight.
+            JournalFull::Memory => self.wait_for_others(io, Phase::Wait, cx),
         }
     }
 
-    /// Have a sync bring all chunks that are live into the table, then go on.
-    pub(super) fn store_first<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let promise = self.index.syncs.promise();
-        let slot = self.slot(io);
-        (slot.promise, slot.goes_on) = (promise, true);
+    /// Has a sync store all live chunks, then continues the request.
+    pub(super) fn sync_first<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let ticket = self.index.syncs.ticket();
+        let state = self.state(io);
+        (state.ticket, state.continues) = (ticket, true);
         self.sync(io, req, cx)
     }
 
-    /// See to it that the file has the records of a request before it goes on.
+    /// Continues a request once the file has its records; writes them if no other request does.
     pub(super) fn write_records<R: Ring>(
         &mut self,
         io: Cookie,
@@ -179,25 +180,30 @@ impl Cow {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         let journal = &self.index.journal;
-        if journal.told() >= self.slots[io.tag.index()].recorded {
+        if journal.written() >= self.states[io.tag.index()].recorded {
             return match after {
                 After::End => Verdict::Up(Status::Ok),
                 After::Overwrite if cx.spare_children() == 0 => {
-                    self.wait(io, Phase::Records { after, to: None }, cx)
+                    self.wait_for_others(io, Phase::Records { after, to: None }, cx)
                 }
-                After::Overwrite => self.start_step(io, req, self.slots[io.tag.index()].end, 0, cx),
+                After::Overwrite => self.start_step(io, req, self.states[io.tag.index()].end, 0, cx),
                 After::Step => self.step(io, req, cx),
             };
         }
         if cx.spare_children() == 0 || !journal.begin() {
-            return self.wait(io, Phase::Records { after, to: None }, cx);
+            return self.wait_for_others(io, Phase::Records { after, to: None }, cx);
         }
         let due = journal.due(PAGES_MAX);
         let buffer = due.and_then(|(_, count, _)| cx.ring.allocate((count * PAGE_LEN) as u32));
         let (Some((first, _, to)), Some(buffer)) = (due, buffer) else {
-            // Another request is about to fill its records in, or there is no memory.
             journal.end();
-            return self.wait(io, Phase::Records { after, to: None }, cx);
+            self.index.waiting.wake_fenced(self.held.waiter());
+            let phase = Phase::Records { after, to: None };
+            return match due {
+                // Another request is about to fill in its records.
+                None => self.wait_for_others(io, phase, cx),
+                Some(_) => self.wait_for_memory(io, phase, cx),
+            };
         };
         for (page, bytes) in (first..).zip(cx.ring.bytes_mut(buffer).chunks_mut(PAGE_LEN as usize)) {
             journal.encode(page, to, bytes);
@@ -205,13 +211,13 @@ impl Cow {
         let at = self.index.layout().journal_at() + Bytes(journal.place(first) * PAGE_LEN);
         let mut write = Request::new(Op::Write, at, Bytes(buffer.len.into()));
         write.data = Data::One(buffer);
-        let slot = self.slot(io);
-        (slot.phase, slot.records) = (Phase::Records { after, to: Some(to) }, buffer);
+        let state = self.state(io);
+        (state.phase, state.records) = (Phase::Records { after, to: Some(to) }, buffer);
         self.spawn(io, self.store, write, cx);
         Verdict::Held
     }
 
-    /// Pages of the journal are written, up to a position.
+    /// Handles the completion of a write of journal pages.
     pub(super) fn records_written<R: Ring>(
         &mut self,
         io: Cookie,
@@ -219,36 +225,42 @@ impl Cow {
         (after, to): (After, Option<u64>),
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let slot = self.slot(io);
-        let (status, buffer) = (slot.status, std::mem::replace(&mut slot.records, Segment::EMPTY));
+        let state = self.state(io);
+        let (status, buffer) = (state.status, std::mem::replace(&mut state.records, Segment::EMPTY));
         cx.ring.free(buffer);
         if let (true, Some(to)) = (status.is_ok(), to) {
-            self.index.journal.set_told(to);
+            self.index.journal.set_written(to);
         }
         self.index.journal.end();
+        self.index.waiting.wake_fenced(self.held.waiter());
         match status {
             Status::Ok => self.write_records(io, req, after, cx),
             status => Verdict::Up(status),
         }
     }
 
-    /// A request that has changed something is done, but for the records of what it brought in.
-    pub(super) fn finish<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let is_due = self.index.journal.is_half_full() && !self.index.syncs.is_under_way();
-        if self.slots[io.tag.index()].recorded > 0 && is_due {
-            // One request waits for a sync, so that the others do not have to when the journal is full.
+    /// Ends a write, after its new chunks' records are in the file.
+    pub(super) fn end_write<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let is_due = self.index.journal.is_half_full() && !self.index.syncs.is_running();
+        if self.states[io.tag.index()].recorded > 0 && is_due {
+            // One request waits for a sync here, so that others need not when the journal is full.
             return self.flush(io, req, cx);
         }
         self.write_records(io, req, After::End, cx)
     }
 
-    /// Waiting was cancelled.
-    pub(super) fn give_up<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+    /// Handles a cancelled wait.
+    pub(super) fn wait_cancelled<R: Ring>(
+        &mut self,
+        io: Cookie,
+        req: &Request,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
         self.free(io, cx);
-        match self.slot(io).phase {
-            Phase::Sync(Stage::Await) | Phase::Records { .. } | Phase::Wait => Verdict::Up(Status::IoError),
-            // What was begun for all queues is not given up half done: it looks again, out of turn.
-            Phase::Sync(stage) => self.go_on_syncing(io, req, stage, cx),
+        match self.state(io).phase {
+            Phase::Sync(Stage::Waiting) | Phase::Records { .. } | Phase::Wait => Verdict::Up(Status::IoError),
+            // A stage that all queues depend on is not abandoned half done: it continues at once.
+            Phase::Sync(stage) => self.continue_sync(io, req, stage, cx),
             other => unreachable!("nothing is waited for in {other:?}"),
         }
     }

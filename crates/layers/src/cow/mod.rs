@@ -1,18 +1,20 @@
-//! Copy-on-write: an overlay takes what is written, and what was not written is read from the origin.
+//! Copy-on-write: writes go to an overlay; chunks that were never written are read from the origin (the
+//! backing file).
 //!
-//! Two children: the **origin**, which is never written, and the **store**, a file of the format in
-//! [`format`]. A device is divided into chunks; the table says which of them the store holds. A request that
-//! finds all of its chunks alike goes down as it is to one child, or moved to the other. Others stay held
-//! here: reads as pieces, all at once; what changes chunks that the store does not hold yet, step by step in
-//! order of address, so that requests which wait for each other's chunks never wait in a circle.
+//! Two children: the **origin**, which is never written, and the **store**, an overlay file in the format of
+//! [`format`]. The device is divided into chunks; the table has a bit for each chunk that the store holds. A
+//! request whose chunks are all in one place goes down unchanged to the origin, or shifted to the store.
+//! Others are held: reads run as child requests in parallel; writes to chunks that the store lacks run in
+//! steps, in address order, so that requests that wait for each other's chunks cannot deadlock.
 //!
-//! A chunk that is written in part is completed from the origin; chunks are small, so that this is rare.
-//! The table on disk follows the data: a flush writes first the data, then the bits that were set before, then
-//! flushes again ([`sync`]). So whenever the power goes, the table names only chunks that are whole, and every
-//! chunk that a flush covered. The journal has checksums of what no flush has covered ([`log`]): a server that is
-//! killed loses nothing that it has acknowledged, and nothing is believed whose data did not reach the disk.
+//! A partial write to a new chunk copies the rest of the chunk from the origin; chunks are small, so that is
+//! rare. The table on disk follows the data: a flush first writes the data, then the bits that were set
+//! before, then flushes again ([`sync`]). After a power cut the table therefore names only write_partial
+//! chunks, and every chunk that a flush covered. The journal has checksums of data that no flush has covered
+//! ([`log`]): after a crash of the server every acknowledged write is kept, and data that did not reach the
+//! disk is not used.
 //!
-//! *Invariant:* whoever claimed chunks lets go of them before its request ends.
+//! *Invariant:* a request releases its claims on chunks before it ends.
 
 pub mod format;
 mod index;
@@ -22,12 +24,10 @@ mod pages;
 mod read;
 pub mod records;
 mod sync;
-#[cfg(test)]
-mod tests;
 mod write;
 
 pub use index::Index;
-pub use journal::Room;
+pub use journal::JournalSize;
 
 use crate::Layer;
 use crate::layer::stacked;
@@ -35,14 +35,14 @@ use block::{
     Abilities, Bytes, Cookie, Data, Fact, Features, Flags, LimitsError, Op, Profile, Request, Sectors,
     Segment, Status,
 };
-use queue::{ChildKind, Cx, Nanos, Node, NodeId, Ring, Verdict};
+use queue::{ChildKind, Cx, HeldRequests, Nanos, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long a request waits before it looks again whether a chunk or a sync is free: twice as long each time.
-const LOOK_NS_MIN: u64 = 20_000;
-const LOOK_NS_MAX: u64 = 10_000_000;
+/// How long a request waits before it tries again to get memory. The time doubles up to the maximum.
+const RETRY_NS_MIN: u64 = 20_000;
+const RETRY_NS_MAX: u64 = 10_000_000;
 
-/// The shared part.
+/// The shared part: the index of an overlay.
 #[derive(Debug)]
 pub struct CowLayer {
     index: Arc<Index>,
@@ -50,7 +50,7 @@ pub struct CowLayer {
 }
 
 impl CowLayer {
-    /// Over an overlay whose table was read. `facts`: what it is, for `show`.
+    /// Creates a layer for an overlay whose table was read. `facts` describe it in `show`.
     pub fn new(index: Arc<Index>, facts: Vec<Fact>) -> CowLayer {
         CowLayer { index, facts }
     }
@@ -61,14 +61,14 @@ impl<R: Ring> Layer<R> for CowLayer {
         "cow"
     }
 
-    /// Children: the origin, the store.
+    /// `below` are the origin and the store.
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let (origin, store) = (&below[0], &below[1]);
         let layout = self.index.layout();
         let mut limits = stacked(&origin.limits, Sectors(0));
-        // Reads of both kinds line up with whole chunks; what does not is only slower.
+        // Reads of both children are aligned alike on whole chunks; other requests are only slower.
         let _ = limits.stack(&store.limits, layout.data_at().sectors());
-        limits.features = limits.features.without(Features::ZONED);
+        limits.features = limits.features.difference(Features::ZONED);
         limits.validate()?;
         let can = store.abilities;
         Ok(Profile {
@@ -77,19 +77,19 @@ impl<R: Ring> Layer<R> for CowLayer {
             abilities: Abilities { rotational: can.rotational || origin.abilities.rotational, ..can },
             limits,
             bytewise: false,
-            lends: false,
-            in_place: origin.in_place && store.in_place,
+            zero_copy_reads: false,
+            inline: origin.inline && store.inline,
             sparse: true,
             opaque: false,
         })
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         depth.saturating_mul(4).clamp(64, 4096)
     }
 
-    /// Only where there is nothing below: that is filled with zeroes here.
-    fn looks_at_data(&self) -> bool {
+    /// Only if the origin is shorter than the device: the node fills the rest of a read with zeroes.
+    fn accesses_data(&self) -> bool {
         self.index.origin_size() < self.index.layout().size
     }
 
@@ -108,73 +108,74 @@ impl<R: Ring> Layer<R> for CowLayer {
     }
 }
 
-/// What is being done for a request that is held, or that a child has.
+/// The state of a request that is held here or at a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// It went down as it is, or moved (`true`) into the store.
+    /// It went down unchanged to the origin, or (`true`) shifted to the store.
     Whole(bool),
-    /// Pieces of a read.
-    Pieces,
-    /// A step of a change, over chunks that are live or, if so many are claimed, soon will be.
+    /// The children of a read.
+    Read,
+    /// One step of a write. Its chunks are live, or `claimed` of them become live with it.
     Step { claimed: u64 },
-    /// The origin's part of a chunk is read.
+    /// Reads the rest of a partially written chunk from the origin.
     CopyRead,
-    /// The chunk is written, in up to three pieces.
+    /// Writes that chunk with up to three children.
     CopyWrite,
-    /// What was brought in is read back from the store, for its checksums.
+    /// Reads newly written chunks back from the store to compute their checksums.
     ReadBack { claimed: u64 },
-    /// Nothing: someone else has the chunk, or there is no memory.
+    /// Waits: another request has claimed the chunk, no child request is spare, or there is no memory.
     Wait,
-    /// A sync: see there.
+    /// A sync, see [`sync::Stage`].
     Sync(sync::Stage),
-    /// Records are written to the journal's file up to a position; `None`: another request writes them.
+    /// Writes records to the journal file up to position `to`; `None`: waits for another request that writes
+    /// them.
     Records { after: log::After, to: Option<u64> },
 }
 
-/// What we know of a request between its submit and its end.
+/// The state of one request, by tag.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct State {
     phase: Phase,
-    /// How far it is done, or under way: an offset of the device.
+    /// The offset in the device up to which the request is done.
     at: u64,
-    /// Where the step under way ends.
+    /// The end of the current step.
     end: u64,
-    /// Records that were admitted for the step under way, and are not appended yet.
+    /// Records that were admitted for the current step and are not appended yet.
     admitted: u64,
-    /// The position behind its last record; 0: it has none.
+    /// The journal position behind the request's last record; 0: it has none.
     recorded: u64,
-    /// Child requests under way.
-    pieces: u32,
+    /// Child requests in flight.
+    children: u32,
     /// The first error, else `Ok`.
     status: Status,
-    /// A chunk, what is read back, or pages of the table; empty when there is none.
+    /// A buffer for a chunk, data that is read back, or pages of the table; empty if there is none.
     buffer: Segment,
-    /// Pages of the journal; empty when there are none.
+    /// A buffer for pages of the journal; empty if there is none.
     records: Segment,
-    /// What a request that was cut covers in all.
+    /// The whole length of a request that went down shortened.
     len: Bytes,
-    look_ns: u64,
-    /// Which sync will serve it.
-    promise: u64,
-    /// It goes on when that is over.
-    goes_on: bool,
+    retry_ns: u64,
+    /// The sync that covers this request.
+    ticket: u64,
+    /// Whether the request continues with its next step after that sync.
+    continues: bool,
 }
 
-impl Slot {
-    const NEW: Slot = Slot {
+impl State {
+    const NEW: State = State {
         phase: Phase::Wait,
         at: 0,
         end: 0,
         admitted: 0,
         recorded: 0,
-        pieces: 0,
+        children: 0,
         status: Status::Ok,
         buffer: Segment::EMPTY,
         records: Segment::EMPTY,
         len: Bytes::ZERO,
-        look_ns: LOOK_NS_MIN,
-        promise: 0,
-        goes_on: false,
+        retry_ns: RETRY_NS_MIN,
+        ticket: 0,
+        continues: false,
     };
 }
 
@@ -188,11 +189,13 @@ pub struct Cow {
     size: u64,
     origin_size: u64,
     data_at: Bytes,
-    slots: Box<[Slot]>,
+    states: Box<[State]>,
+    /// Requests that wait for another request's claim, records or sync to end, or for a spare child request.
+    held: HeldRequests,
 }
 
 impl Cow {
-    /// Over the origin and the store.
+    /// Creates a node over the origin and the store.
     pub fn new(index: Arc<Index>, [origin, store]: [NodeId; 2]) -> Cow {
         let (layout, origin_size) = (index.layout(), index.origin_size());
         Cow {
@@ -203,34 +206,34 @@ impl Cow {
             size: layout.size.0,
             origin_size: origin_size.0,
             data_at: layout.data_at(),
-            slots: Box::default(),
+            states: Box::default(),
+            held: HeldRequests::default(),
         }
     }
 
-    fn slot(&mut self, io: Cookie) -> &mut Slot {
-        &mut self.slots[io.tag.index()]
+    fn state(&mut self, io: Cookie) -> &mut State {
+        &mut self.states[io.tag.index()]
     }
 
-    /// The chunks that a range touches.
+    /// Returns the chunks that a range of bytes touches.
     fn chunks(&self, from: u64, to: u64) -> std::ops::Range<u64> {
         from / self.chunk..to.div_ceil(self.chunk)
     }
 
-    /// Start a part of a request as a child of its own: `from` to `to` of the device, on that child. There
-    /// must be a spare one.
+    /// Starts a child request of `io` at a node. At least one child request must be spare.
     fn spawn<R: Ring>(&mut self, io: Cookie, node: NodeId, req: Request, cx: &mut Cx<'_, R>) {
-        self.slot(io).pieces += 1;
+        self.state(io).children += 1;
         let spawned = cx.spawn(io, node, ChildKind::Copy, req);
-        debug_assert!(spawned.is_ok(), "a spare child was seen");
+        debug_assert!(spawned.is_ok(), "a child request is spare");
     }
 
-    /// The part of a request from `from` to `to`, as the store is to be asked for it.
+    /// Returns the part of a request from byte `from` to byte `to`, without FUA.
     fn part<R: Ring>(&self, req: &Request, from: u64, to: u64, cx: &Cx<'_, R>) -> Request {
         let mut part = Request {
             offset: Bytes(from),
             len: Bytes(to - from),
-            // The end of the whole is made durable at once.
-            flags: req.flags.without(Flags::MAY_LEND.with(Flags::FUA)),
+            // FUA is done by one sync at the end of the whole request.
+            flags: req.flags.difference(Flags::ZERO_COPY.union(Flags::FUA)),
             ..*req
         };
         if req.op.moves_data() {
@@ -242,19 +245,25 @@ impl Cow {
         part
     }
 
-    /// Look again after a while.
-    fn wait<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = self.slot(io);
-        slot.phase = phase;
-        let at: Nanos = cx.now().after(slot.look_ns);
-        slot.look_ns = (2 * slot.look_ns).min(LOOK_NS_MAX);
+    /// Holds the request in `phase` until another request gives back what it needs.
+    fn wait_for_others<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &Cx<'_, R>) -> Verdict {
+        self.state(io).phase = phase;
+        self.held.wait(&self.index.waiting, io, cx)
+    }
+
+    /// Holds the request in `phase` until a timer expires: nothing reports that memory is free again.
+    fn wait_for_memory<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
+        let state = self.state(io);
+        state.phase = phase;
+        let at: Nanos = cx.now().after(state.retry_ns);
+        state.retry_ns = (2 * state.retry_ns).min(RETRY_NS_MAX);
         cx.timer(io, at);
         Verdict::Held
     }
 
-    /// Give a buffer back.
+    /// Frees the request's buffer, if it has one.
     fn free<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        let buffer = std::mem::replace(&mut self.slot(io).buffer, Segment::EMPTY);
+        let buffer = std::mem::replace(&mut self.state(io).buffer, Segment::EMPTY);
         if buffer.len > 0 {
             cx.ring.free(buffer);
         }
@@ -263,7 +272,8 @@ impl Cow {
 
 impl<R: Ring> Node<R> for Cow {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.slots = vec![Slot::NEW; tags].into();
+        self.states = vec![State::NEW; tags].into();
+        self.held.reserve(tags);
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
@@ -278,21 +288,21 @@ impl<R: Ring> Node<R> for Cow {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, _: &mut Cx<'_, R>) -> Verdict {
-        let (data_at, slot) = (self.data_at, self.slots[io.tag.index()]);
-        if slot.phase == Phase::Whole(true) {
+        let (data_at, state) = (self.data_at, self.states[io.tag.index()]);
+        if state.phase == Phase::Whole(true) {
             req.offset = req.offset - data_at;
         }
-        req.len = slot.len;
+        req.len = state.len;
         Verdict::Up(status)
     }
 
-    /// What we waited for may be there now.
+    /// A timer has expired: checks again what the request waits for.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if result < 0 {
-            return self.give_up(io, req, cx);
+            return self.wait_cancelled(io, req, cx);
         }
-        match self.slot(io).phase {
-            Phase::Sync(stage) => self.go_on_syncing(io, req, stage, cx),
+        match self.state(io).phase {
+            Phase::Sync(stage) => self.continue_sync(io, req, stage, cx),
             Phase::Records { after, .. } => self.write_records(io, req, after, cx),
             _ => self.step(io, req, cx),
         }
@@ -306,28 +316,34 @@ impl<R: Ring> Node<R> for Cow {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let slot = self.slot(io);
-        slot.pieces -= 1;
-        if slot.status.is_ok() {
-            slot.status = status;
+        // A child is spare again.
+        self.held.resume_all();
+        let state = self.state(io);
+        state.children -= 1;
+        if state.status.is_ok() {
+            state.status = status;
         }
-        match slot.phase {
-            Phase::Pieces => self.piece_read(io, req, cx),
-            _ if slot.pieces > 0 => Verdict::Held,
+        match state.phase {
+            Phase::Read => self.child_read(io, req, cx),
+            _ if state.children > 0 => Verdict::Held,
             Phase::Step { claimed } => self.step_done(io, req, claimed, cx),
             Phase::CopyRead => self.copy_read(io, req, cx),
             Phase::CopyWrite => self.step_done(io, req, 1, cx),
             Phase::ReadBack { claimed } => self.read_back(io, req, claimed, cx),
-            Phase::Sync(stage) => self.synced(io, req, stage, cx),
+            Phase::Sync(stage) => self.stage_done(io, req, stage, cx),
             Phase::Records { after, to } => self.records_written(io, req, (after, to), cx),
-            Phase::Whole(_) | Phase::Wait => unreachable!("no child is under way in {:?}", slot.phase),
+            Phase::Whole(_) | Phase::Wait => unreachable!("no child is in flight in {:?}", state.phase),
         }
     }
 
-    /// Only waiting is ours to end; children are as old as the request and are asked themselves.
+    /// Cancels a wait. Children are as old as the request, and are cancelled themselves.
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        if self.slot(io).pieces == 0 {
+        if self.state(io).children == 0 && !self.held.cancel(io, cx) {
             cx.cancel(io);
         }
+    }
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.held.resume_woken(cx);
     }
 }

@@ -1,11 +1,11 @@
-//! Which pages of a table are to be written.
+//! The pages of a table that have to be written.
 
 use super::index::{Bits, bits, is_set, masks};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// A bit for each page: those that are due, which anyone marks, and those that the round under way writes, at
-/// which only looks who runs it.
+/// Two bits for each page: due, which any queue sets, and being written, which only the request that runs the
+/// sync reads and writes.
 #[derive(Debug)]
 pub(super) struct Pages {
     due: Bits,
@@ -18,14 +18,14 @@ impl Pages {
         Pages { due: bits(count), writing: bits(count), count }
     }
 
-    /// These are due.
+    /// Marks pages as due.
     pub(super) fn mark(&self, pages: Range<u64>) {
         for (word, mask) in masks(pages) {
             self.due[word].fetch_or(mask, Ordering::SeqCst);
         }
     }
 
-    /// A round begins: take what is due. Whether there is anything.
+    /// Starts a sync: takes the pages that are due. Returns whether there are any.
     pub(super) fn take(&self) -> bool {
         let mut any = false;
         for (due, writing) in self.due.iter().zip(&self.writing) {
@@ -36,14 +36,14 @@ impl Pages {
         any
     }
 
-    /// It has failed: these are due again.
+    /// Marks the pages of a failed sync as due again.
     pub(super) fn put_back(&self) {
         for (due, writing) in self.due.iter().zip(&self.writing) {
             due.fetch_or(writing.swap(0, Ordering::Relaxed), Ordering::SeqCst);
         }
     }
 
-    /// Those that the round writes.
+    /// Returns the pages that the sync writes.
     pub(super) fn taken(&self) -> impl Iterator<Item = u64> {
         self.writing.iter().enumerate().flat_map(|(word, pages)| {
             let pages = pages.load(Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Pages {
         })
     }
 
-    /// The next of them in a row, from `first` on, at most `most`.
+    /// Returns the next run of these pages from `first` on, at most `most`.
     pub(super) fn next(&self, first: u64, most: u64) -> Option<Range<u64>> {
         let first = (first..self.count).find(|&page| is_set(&self.writing, page))?;
         let limit = self.count.min(first + most);

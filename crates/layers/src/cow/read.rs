@@ -1,35 +1,35 @@
-//! Requests that change nothing: reads, questions for extents, prefetches.
+//! Requests that change nothing: reads, extent queries, prefetches.
 
-use super::{Cow, Phase, Slot};
+use super::{Cow, Phase, State};
 use block::{Bytes, Cookie, Extent, Flags, Op, Request, Status};
 use queue::{Cx, Ring, Verdict};
 
-/// Where a stretch of the device is read from.
+/// Where a range of the device is read from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum From {
+enum Source {
     Store,
     Origin,
-    /// Neither: past the end of an origin that is shorter than the device.
-    Nothing,
+    /// Zeroes: past the end of an origin that is shorter than the device.
+    Zeroes,
 }
 
 impl Cow {
-    /// Where `from` is read, and up to where that holds, at most `to`.
-    fn stretch(&self, from: u64, to: u64) -> (From, u64) {
+    /// Returns where byte `from` is read, and the end of the range that is read there, at most `to`.
+    fn source(&self, from: u64, to: u64) -> (Source, u64) {
         let (live, end) = self.index.run(self.chunks(from, to));
         let end = (end * self.chunk).min(to);
         match live {
-            true => (From::Store, end),
-            false if from < self.origin_size => (From::Origin, end.min(self.origin_size)),
-            false => (From::Nothing, end),
+            true => (Source::Store, end),
+            false if from < self.origin_size => (Source::Origin, end.min(self.origin_size)),
+            false => (Source::Zeroes, end),
         }
     }
 
-    /// Hand a request down as a whole, cut to `end`.
-    fn hand_down(&mut self, io: Cookie, req: &mut Request, from: From, end: u64) -> Verdict {
-        *self.slot(io) = Slot { phase: Phase::Whole(from == From::Store), len: req.len, ..Slot::NEW };
+    /// Passes a request down, shortened to `end`.
+    fn pass_down(&mut self, io: Cookie, req: &mut Request, from: Source, end: u64) -> Verdict {
+        *self.state(io) = State { phase: Phase::Whole(from == Source::Store), len: req.len, ..State::NEW };
         req.len = Bytes(end - req.offset.0);
-        if from == From::Store {
+        if from == Source::Store {
             req.offset = req.offset + self.data_at;
             return Verdict::Down(self.store);
         }
@@ -38,62 +38,62 @@ impl Cow {
 
     pub(super) fn read<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let (start, end) = (req.offset.0, req.end().0);
-        match self.stretch(start, end) {
-            (From::Nothing, to) if to == end => {
+        match self.source(start, end) {
+            (Source::Zeroes, to) if to == end => {
                 zero(req, start, end, cx);
                 Verdict::Up(Status::Ok)
             }
-            (from, to) if to == end => self.hand_down(io, req, from, end),
-            _ if req.flags.has(Flags::NOWAIT) => Verdict::Up(Status::Again),
+            (from, to) if to == end => self.pass_down(io, req, from, end),
+            _ if req.flags.contains(Flags::NOWAIT) => Verdict::Up(Status::Again),
             _ => {
-                *self.slot(io) = Slot { phase: Phase::Pieces, at: start, ..Slot::NEW };
-                self.start_pieces(io, req, cx);
-                if self.slot(io).pieces == 0 && self.slot(io).at < end {
+                *self.state(io) = State { phase: Phase::Read, at: start, ..State::NEW };
+                self.start_reads(io, req, cx);
+                if self.state(io).children == 0 && self.state(io).at < end {
                     Verdict::Blocked
                 } else {
-                    self.read_on(io)
+                    self.read_verdict(io)
                 }
             }
         }
     }
 
-    /// Read pieces until nothing is left or no child request is spare.
-    fn start_pieces<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
+    /// Starts child reads until nothing remains or no child request is spare.
+    fn start_reads<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
         let end = req.end().0;
-        while self.slot(io).at < end && cx.spare_children() > 0 {
-            let at = self.slot(io).at;
-            let (from, to) = self.stretch(at, end);
+        while self.state(io).at < end && cx.spare_children() > 0 {
+            let at = self.state(io).at;
+            let (from, to) = self.source(at, end);
             let mut piece = self.part(req, at, to, cx);
             match from {
-                From::Nothing => zero(req, at, to, cx),
-                From::Origin => self.spawn(io, self.origin, piece, cx),
-                From::Store => {
+                Source::Zeroes => zero(req, at, to, cx),
+                Source::Origin => self.spawn(io, self.origin, piece, cx),
+                Source::Store => {
                     piece.offset = piece.offset + self.data_at;
                     self.spawn(io, self.store, piece, cx);
                 }
             }
-            self.slot(io).at = to;
+            self.state(io).at = to;
         }
     }
 
-    pub(super) fn piece_read<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        if self.slot(io).status.is_ok() {
-            self.start_pieces(io, req, cx);
+    pub(super) fn child_read<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.state(io).status.is_ok() {
+            self.start_reads(io, req, cx);
         }
-        self.read_on(io)
+        self.read_verdict(io)
     }
 
-    fn read_on(&mut self, io: Cookie) -> Verdict {
-        let Slot { pieces, status, .. } = *self.slot(io);
-        if pieces > 0 { Verdict::Held } else { Verdict::Up(status) }
+    fn read_verdict(&mut self, io: Cookie) -> Verdict {
+        let State { children, status, .. } = *self.state(io);
+        if children > 0 { Verdict::Held } else { Verdict::Up(status) }
     }
 
-    /// The first stretch is described; whoever asks goes on from its end.
+    /// Answers an extent query for the first range only; the caller continues from its end.
     pub(super) fn extents<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let start = req.offset.0;
-        let (from, end) = self.stretch(start, req.end().0);
-        if from != From::Nothing {
-            return self.hand_down(io, req, from, end);
+        let (from, end) = self.source(start, req.end().0);
+        if from != Source::Zeroes {
+            return self.pass_down(io, req, from, end);
         }
         let record = Extent { len: Bytes(end - start), hole: true, zero: true }.to_record();
         let mut rest = req.data;
@@ -115,14 +115,14 @@ impl Cow {
 
     pub(super) fn prefetch(&mut self, io: Cookie, req: &mut Request) -> Verdict {
         debug_assert_eq!(req.op, Op::Prefetch);
-        match self.stretch(req.offset.0, req.end().0) {
-            (From::Nothing, _) => Verdict::Up(Status::Ok),
-            (from, end) => self.hand_down(io, req, from, end),
+        match self.source(req.offset.0, req.end().0) {
+            (Source::Zeroes, _) => Verdict::Up(Status::Ok),
+            (from, end) => self.pass_down(io, req, from, end),
         }
     }
 }
 
-/// Fill the part of a read's memory that is for `from` to `to` with zeroes.
+/// Fills the part of a read's memory from byte `from` to byte `to` with zeroes.
 fn zero<R: Ring>(req: &Request, from: u64, to: u64, cx: &mut Cx<'_, R>) {
     let (mut done, len) = (0, to - from);
     let data = cx.advance(req.data, from - req.offset.0);

@@ -1,35 +1,35 @@
-//! The journal's bytes: checksums of what was written to chunks that the table does not name yet (docs/cow.md).
+//! The journal on disk: checksums of data in chunks that the table does not have yet (docs/cow.md).
 //!
-//! A record describes one block of 4 KiB of the device: which of its sectors were written, and a CRC-32 of each.
-//! A sector of the journal carries up to ten records, the life of the overlay in which they were written, and a
-//! CRC-32 of its own. [`vouched`] finds the chunks whose content the records of one life vouch for: each sector
-//! of such a chunk has one of the checksums recorded for it. Any of them will do, because no flush has covered
-//! any of these writes: each is a content that the sector may have after a loss of the page cache.
+//! A record describes one block of 4 KiB of the device: which of its sectors were written, and a CRC-32 of
+//! each. A sector of the journal has up to ten records, the generation of the overlay in which they were
+//! written, and a CRC-32 of itself. [`confirmed_chunks`] finds the chunks whose content the records of one
+//! generation confirm: each sector of such a chunk matches one of the checksums recorded for it. Any of them
+//! will do: no flush has covered these writes, so each is valid content after a loss of the page cache.
 
 use super::format::{Layout, PAGE_LEN};
 use block::Bytes;
 
-/// The device is described in blocks of that many bytes. A chunk is a whole number of them.
+/// Bytes of a block that a record describes. A chunk is a whole number of blocks.
 pub const BLOCK_LEN: u64 = 4096;
 const SECTOR_LEN: usize = 512;
-/// Sectors of a block.
+/// Sectors in a block.
 pub(super) const SECTORS: usize = BLOCK_LEN as usize / SECTOR_LEN;
 /// Records in a sector of the journal.
 const PER_SECTOR: usize = 10;
 /// Records in a page of the journal.
 pub(super) const PER_PAGE: u64 = PAGE_LEN / SECTOR_LEN as u64 * PER_SECTOR as u64;
 const RECORD_LEN: usize = 48;
-/// Where a sector's records begin: behind the life, their number and the checksum.
+/// The offset of the first record in a sector, behind the generation, the record count and the checksum.
 const RECORDS_AT: usize = 32;
 
-/// What was written to one block.
+/// A record: the checksums of the sectors written to one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Record {
     /// Number of the block: its offset in the device in units of 4 KiB.
     pub block: u64,
     /// Bit n: sector n of the block was written.
     pub mask: u8,
-    /// CRC-32 of each sector that was.
+    /// CRC-32 of each sector that was written.
     pub sums: [u32; SECTORS],
 }
 
@@ -53,7 +53,7 @@ impl Record {
 }
 
 /// Encodes a page of the journal. Records past the end of the iterator, and sectors without any, are zero.
-pub(super) fn encode_page(life: u64, mut records: impl Iterator<Item = Record>, page: &mut [u8]) {
+pub(super) fn encode_page(generation: u64, mut records: impl Iterator<Item = Record>, page: &mut [u8]) {
     page.fill(0);
     for sector in page.chunks_exact_mut(SECTOR_LEN) {
         let mut count = 0u32;
@@ -64,48 +64,47 @@ pub(super) fn encode_page(life: u64, mut records: impl Iterator<Item = Record>, 
         if count == 0 {
             return;
         }
-        sector[..8].copy_from_slice(&life.to_le_bytes());
+        sector[..8].copy_from_slice(&generation.to_le_bytes());
         sector[8..12].copy_from_slice(&count.to_le_bytes());
         let sum = crc32fast::hash(sector);
         sector[12..16].copy_from_slice(&sum.to_le_bytes());
     }
 }
 
-/// The records of one sector of the journal, if it is sound and of that life.
-fn decode_sector(life: u64, sector: &[u8; SECTOR_LEN]) -> Option<impl Iterator<Item = Record>> {
+/// Returns the records of one sector of the journal if its checksum and generation are right.
+fn decode_sector(generation: u64, sector: &[u8; SECTOR_LEN]) -> Option<impl Iterator<Item = Record>> {
     let mut unsummed = *sector;
     unsummed[12..16].fill(0);
     let count = u32::from_le_bytes(sector[8..12].try_into().ok()?) as usize;
-    let is_sound = sector[..8] == life.to_le_bytes()
+    let is_sound = sector[..8] == generation.to_le_bytes()
         && count <= PER_SECTOR
         && sector[12..16] == crc32fast::hash(&unsummed).to_le_bytes();
     let records = unsummed[RECORDS_AT..].as_chunks::<RECORD_LEN>().0[..count.min(PER_SECTOR)].to_vec();
     is_sound.then(|| records.into_iter().map(|bytes| Record::decode(&bytes)))
 }
 
-/// The records that a journal has of one life, by block. Those of a newer place come later.
-fn decode(layout: Layout, journal: &[u8], life: u64) -> Vec<Record> {
+/// Returns a journal's records of one generation, sorted by block, then by their order in the file.
+fn decode(layout: Layout, journal: &[u8], generation: u64) -> Vec<Record> {
     let sectors = journal.as_chunks::<SECTOR_LEN>().0.iter();
-    let records = sectors.filter_map(|sector| decode_sector(life, sector)).flatten();
+    let records = sectors.filter_map(|sector| decode_sector(generation, sector)).flatten();
     let mut records: Vec<Record> =
         records.filter(|record| record.block < layout.size.0.div_ceil(BLOCK_LEN)).collect();
     records.sort_by_key(|record| record.block);
     records
 }
 
-/// Whether the table on disk names a chunk.
+/// Returns whether the table on disk has a chunk.
 fn is_in(table: &[u8], chunk: u64) -> bool {
     table.get((chunk / 8) as usize).is_some_and(|byte| byte >> (chunk % 8) & 1 == 1)
 }
 
-/// Which sectors of a block lie within the device.
+/// Returns a mask of the sectors of a block that lie within the device.
 fn sectors_of(layout: Layout, block: u64) -> u8 {
     let sectors = (layout.size.0 - block * BLOCK_LEN).div_ceil(SECTOR_LEN as u64).min(SECTORS as u64);
     (0xff_u16 >> (SECTORS as u64 - sectors)) as u8
 }
 
-/// The chunks that the table does not name and of which the journal has a record, whether or not the data is there,
-/// with their records.
+/// Returns the chunks that the table lacks and that the journal has records of, with these records.
 fn described(layout: Layout, table: &[u8], records: &[Record]) -> Vec<(u64, Vec<Record>)> {
     let blocks = layout.chunk.0 / BLOCK_LEN;
     let mut chunks: Vec<(u64, Vec<Record>)> = Vec::new();
@@ -120,26 +119,26 @@ fn described(layout: Layout, table: &[u8], records: &[Record]) -> Vec<(u64, Vec<
     chunks
 }
 
-/// The chunks that `table` lacks and that the journal of `life` vouches for: all of their sectors have a checksum that
-/// was recorded. `read`: reads the overlay's data from an offset of the device on, in whole blocks.
+/// Returns the chunks that `table` lacks and that the journal of `generation` confirms: each sector matches a
+/// recorded checksum. `read` reads the overlay's data from a device offset, in whole blocks.
 ///
 /// # Errors
-/// What `read` gives.
-pub fn vouched<E>(
+/// An error of `read`.
+pub fn confirmed_chunks<E>(
     layout: Layout,
     table: &[u8],
     journal: &[u8],
-    life: u64,
+    generation: u64,
     mut read: impl FnMut(Bytes, &mut [u8]) -> Result<(), E>,
 ) -> Result<Vec<u64>, E> {
-    let records = decode(layout, journal, life);
+    let records = decode(layout, journal, generation);
     let mut found = Vec::new();
     let mut data = vec![0; layout.chunk.0 as usize];
     for (chunk, records) in described(layout, table, &records) {
         let start = chunk * layout.chunk.0;
         let end = (start + layout.chunk.0).min(layout.size.0.next_multiple_of(BLOCK_LEN));
         let blocks = start / BLOCK_LEN..end / BLOCK_LEN;
-        // One whose records did not all reach the disk need not be read.
+        // A chunk whose records did not all reach the disk need not be read.
         let mask = |block: u64| {
             let of_block = records.iter().filter(|record| record.block == block);
             of_block.fold(0, |mask, record| mask | record.mask)
@@ -153,7 +152,7 @@ pub fn vouched<E>(
         let all = blocks.zip(data.as_chunks::<{ BLOCK_LEN as usize }>().0).all(|(block, bytes)| {
             at += records[at..].iter().take_while(|record| record.block < block).count();
             let own = records[at..].iter().take_while(|record| record.block == block).count();
-            is_vouched(sectors_of(layout, block), &records[at..at + own], bytes)
+            is_confirmed(sectors_of(layout, block), &records[at..at + own], bytes)
         });
         if all {
             found.push(chunk);
@@ -162,8 +161,8 @@ pub fn vouched<E>(
     Ok(found)
 }
 
-/// Whether each of these sectors of a block has one of the checksums recorded for it.
-fn is_vouched(sectors: u8, records: &[Record], block: &[u8]) -> bool {
+/// Returns whether each of these sectors of a block matches a recorded checksum.
+fn is_confirmed(sectors: u8, records: &[Record], block: &[u8]) -> bool {
     block.as_chunks::<SECTOR_LEN>().0.iter().enumerate().all(|(number, bytes)| {
         let bit = 1 << number;
         let sum = crc32fast::hash(bytes);
@@ -172,10 +171,10 @@ fn is_vouched(sectors: u8, records: &[Record], block: &[u8]) -> bool {
     })
 }
 
-/// The chunks that the journal of `life` has any record of, vouched for or not: what a simulation takes that believes
-/// too much.
-pub fn mentioned(layout: Layout, table: &[u8], journal: &[u8], life: u64) -> Vec<u64> {
-    let records = decode(layout, journal, life);
+/// Returns the chunks that the journal of `generation` has any record of, confirmed or not: the seeded fault
+/// of simulations.
+pub fn recorded_chunks(layout: Layout, table: &[u8], journal: &[u8], generation: u64) -> Vec<u64> {
+    let records = decode(layout, journal, generation);
     described(layout, table, &records).into_iter().map(|(chunk, _)| chunk).collect()
 }
 
@@ -183,7 +182,7 @@ pub fn mentioned(layout: Layout, table: &[u8], journal: &[u8], life: u64) -> Vec
 mod tests {
     use super::*;
 
-    const LIFE: u64 = 5;
+    const GENERATION: u64 = 5;
 
     fn layout() -> Layout {
         Layout::new(Bytes(8 * 8192 + 1024), Some(Bytes(8192))).unwrap()
@@ -196,60 +195,66 @@ mod tests {
     fn journal(records: &[Record]) -> Vec<u8> {
         let mut journal = vec![0xa5; 2 * PAGE_LEN as usize];
         for (number, page) in journal.chunks_mut(PAGE_LEN as usize).enumerate() {
-            encode_page(LIFE, records.iter().skip(number * PER_PAGE as usize).copied(), page);
+            encode_page(GENERATION, records.iter().skip(number * PER_PAGE as usize).copied(), page);
         }
         journal
     }
 
-    fn found(journal: &[u8], table: u8, life: u64, data: &[u8]) -> Vec<u64> {
+    fn found(journal: &[u8], table: u8, generation: u64, data: &[u8]) -> Vec<u64> {
         let read = |at: Bytes, into: &mut [u8]| -> Result<(), ()> {
             into.copy_from_slice(&data[at.0 as usize..][..into.len()]);
             Ok(())
         };
-        vouched(layout(), &[table, 0], journal, life, read).unwrap()
+        confirmed_chunks(layout(), &[table, 0], journal, generation, read).unwrap()
     }
 
     #[test]
-    fn a_chunk_is_vouched_for_when_every_sector_has_a_checksum_that_was_recorded() {
+    fn a_chunk_is_confirmed_if_every_sector_matches_a_recorded_checksum() {
         let (one, other) = ([1; 512], [2; 512]);
         let records = [record(2, 0xff, &one), record(3, 0xff, &one), record(3, 0b100, &other)];
         let journal = journal(&records);
         let mut data = vec![0; 9 * 8192];
-        assert_eq!(found(&journal, 0, LIFE, &data), [], "holes");
+        assert_eq!(found(&journal, 0, GENERATION, &data), [], "holes");
         data[8192..16384].fill(1);
-        assert_eq!(found(&journal, 0, LIFE, &data), [1]);
+        assert_eq!(found(&journal, 0, GENERATION, &data), [1]);
         data[12288 + 1024..12288 + 1536].fill(2);
-        assert_eq!(found(&journal, 0, LIFE, &data), [1], "overwritten");
-        assert_eq!(found(&journal, 0b10, LIFE, &data), [], "the table has it");
-        assert_eq!(found(&journal, 0, LIFE + 1, &data), [], "of another life");
+        assert_eq!(found(&journal, 0, GENERATION, &data), [1], "overwritten");
+        assert_eq!(found(&journal, 0b10, GENERATION, &data), [], "the table already has it");
+        assert_eq!(found(&journal, 0, GENERATION + 1, &data), [], "another generation");
         data[12288] = 2;
-        assert_eq!(found(&journal, 0, LIFE, &data), [], "torn");
+        assert_eq!(found(&journal, 0, GENERATION, &data), [], "torn");
     }
 
     #[test]
-    fn a_chunk_is_not_vouched_for_by_half_of_its_records() {
+    fn a_chunk_with_missing_records_is_not_confirmed() {
         let data = vec![1; 9 * 8192];
         let one = [1; 512];
-        assert_eq!(found(&journal(&[record(2, 0xff, &one)]), 0, LIFE, &data), []);
-        assert_eq!(found(&journal(&[record(2, 0xff, &one), record(3, 0x7f, &one)]), 0, LIFE, &data), []);
+        assert_eq!(found(&journal(&[record(2, 0xff, &one)]), 0, GENERATION, &data), []);
+        assert_eq!(
+            found(&journal(&[record(2, 0xff, &one), record(3, 0x7f, &one)]), 0, GENERATION, &data),
+            []
+        );
         // The device ends after two sectors of the last chunk.
-        assert_eq!(found(&journal(&[record(16, 0b11, &one)]), 0, LIFE, &data), [8]);
-        assert_eq!(found(&journal(&[record(17, 0xff, &one), record(u64::MAX, 1, &one)]), 0, LIFE, &data), []);
+        assert_eq!(found(&journal(&[record(16, 0b11, &one)]), 0, GENERATION, &data), [8]);
+        assert_eq!(
+            found(&journal(&[record(17, 0xff, &one), record(u64::MAX, 1, &one)]), 0, GENERATION, &data),
+            []
+        );
     }
 
     #[test]
-    fn a_torn_sector_of_the_journal_vouches_for_nothing() {
+    fn a_torn_journal_sector_is_ignored() {
         let data = vec![1; 9 * 8192];
         let mut records = vec![record(0, 0xff, &[1; 512]), record(1, 0xff, &[1; 512])];
         // The last ones lie on the second page.
         records.extend(std::iter::repeat_n(record(4, 0xff, &[9; 512]), PER_PAGE as usize));
         records.extend([record(6, 0xff, &[1; 512]), record(7, 0xff, &[1; 512])]);
         let sound = journal(&records);
-        assert_eq!(found(&sound, 0, LIFE, &data), [0, 3]);
+        assert_eq!(found(&sound, 0, GENERATION, &data), [0, 3]);
         for at in (0..512).step_by(7) {
             let mut torn = sound.clone();
             torn[at] ^= 0x40;
-            assert_eq!(found(&torn, 0, LIFE, &data), [3], "byte {at}");
+            assert_eq!(found(&torn, 0, GENERATION, &data), [3], "byte {at}");
         }
     }
 }

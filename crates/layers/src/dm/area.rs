@@ -1,29 +1,29 @@
-//! Where a target lies, what it uses of its devices, and what comes of that for the limits of the whole.
+//! The place of a target in its table, the parts of devices that it uses, and the limits stacked from those.
 
 use block::{Abilities, Bytes, LimitsError, Profile, QueueLimits, Sectors};
 
-/// Where a target lies in its table.
+/// The place of a target in its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Its first sector.
+    /// First sector of the area.
     pub start: Sectors,
-    /// How many there are; at least one.
+    /// Length of the area; at least one sector.
     pub len: Sectors,
 }
 
-/// Part of a device that a target uses.
+/// A part of a device that a target uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Area {
     /// The device's number, in the order of opening.
     pub device: usize,
-    /// Where it begins on that.
+    /// First sector on the device.
     pub start: Sectors,
-    /// How long it is.
+    /// Length of the range.
     pub len: Sectors,
 }
 
-/// What a target of `len` is over its devices, before it sets anything of its own: the limits are stacked as
-/// `dm_calculate_queue_limits` does it for one target, and it can do what all of its devices can.
+/// Returns the profile of a target of length `len`, before it sets anything of its own: limits stacked as
+/// `dm_calculate_queue_limits` does for one target, and the abilities that all of its devices have.
 ///
 /// # Errors
 /// Limits that contradict each other.
@@ -35,28 +35,28 @@ pub fn stack(len: Sectors, areas: &[Area], below: &[Profile]) -> Result<Profile,
         abilities: Abilities::MEMORY,
         limits: QueueLimits::default(),
         bytewise: true,
-        lends: !below.is_empty(),
-        in_place: false,
+        zero_copy_reads: !below.is_empty(),
+        inline: false,
         sparse: false,
         opaque: true,
     };
     for area in areas {
         let child = &below[area.device];
-        // One that does not line up is stacked all the same, and shows in the limits.
+        // A misaligned device is stacked all the same; the limits then say so.
         let _ = limits.stack(&child.limits, area.start);
     }
     for child in below {
         whole.read_only |= child.read_only;
-        whole.abilities = both(whole.abilities, child.abilities);
+        whole.abilities = common_abilities(whole.abilities, child.abilities);
         whole.bytewise &= child.bytewise;
-        whole.lends &= child.lends;
+        whole.zero_copy_reads &= child.zero_copy_reads;
         whole.opaque &= child.opaque;
     }
     if let [child] = below {
-        (whole.in_place, whole.sparse) = (child.in_place, child.sparse);
+        (whole.inline, whole.sparse) = (child.inline, child.sparse);
     }
     if areas.is_empty() {
-        // Nobody below says how much may be cleared in one go.
+        // No device below limits the size of a discard.
         limits.discard_granularity = Bytes(512);
         limits.max_hw_discard_sectors = limits.max_user_discard_sectors;
     }
@@ -64,8 +64,8 @@ pub fn stack(len: Sectors, areas: &[Area], below: &[Profile]) -> Result<Profile,
     Ok(Profile { limits, ..whole })
 }
 
-/// What can be counted on whichever of the two a request meets.
-pub(crate) fn both(a: Abilities, b: Abilities) -> Abilities {
+/// Returns the abilities that both have. Rotational: if either is.
+pub(crate) fn common_abilities(a: Abilities, b: Abilities) -> Abilities {
     Abilities {
         flush: a.flush && b.flush,
         fua: a.fua && b.fua,

@@ -1,69 +1,74 @@
-//! Targets as layers: `delay,read=5ms`, `flakey,up=10,down=2,drop_writes`, `log,file=writes.log,size=1G,create`.
+//! Targets that are also layers: `delay,read=5ms`, `flakey,up=10,down=2,drop_writes`,
+//! `log,file=writes.log,size=1G,create`.
 
-use super::{Delay, Features, Flakey, LogWrites, Place, Words};
+use super::{Args, Delay, Features, Flakey, LogWrites, Place};
 use crate::Layer;
 use crate::drivers::{Driver, DriverFile};
 use block::{Bytes, Profile, Sectors};
-use options::{Escaped, Options, SpecError, format_time, parse_time, write_flag};
+use options::{Escaped, OptionRow, Options, SpecError, format_time, parse_time, write_flag};
 use queue::Ring;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `delay,read=TIME,…`: how long requests are held.
+/// The options of `delay,read=TIME,…`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct DelayWords {
-    /// Reads, and whatever else changes nothing.
+pub struct DelayOptions {
+    /// The delay of reads and other requests that change no data.
     pub read: Duration,
-    /// Writes, discards, write zeroes.
+    /// The delay of writes, discards and write-zeroes.
     pub write: Duration,
-    /// Flushes.
+    /// The delay of flushes.
     pub flush: Duration,
 }
 
-/// `flakey,up=N,down=N,…`.
+/// The options of `flakey,up=N,down=N,…`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FlakeyWords {
-    /// Seconds for which it works.
+pub struct FlakeyOptions {
+    /// The seconds for which it works.
     pub up: u32,
-    /// Seconds for which it does not.
+    /// The seconds for which it fails.
     pub down: u32,
-    /// How it does not.
+    /// Its behaviour while it fails.
     pub features: Features,
 }
 
-/// `log,file=PATH,…`.
+/// The options of `log,file=PATH,…`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LogWords {
-    /// The log.
+pub struct LogOptions {
+    /// The path of the log.
     pub file: PathBuf,
-    /// Make it, of this size, if it is not there.
+    /// Create the log with this size if it does not exist.
     pub create: Option<Bytes>,
 }
 
-impl Driver for DelayWords {
+impl Driver for DelayOptions {
     const NAME: &'static str = "delay";
-    const KEYS: &'static [&'static str] = &["read", "write", "flush"];
+    const OPTIONS: &'static [OptionRow] = &[
+        OptionRow::value("read", "TIME", "0", "the delay of reads"),
+        OptionRow::value("write", "TIME", "0", "the delay of writes"),
+        OptionRow::value("flush", "TIME", "0", "the delay of flushes"),
+    ];
     const USAGE: &'static str = "delay[,read=TIME][,write=TIME][,flush=TIME]";
-    const ABOUT: &'static str = "holds requests for a while";
+    const ABOUT: &'static str = "delays requests";
     const EXAMPLE: &'static str = "delay,read=5ms";
 
-    fn read(mut options: Options) -> Result<DelayWords, SpecError> {
+    fn read(mut options: Options) -> Result<DelayOptions, SpecError> {
         let mut time = |key| match options.text(key)? {
             Some(text) => parse_time(&text),
             None => Ok(Duration::ZERO),
         };
-        let delay = DelayWords { read: time("read")?, write: time("write")?, flush: time("flush")? };
-        if delay == DelayWords::default() {
-            return Err(SpecError::new("delay holds nothing", "for example delay,read=5ms"));
+        let delay = DelayOptions { read: time("read")?, write: time("write")?, flush: time("flush")? };
+        if delay == DelayOptions::default() {
+            return Err(SpecError::new("delay has no time", "for example delay,read=5ms"));
         }
         Ok(delay)
     }
 
-    fn random(below: &mut dyn FnMut(u64) -> u64) -> DelayWords {
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> DelayOptions {
         let mut time = || Duration::from_nanos(below(2) * below(300_000));
-        DelayWords { read: time() + Duration::from_nanos(1), write: time(), flush: time() }
+        DelayOptions { read: time() + Duration::from_nanos(1), write: time(), flush: time() }
     }
 
     fn layer<R: Ring>(&self, _: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
@@ -72,7 +77,7 @@ impl Driver for DelayWords {
     }
 }
 
-impl fmt::Display for DelayWords {
+impl fmt::Display for DelayOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "delay")?;
         for (key, time) in [("read", self.read), ("write", self.write), ("flush", self.flush)] {
@@ -87,45 +92,63 @@ impl fmt::Display for DelayWords {
 const FLAGS: [&str; 3] = ["error_reads", "drop_writes", "error_writes"];
 const VALUES: [&str; 3] = ["corrupt_bio_byte", "random_read_corrupt", "random_write_corrupt"];
 
-impl Driver for FlakeyWords {
+impl Driver for FlakeyOptions {
     const NAME: &'static str = "flakey";
-    const KEYS: &'static [&'static str] =
-        &["up", "down", FLAGS[0], FLAGS[1], FLAGS[2], VALUES[0], VALUES[1], VALUES[2]];
-    const USAGE: &'static str = "flakey[,up=SECONDS],down=SECONDS[,error_reads][,drop_writes][,error_writes]\n         [,corrupt_bio_byte=NTH:r|w:VALUE:FLAGS][,random_read_corrupt=PERBILLION][,random_write_corrupt=PERBILLION]";
+    const OPTIONS: &'static [OptionRow] = &[
+        OptionRow::value("up", "SECONDS", "0", "how long the device works"),
+        OptionRow::value("down", "SECONDS", "", "how long it fails then; required"),
+        OptionRow::flag(FLAGS[0], "while down, reads fail"),
+        OptionRow::flag(FLAGS[1], "while down, writes are dropped and succeed"),
+        OptionRow::flag(FLAGS[2], "while down, writes fail"),
+        OptionRow::value(
+            VALUES[0],
+            "NTH:r|w:VALUE:FLAGS",
+            "",
+            "while down, replace the NTH byte of matching requests",
+        ),
+        OptionRow::value(VALUES[1], "PERBILLION", "0", "while down, corrupt a random byte of so many reads"),
+        OptionRow::value(VALUES[2], "PERBILLION", "0", "while down, corrupt a random byte of so many writes"),
+    ];
+    const USAGE: &'static str = "flakey[,up=SECONDS],down=SECONDS[,error_reads][,drop_writes][,error_writes]\
+                                 [,corrupt_bio_byte=NTH:r|w:VALUE:FLAGS][,random_read_corrupt=PERBILLION]\
+                                 [,random_write_corrupt=PERBILLION]";
     const ABOUT: &'static str = "works for some seconds, then fails for some";
     const EXAMPLE: &'static str = "flakey,up=10,down=2";
     const FAILS: bool = true;
 
-    fn read(mut options: Options) -> Result<FlakeyWords, SpecError> {
+    fn read(mut options: Options) -> Result<FlakeyOptions, SpecError> {
         let up: u32 = options.value("up", "10")?.unwrap_or(0);
         let down: u32 = options.value("down", "2")?.unwrap_or(0);
         if down == 0 || up.checked_add(down).is_none() {
-            return Err(SpecError::new("flakey is never down", "for example flakey,up=10,down=2"));
+            return Err(SpecError::new(
+                "flakey needs down=SECONDS (at least 1; up + down below 2^32)",
+                "for example flakey,up=10,down=2",
+            ));
         }
-        // The table's own words, so that there is one list of what they mean.
-        let mut words = Vec::new();
+        // Parsed as arguments of a table line, so that there is one parser.
+        let mut args = Vec::new();
         for flag in FLAGS {
             if options.flag(flag)? {
-                words.push(flag.to_owned());
+                args.push(flag.to_owned());
             }
         }
         for key in VALUES {
             if let Some(value) = options.text(key)? {
-                words.push(key.to_owned());
-                words.extend(value.split(':').map(str::to_owned));
+                args.push(key.to_owned());
+                args.extend(value.split(':').map(str::to_owned));
             }
         }
-        words.insert(0, words.len().to_string());
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let features = Features::read(Words::new(&words)).map_err(|why| {
+        args.insert(0, args.len().to_string());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let features = Features::read(Args::new(&args)).map_err(|why| {
             SpecError::new(why.to_string(), "for example flakey,down=1,corrupt_bio_byte=1:w:255:0")
         })?;
-        Ok(FlakeyWords { up, down, features })
+        Ok(FlakeyOptions { up, down, features })
     }
 
-    fn random(below: &mut dyn FnMut(u64) -> u64) -> FlakeyWords {
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> FlakeyOptions {
         let features = Features { error_reads: true, error_writes: true, ..Features::default() };
-        FlakeyWords { up: below(10) as u32, down: 1 + below(10) as u32, features }
+        FlakeyOptions { up: below(10) as u32, down: 1 + below(10) as u32, features }
     }
 
     fn layer<R: Ring>(&self, _: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
@@ -133,7 +156,7 @@ impl Driver for FlakeyWords {
     }
 }
 
-impl fmt::Display for FlakeyWords {
+impl fmt::Display for FlakeyOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flakey,up={},down={}", self.up, self.down)?;
         let Features { error_reads, drop_writes, error_writes, corrupt, .. } = self.features;
@@ -154,38 +177,41 @@ impl fmt::Display for FlakeyWords {
     }
 }
 
-impl Driver for LogWords {
+impl Driver for LogOptions {
     const NAME: &'static str = "log";
-    const KEYS: &'static [&'static str] = &["file", "size", "create"];
+    const OPTIONS: &'static [OptionRow] = &[
+        OptionRow::value("file", "PATH", "", "the log; required"),
+        OptionRow::value("size", "SIZE", "", "the size of the log that is created; with create"),
+        OptionRow::flag("create", "create the log if it is missing; with size"),
+    ];
     const USAGE: &'static str = "log,file=PATH[,size=SIZE,create]";
-    const ABOUT: &'static str = "logs what is written, as dm-log-writes does";
+    const ABOUT: &'static str = "logs all writes, as dm-log-writes does";
     const EXAMPLE: &'static str = "log,file=writes.log,size=1G,create";
-    const HAS_FILES: bool = true;
 
-    fn read(mut options: Options) -> Result<LogWords, SpecError> {
+    fn read(mut options: Options) -> Result<LogOptions, SpecError> {
         let example = "for example log,file=writes.log,size=1G,create";
         let Some(file) = options.text("file")? else {
-            return Err(SpecError::new("log has no file to write to", example));
+            return Err(SpecError::new("log needs a file", example));
         };
         let size: Option<Bytes> = options.value("size", "1G")?;
         let create = options.flag("create")?;
         if create != size.is_some() {
-            return Err(SpecError::new("size and create go together", example));
+            return Err(SpecError::new("size and create must be given together", example));
         }
-        Ok(LogWords { file: file.into(), create: size })
+        Ok(LogOptions { file: file.into(), create: size })
     }
 
-    fn random(below: &mut dyn FnMut(u64) -> u64) -> LogWords {
+    fn random(below: &mut dyn FnMut(u64) -> u64) -> LogOptions {
         let create = (below(2) == 0).then(|| Bytes((1 + below(1024)) << 20));
-        LogWords { file: format!("writes, {}.log", below(10)).into(), create }
+        LogOptions { file: format!("writes, {}.log", below(10)).into(), create }
     }
 
     fn files(&self) -> Vec<DriverFile> {
         vec![DriverFile { path: self.file.clone(), create: self.create }]
     }
 
-    fn rooted(self, base: &Path) -> LogWords {
-        LogWords { file: base.join(&self.file), ..self }
+    fn rooted(self, base: &Path) -> LogOptions {
+        LogOptions { file: base.join(&self.file), ..self }
     }
 
     fn layer<R: Ring>(&self, below: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
@@ -196,7 +222,7 @@ impl Driver for LogWords {
     }
 }
 
-impl fmt::Display for LogWords {
+impl fmt::Display for LogOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "log,file={}", Escaped(&self.file.to_string_lossy()))?;
         self.create.map_or(Ok(()), |size| write!(f, ",size={size},create"))
@@ -205,20 +231,20 @@ impl fmt::Display for LogWords {
 
 #[cfg(test)]
 mod tests {
-    use crate::drivers::Words;
+    use crate::drivers::LayerOptions;
     use crate::testing::Bench;
     use block::{Op, Request, Status};
     use options::SpecError;
     use queue::{Nanos, NodeId};
 
-    fn words(text: &str) -> Result<Words, SpecError> {
+    fn driver(text: &str) -> Result<LayerOptions, SpecError> {
         let mut items = options::split(text);
         let name = items.remove(0);
-        Words::read(&name, items).expect("a driver")
+        LayerOptions::read(&name, items).expect("a driver")
     }
 
     #[test]
-    fn targets_as_layers_are_read_and_shown_again() {
+    fn options_are_parsed_and_displayed() {
         for text in [
             "delay,read=5ms",
             "delay,write=10us,flush=1s",
@@ -228,16 +254,16 @@ mod tests {
             "log,file=writes,,log",
             "log,file=w.log,size=1G,create",
         ] {
-            assert_eq!(words(text).unwrap().to_string(), text);
+            assert_eq!(driver(text).unwrap().to_string(), text);
         }
-        let plain = words("flakey,up=3,down=1").unwrap();
+        let plain = driver("flakey,up=3,down=1").unwrap();
         assert_eq!(plain.to_string(), "flakey,up=3,down=1,error_reads,error_writes");
     }
 
     #[test]
-    fn a_delay_holds_reads_and_lets_flushes_through() {
+    fn a_delay_of_reads_does_not_delay_flushes() {
         let profile = super::super::testing::profile(block::Bytes::gib(1));
-        let layer = words("delay,read=5ms").unwrap().layer(std::slice::from_ref(&profile)).unwrap();
+        let layer = driver("delay,read=5ms").unwrap().layer(std::slice::from_ref(&profile)).unwrap();
         let mut bench = Bench::deep(4, 0, layer.node(&profile, &[NodeId(1)]));
         bench.submit(Request::new(Op::Prefetch, block::Bytes(0), block::Bytes(512)), &[]);
         bench.submit(Request::flush(), &[]);
@@ -245,21 +271,21 @@ mod tests {
         bench.pass_until(Nanos(5_000_000));
         assert_eq!(bench.done(), []);
         bench.pass_until(Nanos(5_000_001));
-        assert_eq!(bench.done(), [Status::Ok], "it came at 1 ns");
+        assert_eq!(bench.done(), [Status::Ok], "it was submitted at 1 ns");
     }
 
     #[test]
-    fn layers_that_do_nothing_are_refused() {
+    fn layers_without_effect_are_refused() {
         for (text, why) in [
-            ("delay", "delay holds nothing"),
+            ("delay", "delay has no time"),
             ("delay,read=5", "is not a time"),
-            ("flakey,up=1", "flakey is never down"),
+            ("flakey,up=1", "flakey needs down=SECONDS"),
             ("flakey,down=1,drop_writes,error_writes", "conflicts"),
             ("flakey,down=1,corrupt_bio_byte=1:w", "requires 4 parameters"),
-            ("log", "no file"),
-            ("log,file=x,create", "go together"),
+            ("log", "needs a file"),
+            ("log,file=x,create", "must be given together"),
         ] {
-            let error = words(text).unwrap_err().to_string();
+            let error = driver(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -1,10 +1,14 @@
-//! `delay <device> <offset> <ms> [<write device> <offset> <ms> [<flush device> <offset> <ms>]]`: holds requests for a while.
+//! The target `delay <device> <offset> <ms> [<write device> <offset> <ms> [<flush device> <offset> <ms>]]`:
+//! delays requests.
 //!
-//! One set of words is for all requests; with two, the second is for writes and flushes; with three, the third is for
-//! flushes. There is no thread: a request that is held is a timer of its queue's ring. Whoever suspends the device lets
-//! all of them go at once, which a timer notices within [`LOOK_NS`].
+//! One set of arguments is for all requests; with two sets, the second is for writes and flushes; with three,
+//! the third is for flushes. There is no thread: each held request has a timer in its queue's ring.
+//! Suspending the device releases all held requests within [`RECHECK_NS`].
 
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack};
+use super::{
+    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
+    parse_u64, stack,
+};
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
 use queue::{Cx, Nanos, Node, NodeId, Ring, Verdict};
@@ -13,14 +17,29 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long a request sleeps at most before it looks whether it may go.
-const LOOK_NS: u64 = 50_000_000;
+/// The longest timer of a held request: after it the request checks whether the device is being suspended.
+const RECHECK_NS: u64 = 50_000_000;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("delay", [1, 5, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "delay",
+    version: [1, 5, 0],
+    usage: "delay <device> <offset> <ms> [<device> <offset> <ms> [<device> <offset> <ms>]]",
+    about: "delays requests by some milliseconds",
+    example: "0 2097152 delay disk.img 0 5",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    let held: Vec<u64> = (0..1 + 2 * below(2)).map(|_| below(2)).collect();
+    let offset = below(33);
+    let args: Vec<String> = held.iter().map(|ms| format!("a {offset} {ms}")).collect();
+    let devices = held.iter().map(|_| Sectors(offset + len.0)).collect();
+    RandomLine { len, args: args.join(" "), devices }
 }
 
-/// What happens to requests of one class.
+/// The device and the delay of one class of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Class {
     device: usize,
@@ -28,65 +47,66 @@ struct Class {
     nanos: u64,
 }
 
-/// Of a millisecond, in which tables count.
+/// Nanoseconds of a millisecond, the unit of tables.
 const MS: u64 = 1_000_000;
 
-/// The shared part.
+/// The shared part of the target or layer.
 pub struct Delay {
-    /// 0: as long as what stands below.
+    /// 0: the length of the device below.
     len: Sectors,
-    /// Reads, writes, flushes; those that are not said are the ones before.
+    /// Reads, writes, flushes; a class that is not given equals the one before it.
     classes: [Class; 3],
-    /// How many were said.
-    said: usize,
+    /// How many classes the table line gives.
+    given: usize,
     state: Arc<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Requests that are held, by class.
+    /// The number of held requests, by class.
     held: [AtomicU32; 3],
-    /// Nothing is held any more: the device is being suspended.
-    hasty: AtomicBool,
+    /// The device is being suspended: no request is held.
+    draining: AtomicBool,
 }
 
-fn class(words: &[&str], devices: &mut dyn Devices) -> Result<Class, TargetError> {
-    let start = long_number(words[1]).ok_or(TargetError::new("Invalid device sector"))?;
-    let ms = number(words[2]).ok_or(TargetError::new("Invalid delay"))?;
-    let device = devices.open(words[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
+fn class(args: &[&str], devices: &mut dyn Devices) -> Result<Class, TargetError> {
+    let start = parse_u64(args[1]).ok_or(TargetError::new("Invalid device sector"))?;
+    let ms = parse_u32(args[2]).ok_or(TargetError::new("Invalid delay"))?;
+    let device = devices.open(args[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
     Ok(Class { device, start: Sectors(start), nanos: u64::from(ms) * MS })
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    if !matches!(words.len(), 3 | 6 | 9) {
+    if !matches!(args.len(), 3 | 6 | 9) {
         return Err(TargetError::new("Requires exactly 3, 6 or 9 arguments"));
     }
     let mut classes = Vec::new();
-    for words in words.chunks(3) {
-        classes.push(class(words, devices)?);
+    for args in args.chunks(3) {
+        classes.push(class(args, devices)?);
     }
-    let said = classes.len();
-    let last = classes[said - 1];
+    let given = classes.len();
+    let last = classes[given - 1];
     classes.resize(3, last);
     let classes = [classes[0], classes[1], classes[2]];
-    Ok(Arc::new(Delay { len: place.len, classes, said, state: Arc::default() }))
+    Ok(Arc::new(Delay { len: place.len, classes, given, state: Arc::default() }))
 }
 
 impl Delay {
-    /// Over one child, as long as that is: how many nanoseconds reads, writes and flushes are held.
+    /// Creates a layer over one device, of the device's length. The delays of reads, writes and flushes, in
+    /// nanoseconds.
     pub fn of([read, write, flush]: [u64; 3]) -> Delay {
         let len = Sectors(0);
         let class = |nanos| Class { device: 0, start: Sectors(0), nanos };
-        Delay { len, classes: [class(read), class(write), class(flush)], said: 3, state: Arc::default() }
+        Delay { len, classes: [class(read), class(write), class(flush)], given: 3, state: Arc::default() }
     }
 
     fn area(&self) -> Vec<Area> {
-        let said = &self.classes[..self.said];
-        said.iter().map(|class| Area { device: class.device, start: class.start, len: self.len }).collect()
+        let given = &self.classes[..self.given];
+        given.iter().map(|class| Area { device: class.device, start: class.start, len: self.len }).collect()
     }
 }
 
@@ -96,18 +116,19 @@ impl<R: Ring> Layer<R> for Delay {
     }
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let len = super::len_over(self.len, below);
+        let len = super::len_or_device(self.len, below);
         let mut whole = stack(len, &self.area(), below)?;
-        whole.in_place = false;
+        whole.inline = false;
         Ok(whole)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
-    /// As a layer. A target is a device of its own over others, as device-mapper's is.
-    fn begins(&self, _: usize) -> Option<Bytes> {
+    /// As a layer, it is one device with its child in a trace. A target is a device of its own, as in the
+    /// kernel.
+    fn child_start(&self, _: usize) -> Option<Bytes> {
         (self.len.0 == 0).then_some(Bytes::ZERO)
     }
 
@@ -132,28 +153,28 @@ impl<R: Ring> Target<R> for Delay {
                 format!("{} {} {}", reads.load(Relaxed), writes.load(Relaxed), flushes.load(Relaxed))
             }
             Status::Table => {
-                let said = &self.classes[..self.said];
-                let words = |class: &Class| {
+                let given = &self.classes[..self.given];
+                let args = |class: &Class| {
                     format!("{} {} {}", names.shown(class.device), class.start.0, class.nanos / MS)
                 };
-                said.iter().map(words).collect::<Vec<_>>().join(" ")
+                given.iter().map(args).collect::<Vec<_>>().join(" ")
             }
         }
     }
 
     fn presuspend(&self, _: bool) {
-        self.state.hasty.store(true, Relaxed);
+        self.state.draining.store(true, Relaxed);
     }
 
     fn resume(&self) {
-        self.state.hasty.store(false, Relaxed);
+        self.state.draining.store(false, Relaxed);
     }
 }
 
 struct DelayNode {
     classes: [(NodeId, Bytes, u64); 3],
     state: Arc<State>,
-    /// By tag: where a request began before, and until when it is held.
+    /// By tag: the original offset of the request, and the time until which it is held.
     sent: Box<[(Bytes, Nanos)]>,
 }
 
@@ -166,8 +187,8 @@ const fn class_of(op: Op) -> usize {
 }
 
 impl DelayNode {
-    /// It goes on.
-    fn go(&self, req: &mut Request) -> Verdict {
+    /// Sends the request to its device.
+    fn forward(&self, req: &mut Request) -> Verdict {
         let (child, start, _) = self.classes[class_of(req.op)];
         if req.op != Op::Flush {
             req.offset = req.offset + start;
@@ -175,10 +196,10 @@ impl DelayNode {
         Verdict::Down(child)
     }
 
-    /// Until its time, or until it is time to look.
+    /// Holds the request until its time, but at most for [`RECHECK_NS`].
     fn wait<R: Ring>(&self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         let (_, until) = self.sent[io.tag.index()];
-        cx.timer(io, until.min(cx.now().after(LOOK_NS)));
+        cx.timer(io, until.min(cx.now().after(RECHECK_NS)));
         Verdict::Held
     }
 }
@@ -192,8 +213,8 @@ impl<R: Ring> Node<R> for DelayNode {
         let class = class_of(req.op);
         let nanos = self.classes[class].2;
         self.sent[io.tag.index()] = (req.offset, cx.now().after(nanos));
-        if nanos == 0 || self.state.hasty.load(Relaxed) {
-            return self.go(req);
+        if nanos == 0 || self.state.draining.load(Relaxed) {
+            return self.forward(req);
         }
         self.state.held[class].fetch_add(1, Relaxed);
         self.wait(io, cx)
@@ -201,11 +222,11 @@ impl<R: Ring> Node<R> for DelayNode {
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let until = self.sent[io.tag.index()].1;
-        if result == 0 && cx.now() < until && !self.state.hasty.load(Relaxed) {
+        if result == 0 && cx.now() < until && !self.state.draining.load(Relaxed) {
             return self.wait(io, cx);
         }
         self.state.held[class_of(req.op)].fetch_sub(1, Relaxed);
-        if result < 0 { Verdict::Up(block::Status::from_result(result, 0)) } else { self.go(req) }
+        if result < 0 { Verdict::Up(block::Status::from_result(result, 0)) } else { self.forward(req) }
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: block::Status, _: &mut Cx<'_, R>) -> Verdict {
@@ -217,60 +238,60 @@ impl<R: Ring> Node<R> for DelayNode {
 #[cfg(test)]
 mod tests {
     use super::super::Status;
-    use super::super::rig::Rig;
-    use super::super::testing::{error, made, names};
+    use super::super::harness::Harness;
+    use super::super::testing::{build, error, names};
     use block::{Op, Request};
 
     #[test]
-    fn one_two_and_three_sets_are_read_and_shown_again() {
+    fn table_status_repeats_one_two_and_three_sets() {
         let names = names(&["8:0", "8:16", "8:32"]);
-        for words in ["8:0 0 5", "8:0 0 5 8:16 8 6", "8:0 0 5 8:16 8 6 8:32 16 7"] {
-            let target = made("delay", words);
-            assert_eq!(target.status(Status::Table, &names), words);
+        for args in ["8:0 0 5", "8:0 0 5 8:16 8 6", "8:0 0 5 8:16 8 6 8:32 16 7"] {
+            let target = build("delay", args);
+            assert_eq!(target.status(Status::Table, &names), args);
             assert_eq!(target.status(Status::Info, &names), "0 0 0");
         }
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
-        for (words, text) in [
+    fn bad_arguments_are_refused_with_the_kernels_text() {
+        for (args, text) in [
             ("a 0", "Requires exactly 3, 6 or 9 arguments"),
             ("a x 5", "Invalid device sector"),
             ("a 0 x", "Invalid delay"),
-            ("missing 0 5", "Device lookup failed: missing: it is not there"),
+            ("missing 0 5", "Device lookup failed: missing: no such device"),
             ("a 0 5 b 0 y", "Invalid delay"),
         ] {
-            assert_eq!(error("delay", words), text, "{words}");
+            assert_eq!(error("delay", args), text, "{args}");
         }
     }
 
     #[test]
-    fn each_class_has_its_time_and_its_device() {
-        let mut rig = Rig::new("delay", "a 0 500 b 8 20 c 16 3");
+    fn each_class_has_its_own_delay_and_device() {
+        let mut harness = Harness::new("delay", "a 0 500 b 8 20 c 16 3");
         for (op, device, at, ms) in
             [(Op::Read, 0, 0, 500), (Op::Write, 1, 8, 20), (Op::Discard, 1, 8, 20), (Op::Flush, 2, 0, 3)]
         {
-            let before = rig.ring.time;
+            let before = harness.ring.now;
             let sectors = u64::from(op != Op::Flush);
-            assert_eq!(rig.run(op, 0, sectors).1, [(device, op, at, sectors)]);
-            assert_eq!(rig.ring.time.since(before), ms * 1_000_000);
+            assert_eq!(harness.run(op, 0, sectors).1, [(device, op, at, sectors)]);
+            assert_eq!(harness.ring.now.since(before), ms * 1_000_000);
         }
     }
 
     #[test]
-    fn a_suspension_lets_all_go() {
-        let mut rig = Rig::new("delay", "a 0 3600000");
-        rig.submit(Request::new(Op::Read, block::Bytes(0), block::Bytes(512)));
-        rig.submit(Request::flush());
+    fn suspending_releases_all_held_requests() {
+        let mut harness = Harness::new("delay", "a 0 3600000");
+        harness.submit(Request::new(Op::Read, block::Bytes(0), block::Bytes(512)));
+        harness.submit(Request::flush());
         let shown = names(&["a"]);
-        assert_eq!(rig.target.status(Status::Info, &shown), "1 0 1");
-        let before = rig.ring.time;
-        rig.target.presuspend(false);
-        assert_eq!(rig.drain().len(), 2);
-        assert!(rig.ring.time.since(before) <= super::LOOK_NS);
-        assert_eq!(rig.target.status(Status::Info, &shown), "0 0 0");
-        rig.target.resume();
-        rig.submit(Request::flush());
-        assert_eq!(rig.target.status(Status::Info, &shown), "0 0 1");
+        assert_eq!(harness.target.status(Status::Info, &shown), "1 0 1");
+        let before = harness.ring.now;
+        harness.target.presuspend(false);
+        assert_eq!(harness.drain().len(), 2);
+        assert!(harness.ring.now.since(before) <= super::RECHECK_NS);
+        assert_eq!(harness.target.status(Status::Info, &shown), "0 0 0");
+        harness.target.resume();
+        harness.submit(Request::flush());
+        assert_eq!(harness.target.status(Status::Info, &shown), "0 0 1");
     }
 }

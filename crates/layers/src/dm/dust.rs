@@ -1,10 +1,11 @@
-//! `dust <device> <offset> <block>`: blocks that fail to be read until they are written, as on an ageing disk.
+//! The target `dust <device> <offset> <block>`: emulates bad blocks, whose reads fail until they are written.
 //!
-//! Blocks are numbered from the device's first sector, as in the kernel. Nothing fails before the message `enable`. The
-//! list is behind a lock, which is taken only while failing is enabled and there is a bad block.
+//! Blocks are numbered from the device's first sector, as in the kernel. Nothing fails before the message
+//! `enable`. The list has a lock, which requests take only while failing is enabled and there is a bad block.
 
 use super::{
-    Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, long_number, number, stack,
+    Area, Devices, MessageError, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    parse_u32, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
@@ -19,37 +20,50 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The largest block: the kernel's 1 GiB.
 const BLOCK_MAX: Sectors = Sectors(2_097_152);
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("dust", [1, 0, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "dust",
+    version: [1, 0, 0],
+    usage: "dust <device> <offset> <block>",
+    about: "emulates bad blocks that a write repairs",
+    example: "0 2097152 dust disk.img 0 512",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    let block = Sectors(1 << below(4));
+    let len = len.max(block);
+    RandomLine::over_one(len, "", below(33), len, &block.bytes().0.to_string())
 }
 
 #[derive(Default)]
-struct Badness {
+struct BadBlocks {
     enabled: AtomicBool,
     quiet: AtomicBool,
-    /// How many there are.
+    /// The length of the list.
     count: AtomicU64,
-    /// Bad blocks, and how many writes to each fail before one makes it good.
+    /// Bad blocks, each with the number of writes that still fail before one repairs it.
     blocks: Mutex<BTreeMap<u64, u8>>,
 }
 
-impl Badness {
+impl BadBlocks {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u8>> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn changed(&self, blocks: &BTreeMap<u64, u8>) {
+    fn update_count(&self, blocks: &BTreeMap<u64, u8>) {
         self.count.store(blocks.len() as u64, Release);
     }
 
-    /// Whether a request that begins in a block fails.
+    /// Whether a request that begins in this block fails.
     #[inline]
-    fn strikes(&self, block: u64, write: bool) -> bool {
-        self.enabled.load(Relaxed) && self.count.load(Relaxed) > 0 && self.strikes_listed(block, write)
+    fn fails(&self, block: u64, write: bool) -> bool {
+        self.enabled.load(Relaxed) && self.count.load(Relaxed) > 0 && self.fails_listed(block, write)
     }
 
     #[cold]
-    fn strikes_listed(&self, block: u64, write: bool) -> bool {
+    fn fails_listed(&self, block: u64, write: bool) -> bool {
         let mut blocks = self.lock();
         let Entry::Occupied(mut bad) = blocks.entry(block) else { return false };
         if !write {
@@ -60,7 +74,7 @@ impl Badness {
             return true;
         }
         bad.remove();
-        self.changed(&blocks);
+        self.update_count(&blocks);
         false
     }
 }
@@ -70,16 +84,16 @@ struct Dust {
     start: Sectors,
     block: Sectors,
     device_len: Sectors,
-    badness: Arc<Badness>,
+    bad_blocks: Arc<BadBlocks>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [device, start, block] = words else { return Err(TargetError::new("Invalid argument count")) };
-    let block = number(block).filter(|block| *block > 0);
+    let [device, start, block] = args else { return Err(TargetError::new("Invalid argument count")) };
+    let block = parse_u32(block).filter(|block| *block > 0);
     let block = Bytes(block.ok_or(TargetError::new("Invalid block size parameter"))?.into());
     if block.0 < 512 {
         return Err(TargetError::new("Block size must be at least 512"));
@@ -90,7 +104,7 @@ fn make<R: Ring>(
     if block.sectors() > place.len.min(BLOCK_MAX) {
         return Err(TargetError::new("Block size is too large"));
     }
-    let start = long_number(start).ok_or(TargetError::new("Invalid device offset sector"))?;
+    let start = parse_u64(start).ok_or(TargetError::new("Invalid device offset sector"))?;
     let device = devices
         .open(device)
         .map_err(|why| TargetError::lookup("Device lookup failed", why).with_errno(libc::EINVAL))?;
@@ -99,7 +113,7 @@ fn make<R: Ring>(
         start: Sectors(start),
         block: block.sectors(),
         device_len: devices.profile(device).size.sectors(),
-        badness: Arc::default(),
+        bad_blocks: Arc::default(),
     }))
 }
 
@@ -108,30 +122,30 @@ impl Dust {
         Area { device: 0, start: self.start, len: self.len }
     }
 
-    /// A message of one word.
-    fn heed(&self, word: &str) -> Result<Option<String>, MessageError> {
-        let badness = &self.badness;
-        match word {
+    /// Executes a message without arguments.
+    fn command(&self, command: &str) -> Result<Option<String>, MessageError> {
+        let bad_blocks = &self.bad_blocks;
+        match command {
             "enable" | "disable" => {
-                badness.enabled.store(word == "enable", Relaxed);
+                bad_blocks.enabled.store(command == "enable", Relaxed);
                 Ok(None)
             }
             "quiet" => {
-                badness.quiet.fetch_xor(true, Relaxed);
+                bad_blocks.quiet.fetch_xor(true, Relaxed);
                 Ok(None)
             }
             "countbadblocks" => {
-                Ok(Some(format!("countbadblocks: {} badblock(s) found", badness.count.load(Relaxed))))
+                Ok(Some(format!("countbadblocks: {} badblock(s) found", bad_blocks.count.load(Relaxed))))
             }
             "clearbadblocks" => {
-                let mut blocks = badness.lock();
+                let mut blocks = bad_blocks.lock();
                 let found = if blocks.is_empty() { "no badblocks found" } else { "badblocks cleared" };
                 blocks.clear();
-                badness.changed(&blocks);
+                bad_blocks.update_count(&blocks);
                 Ok(Some(format!("dust_clear_badblocks: {found}")))
             }
             "listbadblocks" => {
-                let blocks = badness.lock();
+                let blocks = bad_blocks.lock();
                 let list: String = blocks.keys().map(|block| format!("{block}\n")).collect();
                 Ok(Some(if list.is_empty() { "No blocks in badblocklist".to_owned() } else { list }))
             }
@@ -139,10 +153,15 @@ impl Dust {
         }
     }
 
-    /// One about a block.
-    fn heed_of(&self, word: &str, block: u64, fails: Option<u8>) -> Result<Option<String>, MessageError> {
-        let mut blocks = self.badness.lock();
-        let answer = match (word, fails) {
+    /// Executes a message about a block.
+    fn block_command(
+        &self,
+        command: &str,
+        block: u64,
+        fails: Option<u8>,
+    ) -> Result<Option<String>, MessageError> {
+        let mut blocks = self.bad_blocks.lock();
+        let answer = match (command, fails) {
             ("addbadblock", fails) => match blocks.entry(block) {
                 Entry::Occupied(_) => return Err(MessageError::Invalid),
                 Entry::Vacant(entry) => {
@@ -160,7 +179,7 @@ impl Dust {
             }
             _ => return Err(MessageError::Invalid),
         };
-        self.badness.changed(&blocks);
+        self.bad_blocks.update_count(&blocks);
         Ok(answer)
     }
 }
@@ -174,7 +193,7 @@ impl<R: Ring> Layer<R> for Dust {
         stack(self.len, &[self.area()], below)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -183,7 +202,7 @@ impl<R: Ring> Layer<R> for Dust {
             child: below[0],
             start: self.start.bytes(),
             shift: self.block.bytes().0.trailing_zeros(),
-            badness: self.badness.clone(),
+            bad_blocks: self.bad_blocks.clone(),
             offsets: Box::default(),
         })
     }
@@ -199,35 +218,49 @@ impl<R: Ring> Target<R> for Dust {
     }
 
     fn status(&self, what: Status, names: &Names) -> String {
-        let said = |is: &AtomicBool, yes, no| if is.load(Relaxed) { yes } else { no };
+        let state = |is: &AtomicBool, yes, no| if is.load(Relaxed) { yes } else { no };
         match what {
             Status::Info => format!(
                 "{} {} {}",
                 names.shown(0),
-                said(&self.badness.enabled, "fail_read_on_bad_block", "bypass"),
-                said(&self.badness.quiet, "quiet", "verbose")
+                state(&self.bad_blocks.enabled, "fail_read_on_bad_block", "bypass"),
+                state(&self.bad_blocks.quiet, "quiet", "verbose")
             ),
             Status::Table => format!("{} {} {}", names.shown(0), self.start.0, self.block.bytes().0),
         }
     }
 
-    fn message(&self, words: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
-        let (word, args) = words.split_first().ok_or(MessageError::Invalid)?;
-        let word = word.to_ascii_lowercase();
+    fn messages(&self) -> &'static [&'static str] {
+        &[
+            "addbadblock",
+            "removebadblock",
+            "queryblock",
+            "enable",
+            "disable",
+            "countbadblocks",
+            "clearbadblocks",
+            "listbadblocks",
+            "quiet",
+        ]
+    }
+
+    fn message(&self, message: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
+        let (command, args) = message.split_first().ok_or(MessageError::Invalid)?;
+        let command = command.to_ascii_lowercase();
         let (block, fails) = match args {
-            [] => return self.heed(&word),
+            [] => return self.command(&command),
             [block] => (block, None),
             [block, fails] => {
-                let fails = number(fails).and_then(|fails| u8::try_from(fails).ok());
+                let fails = parse_u32(fails).and_then(|fails| u8::try_from(fails).ok());
                 (block, Some(fails.ok_or(MessageError::Invalid)?))
             }
             _ => return Err(MessageError::Invalid),
         };
-        let block = long_number(block).ok_or(MessageError::Invalid)?;
+        let block = parse_u64(block).ok_or(MessageError::Invalid)?;
         if block > self.device_len.0 / self.block.0 {
             return Err(MessageError::Invalid);
         }
-        self.heed_of(&word, block, fails)
+        self.block_command(&command, block, fails)
     }
 }
 
@@ -235,8 +268,8 @@ struct DustNode {
     child: NodeId,
     start: Bytes,
     shift: u32,
-    badness: Arc<Badness>,
-    /// By tag: where a request began before.
+    bad_blocks: Arc<BadBlocks>,
+    /// By tag: the original offset of the request.
     offsets: Box<[Bytes]>,
 }
 
@@ -251,8 +284,8 @@ impl<R: Ring> Node<R> for DustNode {
             return Verdict::Down(self.child);
         }
         let at = req.offset + self.start;
-        let asks = req.op == Op::Read || req.op.is_write();
-        if asks && self.badness.strikes(at.0 >> self.shift, req.op.is_write()) {
+        let is_affected = req.op == Op::Read || req.op.is_write();
+        if is_affected && self.bad_blocks.fails(at.0 >> self.shift, req.op.is_write()) {
             return Verdict::Up(block::Status::IoError);
         }
         self.offsets[io.tag.index()] = req.offset;
@@ -271,26 +304,26 @@ impl<R: Ring> Node<R> for DustNode {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rig::{Memory, Rig};
-    use super::super::testing::{error, made, names};
+    use super::super::harness::{Harness, Memory};
+    use super::super::testing::{build, error, names};
     use super::super::{MessageError, Status, Target};
     use block::Status as End;
 
-    fn tell(target: &dyn Target<Memory>, words: &str) -> Result<Option<String>, MessageError> {
-        let words: Vec<&str> = words.split(' ').collect();
-        target.message(&words, &names(&["8:0"]))
+    fn send(target: &dyn Target<Memory>, args: &str) -> Result<Option<String>, MessageError> {
+        let args: Vec<&str> = args.split(' ').collect();
+        target.message(&args, &names(&["8:0"]))
     }
 
     #[test]
-    fn a_line_is_read_and_shown_again() {
-        let target = made("dust", "8:0 16 4096");
+    fn table_status_repeats_the_line() {
+        let target = build("dust", "8:0 16 4096");
         assert_eq!(target.status(Status::Table, &names(&["8:0"])), "8:0 16 4096");
         assert_eq!(target.status(Status::Info, &names(&["8:0"])), "8:0 bypass verbose");
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
-        for (words, text) in [
+    fn bad_arguments_are_refused_with_the_kernels_text() {
+        for (args, text) in [
             ("a 0", "Invalid argument count"),
             ("a 0 x", "Invalid block size parameter"),
             ("a 0 0", "Invalid block size parameter"),
@@ -298,53 +331,56 @@ mod tests {
             ("a 0 1536", "Block size must be a power of 2"),
             ("a 0 1048576", "Block size is too large"),
             ("a x 512", "Invalid device offset sector"),
-            ("missing 0 512", "Device lookup failed: missing: it is not there"),
+            ("missing 0 512", "Device lookup failed: missing: no such device"),
         ] {
-            assert_eq!(error("dust", words), text, "{words}");
+            assert_eq!(error("dust", args), text, "{args}");
         }
     }
 
     #[test]
-    fn a_bad_block_cannot_be_read_until_it_is_written() {
-        let mut rig = Rig::new("dust", "a 16 4096");
-        let target = rig.target.clone();
-        assert_eq!(tell(&*target, "addbadblock 3"), Ok(None));
-        assert_eq!(tell(&*target, "AddBadBlock 4 2"), Ok(None));
-        assert_eq!(rig.read(8, 4096).0, End::Ok, "nothing fails before it is enabled");
-        tell(&*target, "enable").unwrap();
+    fn reads_of_a_bad_block_fail_until_it_is_written() {
+        let mut harness = Harness::new("dust", "a 16 4096");
+        let target = harness.target.clone();
+        assert_eq!(send(&*target, "addbadblock 3"), Ok(None));
+        assert_eq!(send(&*target, "AddBadBlock 4 2"), Ok(None));
+        assert_eq!(harness.read(8, 4096).0, End::Ok, "nothing fails before it is enabled");
+        send(&*target, "enable").unwrap();
         // Block 3 of the device begins 8 sectors into the target, which begins at sector 16.
-        assert_eq!(rig.read(8, 512).0, End::IoError);
-        assert_eq!(rig.read(0, 4096).0, End::Ok);
-        assert_eq!(rig.read(0, 16384).0, End::IoError, "it is cut at blocks");
-        assert_eq!(rig.write(8, &[1; 512]), End::Ok);
-        assert_eq!(rig.read(8, 512), (End::Ok, vec![1; 512]));
+        assert_eq!(harness.read(8, 512).0, End::IoError);
+        assert_eq!(harness.read(0, 4096).0, End::Ok);
+        assert_eq!(harness.read(0, 16384).0, End::IoError, "it is cut at blocks");
+        assert_eq!(harness.write(8, &[1; 512]), End::Ok);
+        assert_eq!(harness.read(8, 512), (End::Ok, vec![1; 512]));
         for end in [End::IoError, End::IoError, End::Ok] {
-            assert_eq!(rig.write(16, &[1; 512]), end);
+            assert_eq!(harness.write(16, &[1; 512]), end);
         }
-        assert_eq!(rig.target.status(Status::Info, &names(&["8:0"])), "8:0 fail_read_on_bad_block verbose");
-        tell(&*target, "disable").unwrap();
+        assert_eq!(
+            harness.target.status(Status::Info, &names(&["8:0"])),
+            "8:0 fail_read_on_bad_block verbose"
+        );
+        send(&*target, "disable").unwrap();
     }
 
     #[test]
-    fn messages_are_answered_in_the_kernels_words() {
-        let rig = Rig::new("dust", "a 0 512");
-        let target = &*rig.target;
-        let said = |words| tell(target, words).unwrap().unwrap();
-        assert_eq!(said("listbadblocks"), "No blocks in badblocklist");
-        assert_eq!(said("clearbadblocks"), "dust_clear_badblocks: no badblocks found");
+    fn messages_return_the_kernels_text() {
+        let harness = Harness::new("dust", "a 0 512");
+        let target = &*harness.target;
+        let reply = |args| send(target, args).unwrap().unwrap();
+        assert_eq!(reply("listbadblocks"), "No blocks in badblocklist");
+        assert_eq!(reply("clearbadblocks"), "dust_clear_badblocks: no badblocks found");
         for block in [60, 67, 72] {
-            tell(target, &format!("addbadblock {block}")).unwrap();
+            send(target, &format!("addbadblock {block}")).unwrap();
         }
-        assert_eq!(said("countbadblocks"), "countbadblocks: 3 badblock(s) found");
-        assert_eq!(said("listbadblocks"), "60\n67\n72\n");
-        assert_eq!(said("queryblock 67"), "dust_query_block: block 67 found in badblocklist");
-        assert_eq!(tell(target, "removebadblock 67"), Ok(None));
-        assert_eq!(said("queryblock 67"), "dust_query_block: block 67 not found in badblocklist");
-        assert_eq!(said("clearbadblocks"), "dust_clear_badblocks: badblocks cleared");
-        assert_eq!(tell(target, "quiet"), Ok(None));
+        assert_eq!(reply("countbadblocks"), "countbadblocks: 3 badblock(s) found");
+        assert_eq!(reply("listbadblocks"), "60\n67\n72\n");
+        assert_eq!(reply("queryblock 67"), "dust_query_block: block 67 found in badblocklist");
+        assert_eq!(send(target, "removebadblock 67"), Ok(None));
+        assert_eq!(reply("queryblock 67"), "dust_query_block: block 67 not found in badblocklist");
+        assert_eq!(reply("clearbadblocks"), "dust_clear_badblocks: badblocks cleared");
+        assert_eq!(send(target, "quiet"), Ok(None));
         assert_eq!(target.status(Status::Info, &names(&["8:0"])), "8:0 bypass quiet");
-        tell(target, "addbadblock 1").unwrap();
-        for words in [
+        send(target, "addbadblock 1").unwrap();
+        for args in [
             "addbadblock",
             "addbadblock 1",
             "addbadblock x",
@@ -356,7 +392,7 @@ mod tests {
             "blow",
             "queryblock 1 2 3",
         ] {
-            assert_eq!(tell(target, words), Err(MessageError::Invalid), "{words}");
+            assert_eq!(send(target, args), Err(MessageError::Invalid), "{args}");
         }
     }
 }

@@ -1,45 +1,45 @@
-//! What goes wrong with tables and messages, in the kernel's words and with its errnos.
+//! Errors of tables and messages, with the kernel's texts and errnos.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What is wrong with the arguments of a target.
+/// Why a target cannot be constructed or activated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetError {
     text: Cow<'static, str>,
     errno: i32,
-    /// What the kernel does not say: why a device did not open. Empty where there is nothing to add.
+    /// A detail that the kernel does not report, such as why a device did not open. May be empty.
     detail: String,
 }
 
 impl TargetError {
-    /// The kernel's own words, with `EINVAL`.
+    /// Creates an error with the kernel's text and `EINVAL`.
     pub const fn new(text: &'static str) -> TargetError {
         TargetError { text: Cow::Borrowed(text), errno: libc::EINVAL, detail: String::new() }
     }
 
-    /// With words that had to be put together.
+    /// Creates an error with a formatted text and `EINVAL`.
     pub fn of(text: String) -> TargetError {
         TargetError { text: Cow::Owned(text), ..TargetError::new("") }
     }
 
-    /// A device did not open; `text`: what the target says of that.
+    /// Creates the error for a device that did not open; `text`: the target's text for that.
     pub fn lookup(text: &'static str, why: LookupError) -> TargetError {
         TargetError { errno: why.errno, detail: why.why, ..TargetError::new(text) }
     }
 
-    /// The same with another errno.
+    /// Returns the error with another errno, positive.
     #[must_use]
     pub fn with_errno(self, errno: i32) -> TargetError {
         TargetError { errno, ..self }
     }
 
-    /// The kernel's words alone.
+    /// Returns the kernel's text, without the detail.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What the kernel's ioctl would answer with, positive.
+    /// Returns the errno of the kernel's ioctl, positive.
     pub fn errno(&self) -> i32 {
         self.errno
     }
@@ -54,22 +54,22 @@ impl fmt::Display for TargetError {
 
 impl std::error::Error for TargetError {}
 
-/// Why a device does not open.
+/// Why a device did not open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LookupError {
-    /// In words, with the device's name.
+    /// The reason, with the device's name.
     pub why: String,
-    /// As an errno, positive.
+    /// The errno, positive.
     pub errno: i32,
 }
 
-/// Why a message was not heeded: the errno that the kernel answers with.
+/// Why a message was rejected: the kernel's errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MessageError {
-    /// It is not one that the target knows, or names what it does not have.
+    /// The target does not know the message, or its arguments are wrong.
     #[error("Invalid argument")]
     Invalid,
-    /// The device is suspended, or what is asked for is under way.
+    /// The device is suspended, or the same operation is in progress.
     #[error("Device or resource busy")]
     Busy,
     /// Another errno, positive.
@@ -78,7 +78,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// As an errno, positive.
+    /// Returns the errno, positive.
     pub fn errno(self) -> i32 {
         match self {
             MessageError::Invalid => libc::EINVAL,

@@ -1,10 +1,13 @@
-//! `flakey <device> <offset> <up> <down> [<#features> <feature>…]`: works for some seconds, then fails for some, over and
-//! over.
+//! The target `flakey <device> <offset> <up> <down> [<#feature args> <feature>…]`: works for `up` seconds,
+//! then fails for `down` seconds, periodically.
 //!
-//! While it is down it fails everything, or what the features say: [`Features`]. The first second is that of the first
-//! request. A write that is to be corrupted is copied first: its sender's memory is not ours.
+//! While down it fails all requests, or does what its [`Features`] specify. The period starts with the first
+//! request. A write to be corrupted is copied first: its buffer belongs to the client.
 
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Words, long_number, stack};
+use super::{
+    Area, Args, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    parse_u64, stack,
+};
 use crate::Layer;
 use block::{Bytes, Cookie, Data, Flags, LimitsError, Op, Profile, Request, Sectors, Segment};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
@@ -12,64 +15,75 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What a random corruption's chance is counted in: the kernel's `PROBABILITY_BASE`.
-const CHANCES: u32 = 1_000_000_000;
+/// The unit of the probability of a random corruption: the kernel's `PROBABILITY_BASE`.
+const PROBABILITY_BASE: u32 = 1_000_000_000;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("flakey", [1, 5, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "flakey",
+    version: [1, 5, 0],
+    usage: "flakey <device> <offset> <up> <down> [<#feature args> <feature>…]",
+    about: "works for some seconds, then fails for some",
+    example: "0 2097152 flakey disk.img 0 10 2 1 drop_writes",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: true },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    RandomLine::over_one(len, "", 0, len, &format!("{} {}", below(10), 1 + below(10)))
 }
 
-/// One byte of each request of a direction that is not what it was.
+/// The feature `corrupt_bio_byte`: replaces one byte of each request of a direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CorruptByte {
-    /// Which, from 1 on.
+    /// The byte's position in the request, from 1 on.
     pub nth: u32,
-    /// Of writes, not reads.
+    /// Whether it applies to writes; otherwise to reads.
     pub writes: bool,
-    /// What it becomes.
+    /// The new value of the byte.
     pub value: u8,
-    /// Only requests with all of these flags, as the kernel numbers them (`REQ_*`).
+    /// A mask of the kernel's request flags (`REQ_*`); only requests with all of them are corrupted.
     pub flags: u32,
 }
 
-/// What happens while it is down.
+/// The behaviour while the target is down.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Features {
     /// Reads fail.
     pub error_reads: bool,
-    /// Writes end well and are not done.
+    /// Writes are dropped, and succeed.
     pub drop_writes: bool,
     /// Writes fail.
     pub error_writes: bool,
-    /// A byte is another.
+    /// One byte at a fixed position is replaced.
     pub corrupt: Option<CorruptByte>,
-    /// In how many of a billion reads some byte is another.
+    /// In how many of a billion reads a random byte is replaced.
     pub random_read_corrupt: u32,
-    /// The same of writes.
+    /// In how many of a billion writes a random byte is replaced.
     pub random_write_corrupt: u32,
 }
 
-/// The shared part.
+/// The shared part of the target or layer.
 pub struct Flakey {
     len: Sectors,
     start: Sectors,
     up: u32,
     down: u32,
     features: Features,
-    /// When the first request came; 0: none has.
+    /// The time of the first request in nanoseconds; 0: none yet.
     began_ns: Arc<AtomicU64>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    if words.len() < 4 {
+    if args.len() < 4 {
         return Err(TargetError::new("Invalid argument count"));
     }
-    let start = long_number(words[1]).ok_or(TargetError::new("Invalid device sector"))?;
-    let mut rest = Words::new(&words[2..]);
+    let start = parse_u64(args[1]).ok_or(TargetError::new("Invalid device sector"))?;
+    let mut rest = Args::new(&args[2..]);
     let up = rest.number(0, u32::MAX, "Invalid up interval")?;
     let down = rest.number(0, u32::MAX, "Invalid down interval")?;
     match up.checked_add(down) {
@@ -78,21 +92,21 @@ fn make<R: Ring>(
         Some(_) => {}
     }
     let features = Features::read(rest)?;
-    devices.open(words[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
+    devices.open(args[0]).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
     Ok(Arc::new(Flakey::new(place.len, Sectors(start), [up, down], features)))
 }
 
 impl Features {
-    /// `<#features> <feature>…`; nothing at all stands for failing everything.
+    /// Parses `<#feature args> <feature>…`. Without features all requests fail.
     ///
     /// # Errors
-    /// The kernel's words.
-    pub fn read(mut words: Words<'_>) -> Result<Features, TargetError> {
+    /// The kernel's error text.
+    pub fn read(mut args: Args<'_>) -> Result<Features, TargetError> {
         let mut features = Features::default();
-        let count = if words.is_empty() { 0 } else { words.count(11, "Invalid number of feature args")? };
-        let mut args = words.take(count);
-        while let Some(word) = args.take_next() {
-            features.feature(&word.to_ascii_lowercase(), &mut args)?;
+        let count = if args.is_empty() { 0 } else { args.count(11, "Invalid number of feature args")? };
+        let mut features_left = args.take(count);
+        while let Some(word) = features_left.take_next() {
+            features.feature(&word.to_ascii_lowercase(), &mut features_left)?;
         }
         features.check()?;
         if features == Features::default() {
@@ -101,34 +115,34 @@ impl Features {
         Ok(features)
     }
 
-    fn feature(&mut self, word: &str, args: &mut Words<'_>) -> Result<(), TargetError> {
-        let twice = |text| Err(TargetError::new(text));
+    fn feature(&mut self, word: &str, args: &mut Args<'_>) -> Result<(), TargetError> {
+        let refuse = |text| Err(TargetError::new(text));
         match word {
             "error_reads" if std::mem::replace(&mut self.error_reads, true) => {
-                twice("Feature error_reads duplicated")
+                refuse("Feature error_reads duplicated")
             }
             "drop_writes" if std::mem::replace(&mut self.drop_writes, true) => {
-                twice("Feature drop_writes duplicated")
+                refuse("Feature drop_writes duplicated")
             }
             "drop_writes" if self.error_writes => {
-                twice("Feature drop_writes conflicts with feature error_writes")
+                refuse("Feature drop_writes conflicts with feature error_writes")
             }
             "error_writes" if std::mem::replace(&mut self.error_writes, true) => {
-                twice("Feature error_writes duplicated")
+                refuse("Feature error_writes duplicated")
             }
             "error_writes" if self.drop_writes => {
-                twice("Feature error_writes conflicts with feature drop_writes")
+                refuse("Feature error_writes conflicts with feature drop_writes")
             }
             "error_reads" | "drop_writes" | "error_writes" => Ok(()),
-            "corrupt_bio_byte" if self.corrupt.is_some() => twice("Feature corrupt_bio_byte duplicated"),
-            "corrupt_bio_byte" if args.len() < 4 => twice("Feature corrupt_bio_byte requires 4 parameters"),
+            "corrupt_bio_byte" if self.corrupt.is_some() => refuse("Feature corrupt_bio_byte duplicated"),
+            "corrupt_bio_byte" if args.len() < 4 => refuse("Feature corrupt_bio_byte requires 4 parameters"),
             "corrupt_bio_byte" => {
                 self.corrupt = Some(CorruptByte::read(args)?);
                 Ok(())
             }
             "random_read_corrupt" => chance(&mut self.random_read_corrupt, args, READ_CORRUPT),
             "random_write_corrupt" => chance(&mut self.random_write_corrupt, args, WRITE_CORRUPT),
-            _ => twice("Unrecognised flakey feature requested"),
+            _ => refuse("Unrecognised flakey feature requested"),
         }
     }
 
@@ -155,33 +169,33 @@ impl Features {
         self.corrupt.is_some() || self.random_read_corrupt > 0 || self.random_write_corrupt > 0
     }
 
-    fn shown(&self) -> String {
-        let mut words = Vec::new();
+    fn arguments(&self) -> String {
+        let mut args = Vec::new();
         for (is, word) in [
             (self.error_reads, "error_reads"),
             (self.drop_writes, "drop_writes"),
             (self.error_writes, "error_writes"),
         ] {
             if is {
-                words.push(word.to_owned());
+                args.push(word.to_owned());
             }
         }
         if let Some(CorruptByte { nth, writes, value, flags }) = self.corrupt {
             let rest = [nth.to_string(), if writes { "w" } else { "r" }.into(), value.to_string()];
-            words.push("corrupt_bio_byte".into());
-            words.extend(rest);
-            words.push(flags.to_string());
+            args.push("corrupt_bio_byte".into());
+            args.extend(rest);
+            args.push(flags.to_string());
         }
         for (chance, word) in [
             (self.random_read_corrupt, "random_read_corrupt"),
             (self.random_write_corrupt, "random_write_corrupt"),
         ] {
             if chance > 0 {
-                words.extend([word.to_owned(), chance.to_string()]);
+                args.extend([word.to_owned(), chance.to_string()]);
             }
         }
-        let count = words.len().to_string();
-        std::iter::once(count).chain(words).collect::<Vec<_>>().join(" ")
+        let count = args.len().to_string();
+        std::iter::once(count).chain(args).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -192,21 +206,21 @@ const WRITE_CORRUPT: [&str; 2] =
 
 fn chance(
     into: &mut u32,
-    args: &mut Words<'_>,
-    [twice, missing]: [&'static str; 2],
+    args: &mut Args<'_>,
+    [duplicate, missing]: [&'static str; 2],
 ) -> Result<(), TargetError> {
     if *into > 0 {
-        return Err(TargetError::new(twice));
+        return Err(TargetError::new(duplicate));
     }
     if args.is_empty() {
         return Err(TargetError::new(missing));
     }
-    *into = args.number(0, CHANCES, "Invalid random corrupt argument")?;
+    *into = args.number(0, PROBABILITY_BASE, "Invalid random corrupt argument")?;
     Ok(())
 }
 
 impl CorruptByte {
-    fn read(args: &mut Words<'_>) -> Result<CorruptByte, TargetError> {
+    fn read(args: &mut Args<'_>) -> Result<CorruptByte, TargetError> {
         let nth = args.number(1, u32::MAX, "Invalid corrupt bio byte")?;
         let writes = match args.take_next() {
             Some("w" | "W") => true,
@@ -220,7 +234,8 @@ impl CorruptByte {
 }
 
 impl Flakey {
-    /// Seconds up and down. `len` 0: as long as what stands below.
+    /// Creates the target. `up` and `down` are seconds; a `len` of 0 stands for the length of the device
+    /// below.
     pub fn new(len: Sectors, start: Sectors, [up, down]: [u32; 2], features: Features) -> Flakey {
         Flakey { len, start, up, down, features, began_ns: Arc::default() }
     }
@@ -236,12 +251,12 @@ impl<R: Ring> Layer<R> for Flakey {
     }
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let mut whole = stack(super::len_over(self.len, below), &[self.area()], below)?;
-        whole.lends &= !self.features.corrupts();
+        let mut whole = stack(super::len_or_device(self.len, below), &[self.area()], below)?;
+        whole.zero_copy_reads &= !self.features.corrupts();
         Ok(whole)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         self.features.corrupts()
     }
 
@@ -255,7 +270,7 @@ impl<R: Ring> Layer<R> for Flakey {
             features: self.features,
             began_ns: self.began_ns.clone(),
             random: fastrand::Rng::with_seed(self.up.into()),
-            sent: Box::default(),
+            saved: Box::default(),
         })
     }
 }
@@ -274,21 +289,21 @@ impl<R: Ring> Target<R> for Flakey {
                 self.start.0,
                 self.up,
                 self.down,
-                self.features.shown()
+                self.features.arguments()
             ),
         }
     }
 }
 
-/// A request as it came, and what is to be done when it comes up.
+/// The original fields of a request, and what to do when it completes.
 #[derive(Clone, Copy)]
-struct Sent {
+struct Saved {
     offset: Bytes,
     data: Data,
     flags: Flags,
-    /// Memory of ours in which it went; empty: its own.
+    /// The buffer of a corrupted write; empty: the request has its own.
     copy: Segment,
-    /// It is a read that went while the device was down.
+    /// Whether it is a read that was sent while the target was down.
     down: bool,
 }
 
@@ -299,13 +314,14 @@ struct FlakeyNode {
     cycle: u64,
     features: Features,
     began_ns: Arc<AtomicU64>,
-    /// Seeded, so that a simulation that is replayed corrupts the same bytes.
+    /// Seeded, so that a replayed simulation corrupts the same bytes.
     random: fastrand::Rng,
     /// By tag.
-    sent: Box<[Sent]>,
+    saved: Box<[Saved]>,
 }
 
-/// An operation and its flags as the kernel's `bi_opf` has them (include/linux/blk_types.h).
+/// Returns the operation and flags of a request as the kernel's `bi_opf` encodes them
+/// (include/linux/blk_types.h).
 fn opf(req: &Request) -> u32 {
     let op = match req.op {
         Op::Write => 1,
@@ -315,7 +331,7 @@ fn opf(req: &Request) -> u32 {
         Op::Flush => 1 | 1 << 18,
         _ => 0,
     };
-    let flag = |flag, bit: u32| if req.flags.has(flag) { 1 << bit } else { 0 };
+    let flag = |flag, bit: u32| if req.flags.contains(flag) { 1 << bit } else { 0 };
     op | flag(Flags::FUA, 17) | flag(Flags::NOWAIT, 21)
 }
 
@@ -329,7 +345,7 @@ impl FlakeyNode {
         now_ns.saturating_sub(began) / 1_000_000_000 % self.cycle >= self.up
     }
 
-    /// Which bytes are to become what.
+    /// Returns the bytes to replace: offset and new value.
     fn corruptions(&mut self, req: &Request) -> [Option<(u64, u8)>; 2] {
         let writes = req.op == Op::Write;
         let fits = |corrupt: &CorruptByte| {
@@ -340,12 +356,12 @@ impl FlakeyNode {
         let fixed = self.features.corrupt.filter(fits).map(|c| (u64::from(c.nth) - 1, c.value));
         let chance =
             if writes { self.features.random_write_corrupt } else { self.features.random_read_corrupt };
-        let random = (chance > 0 && self.random.u32(..CHANCES) < chance)
+        let random = (chance > 0 && self.random.u32(..PROBABILITY_BASE) < chance)
             .then(|| (self.random.u64(..req.len.0), self.random.u8(..)));
         [fixed, random]
     }
 
-    /// A write goes down in a copy in which bytes are others.
+    /// Points a write at a copy of its data with these bytes replaced. `false`: no memory for the copy.
     fn corrupt_write<R: Ring>(
         &mut self,
         io: Cookie,
@@ -368,12 +384,12 @@ impl FlakeyNode {
         for (at, value) in bytes.into_iter().flatten() {
             cx.ring.bytes_mut(copy)[at as usize] = value;
         }
-        self.sent[io.tag.index()].copy = copy;
+        self.saved[io.tag.index()].copy = copy;
         req.data = Data::One(copy);
         true
     }
 
-    fn go(&self, req: &mut Request) -> Verdict {
+    fn forward(&self, req: &mut Request) -> Verdict {
         if req.op != Op::Flush {
             req.offset = req.offset + self.start;
         }
@@ -383,20 +399,20 @@ impl FlakeyNode {
 
 impl<R: Ring> Node<R> for FlakeyNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        let none = Sent {
+        let none = Saved {
             offset: Bytes::ZERO,
             data: Data::NONE,
-            flags: Flags::NONE,
+            flags: Flags::empty(),
             copy: Segment::EMPTY,
             down: false,
         };
-        self.sent = vec![none; tags].into();
+        self.saved = vec![none; tags].into();
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let down = !req.op.is_special() && self.is_down(cx.now().0);
         let writes = req.op.is_write() || req.op == Op::Flush;
-        self.sent[io.tag.index()] = Sent {
+        self.saved[io.tag.index()] = Saved {
             offset: req.offset,
             data: req.data,
             flags: req.flags,
@@ -404,7 +420,7 @@ impl<R: Ring> Node<R> for FlakeyNode {
             down: down && req.op == Op::Read,
         };
         if !down {
-            return self.go(req);
+            return self.forward(req);
         }
         match writes {
             false if self.features.error_reads => return Verdict::Up(block::Status::IoError),
@@ -418,10 +434,10 @@ impl<R: Ring> Node<R> for FlakeyNode {
                 return Verdict::Blocked;
             }
         } else if req.op == Op::Read && self.features.corrupts() {
-            // What is lent cannot be written to.
-            req.flags = req.flags.without(Flags::MAY_LEND);
+            // A zero-copy reply cannot be written to.
+            req.flags = req.flags.difference(Flags::ZERO_COPY);
         }
-        self.go(req)
+        self.forward(req)
     }
 
     fn end_io(
@@ -431,7 +447,7 @@ impl<R: Ring> Node<R> for FlakeyNode {
         status: block::Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let Sent { offset, data, flags, copy, down } = self.sent[io.tag.index()];
+        let Saved { offset, data, flags, copy, down } = self.saved[io.tag.index()];
         (req.offset, req.flags) = (offset, flags);
         if copy.len > 0 {
             cx.ring.free(copy);
@@ -453,16 +469,16 @@ impl<R: Ring> Node<R> for FlakeyNode {
 #[cfg(test)]
 mod tests {
     use super::super::Status;
-    use super::super::rig::Rig;
-    use super::super::testing::{error, made, names};
+    use super::super::harness::Harness;
+    use super::super::testing::{build, error, names};
     use block::{Flags, Op, Status as End};
 
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn features_are_read_and_shown_again() {
+    fn table_status_shows_the_features() {
         let names = names(&["8:0"]);
-        for (words, table) in [
+        for (args, table) in [
             ("8:0 0 5 2", "8:0 0 5 2 2 error_reads error_writes"),
             ("8:0 0 5 2 0", "8:0 0 5 2 2 error_reads error_writes"),
             ("8:0 0 5 2 1 drop_writes", "8:0 0 5 2 1 drop_writes"),
@@ -473,16 +489,16 @@ mod tests {
                 "8:0 0 0 2 9 corrupt_bio_byte 224 w 0 32 random_read_corrupt 7 random_write_corrupt 8",
             ),
         ] {
-            let target = made("flakey", words);
+            let target = build("flakey", args);
             assert_eq!(target.status(Status::Table, &names), table);
             assert_eq!(target.status(Status::Info, &names), "");
         }
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
+    fn bad_arguments_are_refused_with_the_kernels_text() {
         let write = "random_write_corrupt or corrupt_bio_byte with the WRITE flag set";
-        for (words, text) in [
+        for (args, text) in [
             ("a 0 5", "Invalid argument count"),
             ("a x 5 2", "Invalid device sector"),
             ("a 0 x 2", "Invalid up interval"),
@@ -514,67 +530,68 @@ mod tests {
                 "a 0 5 2 3 error_reads random_read_corrupt 1",
                 "error_reads is incompatible with random_read_corrupt or corrupt_bio_byte with the READ flag set",
             ),
-            ("missing 0 5 2", "Device lookup failed: missing: it is not there"),
+            ("missing 0 5 2", "Device lookup failed: missing: no such device"),
         ] {
-            assert_eq!(error("flakey", words), text, "{words}");
+            assert_eq!(error("flakey", args), text, "{args}");
         }
     }
 
     #[test]
-    fn it_is_up_and_down_in_turn() {
-        let mut rig = Rig::new("flakey", "a 8 2 1");
-        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
-        assert_eq!(rig.content(0, 8, 1), [7]);
-        rig.ring.time.0 += 2 * SECOND;
-        assert_eq!(rig.write(0, &[8; 512]), End::IoError);
-        assert_eq!(rig.read(0, 512).0, End::IoError);
-        assert_eq!(rig.run(Op::Flush, 0, 0).0, End::IoError);
-        rig.ring.time.0 += SECOND;
-        assert_eq!(rig.read(0, 512), (End::Ok, vec![7; 512]));
+    fn requests_fail_only_while_it_is_down() {
+        let mut harness = Harness::new("flakey", "a 8 2 1");
+        assert_eq!(harness.write(0, &[7; 512]), End::Ok);
+        assert_eq!(harness.content(0, 8, 1), [7]);
+        harness.ring.now.0 += 2 * SECOND;
+        assert_eq!(harness.write(0, &[8; 512]), End::IoError);
+        assert_eq!(harness.read(0, 512).0, End::IoError);
+        assert_eq!(harness.run(Op::Flush, 0, 0).0, End::IoError);
+        harness.ring.now.0 += SECOND;
+        assert_eq!(harness.read(0, 512), (End::Ok, vec![7; 512]));
     }
 
     #[test]
-    fn writes_are_dropped_or_fail_while_reads_go_on() {
+    fn writes_are_dropped_or_fail_while_reads_succeed() {
         for (feature, end) in [("drop_writes", End::Ok), ("error_writes", End::IoError)] {
-            let mut rig = Rig::new("flakey", &format!("a 0 0 1 1 {feature}"));
-            assert_eq!(rig.write(0, &[7; 512]), end);
-            assert_eq!(rig.run(Op::Discard, 0, 1).0, end);
-            assert_eq!(rig.read(0, 512), (End::Ok, vec![0; 512]));
+            let mut harness = Harness::new("flakey", &format!("a 0 0 1 1 {feature}"));
+            assert_eq!(harness.write(0, &[7; 512]), end);
+            assert_eq!(harness.run(Op::Discard, 0, 1).0, end);
+            assert_eq!(harness.read(0, 512), (End::Ok, vec![0; 512]));
         }
     }
 
     #[test]
-    fn the_byte_that_was_named_is_another() {
-        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 3 w 9 0");
-        assert_eq!(rig.write(0, &[7; 1024]), End::Ok);
-        assert_eq!(rig.content(0, 0, 4), [7, 7, 9, 7]);
-        assert_eq!(rig.read(0, 4 * 512).1[2], 9, "reads are as they are");
-        assert_eq!(rig.ring.live, 0);
-        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 600 r 9 0");
-        assert_eq!(rig.write(0, &[7; 1024]), End::Ok);
-        assert_eq!(rig.content(0, 0, 1024), [7; 1024]);
-        let read = rig.read(0, 1024).1;
+    fn the_given_byte_is_corrupted() {
+        let mut harness = Harness::new("flakey", "a 0 0 1 5 corrupt_bio_byte 3 w 9 0");
+        assert_eq!(harness.write(0, &[7; 1024]), End::Ok);
+        assert_eq!(harness.content(0, 0, 4), [7, 7, 9, 7]);
+        assert_eq!(harness.read(0, 4 * 512).1[2], 9, "reads are not corrupted");
+        assert_eq!(harness.ring.memory.live, 0);
+        let mut harness = Harness::new("flakey", "a 0 0 1 5 corrupt_bio_byte 600 r 9 0");
+        assert_eq!(harness.write(0, &[7; 1024]), End::Ok);
+        assert_eq!(harness.content(0, 0, 1024), [7; 1024]);
+        let read = harness.read(0, 1024).1;
         assert_eq!((read[598], read[599], read[600]), (7, 9, 7));
-        assert_eq!(rig.read(0, 512).1, [7; 512], "there is no such byte");
+        assert_eq!(harness.read(0, 512).1, [7; 512], "the read is shorter than the byte's position");
     }
 
     #[test]
-    fn only_requests_with_the_flags_are_corrupted() {
-        let mut rig = Rig::new("flakey", "a 0 0 1 5 corrupt_bio_byte 1 w 9 131072");
-        assert_eq!(rig.write(0, &[7; 512]), End::Ok);
-        assert_eq!(rig.content(0, 0, 1), [7]);
-        assert_eq!(rig.write_with(0, &[7; 512], Flags::FUA), End::Ok);
-        assert_eq!(rig.content(0, 0, 1), [9]);
+    fn only_requests_with_the_given_flags_are_corrupted() {
+        let mut harness = Harness::new("flakey", "a 0 0 1 5 corrupt_bio_byte 1 w 9 131072");
+        assert_eq!(harness.write(0, &[7; 512]), End::Ok);
+        assert_eq!(harness.content(0, 0, 1), [7]);
+        assert_eq!(harness.write_with(0, &[7; 512], Flags::FUA), End::Ok);
+        assert_eq!(harness.content(0, 0, 1), [9]);
     }
 
     #[test]
-    fn some_bytes_are_others_at_random() {
-        let mut rig = Rig::new("flakey", "a 0 0 1 4 random_read_corrupt 500000000 random_write_corrupt 0");
-        let wrong = (0..400).filter(|_| rig.read(0, 4096).1 != [0; 4096]).count();
+    fn random_bytes_are_corrupted_at_the_given_probability() {
+        let mut harness =
+            Harness::new("flakey", "a 0 0 1 4 random_read_corrupt 500000000 random_write_corrupt 0");
+        let wrong = (0..400).filter(|_| harness.read(0, 4096).1 != [0; 4096]).count();
         assert!((120..280).contains(&wrong), "{wrong}");
-        let mut rig = Rig::new("flakey", "a 0 0 1 2 random_write_corrupt 1000000000");
-        (0..100).for_each(|sector| assert_eq!(rig.write(sector, &[7; 512]), End::Ok));
-        let wrong = (0..100).filter(|&sector| rig.content(0, sector, 512) != [7; 512]).count();
+        let mut harness = Harness::new("flakey", "a 0 0 1 2 random_write_corrupt 1000000000");
+        (0..100).for_each(|sector| assert_eq!(harness.write(sector, &[7; 512]), End::Ok));
+        let wrong = (0..100).filter(|&sector| harness.content(0, sector, 512) != [7; 512]).count();
         assert!(wrong > 90, "{wrong}");
     }
 }

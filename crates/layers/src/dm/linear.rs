@@ -1,13 +1,27 @@
-//! `linear <device> <offset>`: part of a device, moved to another place.
+//! The target `linear <device> <offset>`: maps to a part of a device.
 
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, stack};
+use super::{
+    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u64,
+    stack,
+};
 use crate::{Layer, Window};
 use block::{LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};
 use std::sync::Arc;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("linear", [1, 5, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "linear",
+    version: [1, 5, 0],
+    usage: "linear <device> <offset>",
+    about: "maps to a part of a device",
+    example: "0 1048576 linear disk.img 2048",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    RandomLine::over_one(len, "", below(65), len, "")
 }
 
 struct Linear {
@@ -15,13 +29,13 @@ struct Linear {
     start: Sectors,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [device, start] = words else { return Err(TargetError::new("Invalid argument count")) };
-    let start = long_number(start).ok_or(TargetError::new("Invalid device sector"))?;
+    let [device, start] = args else { return Err(TargetError::new("Invalid argument count")) };
+    let start = parse_u64(start).ok_or(TargetError::new("Invalid device sector"))?;
     devices.open(device).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
     Ok(Arc::new(Linear { len: place.len, start: Sectors(start) }))
 }
@@ -35,7 +49,7 @@ impl<R: Ring> Layer<R> for Linear {
         stack(self.len, &[self.area()], below)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -65,12 +79,12 @@ impl<R: Ring> Target<R> for Linear {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{error, made};
+    use super::super::testing::{build, error};
     use super::super::{Names, Status};
 
     #[test]
-    fn a_line_is_read_and_shown_again() {
-        let target = made("linear", "disk 2048");
+    fn table_status_repeats_the_line() {
+        let target = build("linear", "disk 2048");
         let mut names = Names::default();
         names.push("disk", "8:0");
         assert_eq!(target.status(Status::Table, &names), "8:0 2048");
@@ -79,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
+    fn bad_arguments_are_refused_with_the_kernels_text() {
         assert_eq!(error("linear", "disk"), "Invalid argument count");
         assert_eq!(error("linear", "disk 0 1"), "Invalid argument count");
         assert_eq!(error("linear", "disk x"), "Invalid device sector");
-        assert_eq!(error("linear", "missing 0"), "Device lookup failed: missing: it is not there");
+        assert_eq!(error("linear", "missing 0"), "Device lookup failed: missing: no such device");
     }
 }

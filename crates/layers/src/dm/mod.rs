@@ -1,36 +1,43 @@
-//! Targets: what device-mapper's tables are made of, each one file behind one trait.
+//! Device-mapper targets: one file each, behind one trait.
 //!
-//! A table line is `start length kind arguments…`. [`kinds`] lists the kinds there are; [`Kind::make`] reads the arguments,
-//! with the devices that they name opened by whoever loads the table ([`Devices`]), and answers with the shared part: a
-//! [`Target`], which is a [`Layer`](crate::Layer) over the devices that it opened, in the order in which it opened them,
-//! and says and hears what `dmsetup status`, `table` and `message` carry. [`TableLayer`] puts the targets of a table next
-//! to each other and cuts requests at their ends, and at every [`max_io_len`](Target::max_io_len).
+//! A table line is `start length type arguments…`. [`rows`](rows()) lists the target types.
+//! [`TargetType::construct`] parses the arguments and opens the devices they name through [`Devices`], which
+//! the loader of the table implements. It returns the shared part, a [`Target`]: a [`Layer`](crate::Layer)
+//! over the opened devices, in the order of opening, that also answers `dmsetup status`, `table` and
+//! `message`. [`TableLayer`] concatenates the targets of a table and splits requests at target boundaries and
+//! at every multiple of [`max_io_len`](Target::max_io_len).
 //!
-//! A target sees offsets from its own start, and never a request that reaches beyond its end or across a multiple of its
-//! `max_io_len`, save discards and writes of zeroes where it [`spreads`](Target::spreads) them. A flush comes to every
-//! target once: who stands on several devices sends it to all of them ([`Fan`]).
+//! Offsets are relative to the target's start. A request never crosses the target's end or a multiple of its
+//! `max_io_len`, except discards and write-zeroes for a target that [splits those
+//! itself](Target::splits_discards). Each target receives a flush once; one with several devices sends it to
+//! all of them ([`FanOut`]).
 //!
-//! *Invariant:* what is wrong with a line is said in the kernel's words (`ti->error`), with its errno.
+//! *Invariant:* a bad table line is reported with the kernel's error text (`ti->error`) and errno.
 //!
-//! Made and asked on the control plane; nothing here runs on the path of a request but the nodes.
+//! Targets are constructed and queried on the control plane; only their nodes run on the I/O path.
 
+#[cfg(test)]
+mod all_targets_tests;
 mod area;
+mod args;
 mod as_layers;
-pub mod chore;
+pub mod background;
 mod delay;
 mod dust;
 mod error;
-mod failing;
-mod fan;
+mod error_target;
+mod fan_out;
 mod flakey;
 #[cfg(test)]
-mod intact;
+mod harness;
 mod linear;
 pub mod log_writes;
+pub mod migration;
+#[cfg(test)]
+mod migration_tests;
 mod mirror;
 mod names;
-#[cfg(test)]
-mod rig;
+mod rows;
 mod snapshot;
 mod striped;
 mod switch;
@@ -38,21 +45,20 @@ mod table;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unstriped;
-mod words;
 mod zero;
 
-pub(crate) use area::both;
+pub(crate) use area::common_abilities;
 pub use area::{Area, Place, stack};
-pub use as_layers::{DelayWords, FlakeyWords, LogWords};
+pub use args::{Args, parse_u32, parse_u64};
+pub use as_layers::{DelayOptions, FlakeyOptions, LogOptions};
 pub use delay::Delay;
 pub use error::{LookupError, MessageError, TargetError};
-pub use fan::Fan;
+pub use fan_out::FanOut;
 pub use flakey::{CorruptByte, Features, Flakey};
 pub use log_writes::LogWrites;
 pub use names::Names;
-pub use striped::Striped;
-pub use table::{Row, TableLayer};
-pub use words::{Words, long_number, number};
+pub use rows::{RandomLine, Simulated, TargetRow, TargetType, rows, target_types};
+pub use table::{TableLayer, TableTarget};
 
 use crate::Layer;
 use crate::multipath::Multipath;
@@ -63,171 +69,138 @@ use std::sync::Arc;
 
 /// The shared part of a target, as the control plane sees it.
 pub trait Target<R: Ring>: Layer<R> {
-    /// What it uses of the devices that it opened; a device may be named several times.
+    /// Returns the parts of its devices that it uses; a device may be named several times.
     fn areas(&self) -> Vec<Area>;
 
-    /// Requests are cut at every multiple of this from the target's start. `None`: they are not.
+    /// Requests are split at every multiple of this length, counted from the target's start. `None`: no
+    /// splitting.
     fn max_io_len(&self) -> Option<Sectors> {
         None
     }
 
-    /// Discards and writes of zeroes are not cut at these multiples: the target sends each of its devices what lies there.
-    fn spreads(&self) -> bool {
+    /// Whether discards and write-zeroes arrive unsplit: the target itself sends each of its devices the part
+    /// that lies there.
+    fn splits_discards(&self) -> bool {
         false
     }
 
-    /// What `dmsetup table` or `dmsetup status` says after the kind, as the kernel's `status` writes it: with the space
-    /// at its end where that has one.
+    /// Returns the text of `dmsetup table` or `dmsetup status` after the target type, as the kernel's
+    /// `status` function formats it, including a trailing space where the kernel has one.
     fn status(&self, what: Status, names: &Names) -> String;
 
-    /// Heed a message. Some are answered with a text.
+    /// Executes a message (`dmsetup message`). Some messages return a text.
     ///
     /// # Errors
-    /// [`MessageError`]: nothing was done.
-    fn message(&self, words: &[&str], names: &Names) -> Result<Option<String>, MessageError> {
-        let _ = (words, names);
+    /// [`MessageError`]: an unknown message, or one that the target rejects.
+    fn message(&self, args: &[&str], names: &Names) -> Result<Option<String>, MessageError> {
+        let _ = (args, names);
         Err(MessageError::Invalid)
     }
 
-    /// How many things have happened that someone may wait for.
+    /// Returns the first words of the messages that the target accepts.
+    fn messages(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Returns the event counter, which `dmsetup wait` waits on.
     fn events(&self) -> u32 {
         0
     }
 
-    /// Its table is about to be put to use: the one before it has nothing under way any more, and what that one wrote is on
-    /// the devices. What lies there is read now, not when the table is made; asked again when the table was not put to use
-    /// after all.
+    /// Reads on-disk state immediately before its table becomes active. The previous table has no request in
+    /// flight by then, and its writes are on the devices; a read at load time would miss them. Called again
+    /// if activation failed.
     ///
     /// # Errors
-    /// Why it cannot be put to use: the table before it goes on.
-    fn prepare(&self, disks: &mut dyn chore::Disks) -> Result<(), TargetError> {
+    /// The table cannot become active; the previous one continues.
+    fn prepare(&self, disks: &mut dyn background::Disks) -> Result<(), TargetError> {
         let _ = disks;
         Ok(())
     }
 
-    /// The device is about to be suspended: with `noflush`, requests that cannot go on are to come up as
-    /// [`Requeue`](block::Status::Requeue), to be carried out by the table that comes.
+    /// Prepares for the suspension of the device. With `noflush`, requests that cannot complete now must end
+    /// with [`Requeue`](block::Status::Requeue); the next table processes them.
     fn presuspend(&self, noflush: bool) {
         let _ = noflush;
     }
 
-    /// The device goes on, or its table is in use for the first time.
+    /// Resumes after a suspension, or starts when the table becomes active for the first time.
     fn resume(&self) {}
 
-    /// What happened since this was asked last that belongs into the log of the process, a sentence each.
+    /// Returns messages for the log of the process about changes since the last call, a sentence each.
     fn notices(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// What it has to do without being asked by a request.
-    fn chore(&self) -> Option<Arc<dyn chore::Chore>> {
+    /// Returns the work that no request triggers, such as resynchronisation.
+    fn background_work(&self) -> Option<Arc<dyn background::BackgroundWork>> {
         None
     }
 
-    /// Its paths, if its devices are ways to one disk: whoever looks after those checks them.
+    /// Returns the paths of a multipath target, for the path checker.
     fn paths(&self) -> Option<Arc<Multipath>> {
         None
     }
 }
 
-/// What is asked of [`Target::status`].
+/// The text that [`Target::status`] returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// `STATUSTYPE_INFO`: how it is.
+    /// `STATUSTYPE_INFO`: the current state.
     Info,
-    /// `STATUSTYPE_TABLE`: what it was made from.
+    /// `STATUSTYPE_TABLE`: the arguments of the table line.
     Table,
 }
 
-/// What a target's constructor may ask of whoever loads the table. Devices are numbered in the order in which they
-/// are opened, and become the children of the target's layer in that order.
+/// Access to devices while a table is loaded. Devices are numbered in the order of opening, and become the
+/// children of the target's layer in that order.
 pub trait Devices {
-    /// Open what a word names.
+    /// Opens the device that an argument names, and returns its number.
     ///
     /// # Errors
-    /// Why not, for whoever reads the log: say it as [`TargetError::lookup`].
-    fn open(&mut self, word: &str) -> Result<usize, LookupError>;
+    /// The reason; pass it to [`TargetError::lookup`].
+    fn open(&mut self, arg: &str) -> Result<usize, LookupError>;
 
-    /// The same for a device that may be away for now, as a path is: it is taken to be `len` long until it is there.
-    /// Whether it is.
+    /// Opens a device that may be unreachable for now, as a path may be. Until it can be reached, its length
+    /// counts as `len`. Returns the number, and whether the device was reachable.
     ///
     /// # Errors
-    /// The word makes no sense, or what it names has to be there.
-    fn open_later(&mut self, word: &str, len: Sectors) -> Result<(usize, bool), LookupError> {
+    /// The argument is not a device, or names one that has to exist.
+    fn open_later(&mut self, arg: &str, len: Sectors) -> Result<(usize, bool), LookupError> {
         let _ = len;
-        Ok((self.open(word)?, true))
+        Ok((self.open(arg)?, true))
     }
 
-    /// What one of them is.
+    /// Returns the size, limits and abilities of a device.
     fn profile(&self, device: usize) -> &Profile;
 
-    /// Which device it is: two words that name the same one have the same identity.
+    /// Returns the identity of a device: equal for two arguments that name the same one.
     fn identity(&self, device: usize) -> &str;
 
-    /// Read what lies on it. Whole logical blocks.
+    /// Reads whole logical blocks from a device.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()>;
 
-    /// Write to it. Whole logical blocks.
+    /// Writes whole logical blocks to a device.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()>;
 
-    /// Put what was written to it onto stable storage.
+    /// Flushes a device: earlier writes are on stable storage afterwards.
     ///
     /// # Errors
-    /// What the device answered.
+    /// The device's error.
     fn flush(&mut self, device: usize) -> io::Result<()>;
 }
 
-/// Reads the arguments of a line.
-pub type Make<R> = fn(Place, &[&str], &mut dyn Devices) -> Result<Arc<dyn Target<R>>, TargetError>;
+/// Parses the arguments of a table line and builds the target.
+pub type Construct<R> = fn(Place, &[&str], &mut dyn Devices) -> Result<Arc<dyn Target<R>>, TargetError>;
 
-/// A kind of target.
-pub struct Kind<R: Ring> {
-    /// Its name in tables.
-    pub name: &'static str,
-    /// The version of the kernel's target whose words these are.
-    pub version: [u32; 3],
-    /// It stands alone in its table (`DM_TARGET_SINGLETON`).
-    pub singleton: bool,
-    /// A table that has it is followed only by tables that have it (`DM_TARGET_IMMUTABLE`).
-    pub immutable: bool,
-    /// Its constructor.
-    pub make: Make<R>,
-}
-
-impl<R: Ring> Kind<R> {
-    /// One that stands beside others, and that others may follow.
-    pub const fn new(name: &'static str, version: [u32; 3], make: Make<R>) -> Kind<R> {
-        Kind { name, version, singleton: false, immutable: false, make }
-    }
-}
-
-/// How long a target is: as its table says, or, as a layer that has none (0), as long as what stands below.
-fn len_over(len: Sectors, below: &[Profile]) -> Sectors {
+/// Returns the length of a target: `len` from its table line, or the length of its device for a layer without
+/// a table (0).
+fn len_or_device(len: Sectors, below: &[Profile]) -> Sectors {
     if len.0 == 0 { below[0].size.sectors() } else { len }
-}
-
-/// All kinds there are, by name.
-pub fn kinds<R: Ring>() -> Vec<Kind<R>> {
-    vec![
-        delay::kind(),
-        dust::kind(),
-        failing::kind(),
-        flakey::kind(),
-        linear::kind(),
-        log_writes::kind(),
-        mirror::kind(),
-        crate::multipath::kind(),
-        snapshot::kind(),
-        snapshot::origin_kind(),
-        striped::kind(),
-        switch::kind(),
-        unstriped::kind(),
-        zero::kind(),
-    ]
 }

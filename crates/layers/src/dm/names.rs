@@ -1,34 +1,36 @@
-//! How the devices of a target are shown and found again.
+//! The names of a target's devices, for status, tables and messages.
 
-/// The names of a target's devices, by number.
+/// The names of a target's devices, by device number.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Names {
     names: Vec<[String; 2]>,
 }
 
 impl Names {
-    /// One device more: as it was written, and as it is shown, which is `major:minor` for devices that have one.
+    /// Adds a device: its name in the table line, and its name in status and tables, which is `major:minor`
+    /// if it has one.
     pub fn push(&mut self, written: impl Into<String>, shown: impl Into<String>) {
         self.names.push([written.into(), shown.into()]);
     }
 
-    /// As it is shown.
+    /// Returns the name of a device in status and tables.
     pub fn shown(&self, device: usize) -> &str {
         &self.names[device][1]
     }
 
-    /// Those that a word names, in either way, for a device may be there more than once; a path also without its kind.
+    /// Returns the devices that an argument names by either name. A device may be listed more than once;
+    /// `file:` before a path may be left out.
     pub fn find(&self, word: &str) -> Vec<usize> {
         let is = |name: &String| name == word || name.strip_prefix("file:") == Some(word);
         (0..self.names.len()).filter(|number| self.names[*number].iter().any(is)).collect()
     }
 
-    /// How many there are.
+    /// Returns the number of devices.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// There are none.
+    /// Whether there are no devices.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }

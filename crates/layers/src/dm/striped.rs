@@ -1,10 +1,13 @@
-//! `striped <stripes> <chunk> [<device> <offset>]+`: chunks dealt out to several devices in turn.
+//! The target `striped <stripes> <chunk> [<device> <offset>]+`: distributes chunks over several devices,
+//! round robin.
 //!
-//! The table cuts reads and writes at chunks, so each goes to one device. A discard or a write of zeroes may span many:
-//! each device gets one request for all that lies on it, since its chunks of a range lie next to each other there.
+//! The table splits reads and writes at chunks, so each goes to one device. A discard or write-zeroes may
+//! span many chunks: the chunks of a range that lie on one device are adjacent there, so each device gets one
+//! request.
 
 use super::{
-    Area, Devices, Fan, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack,
+    Area, Devices, FanOut, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    parse_u32, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
@@ -13,38 +16,52 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// An event for each of so many errors of a device, less one: the kernel's `DM_IO_ERROR_THRESHOLD`.
-const ERRORS_TOLD: u32 = 15;
+/// Errors of a device from this one on raise no event: the kernel's `DM_IO_ERROR_THRESHOLD`.
+const IO_ERROR_THRESHOLD: u32 = 15;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("striped", [1, 7, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "striped",
+    version: [1, 7, 0],
+    usage: "striped <stripes> <chunk> [<device> <offset>]+",
+    about: "stripes data over several devices in chunks",
+    example: "0 4194304 striped 2 128 a.img 0 b.img 0",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    let (stripes, chunk) = (2 + below(2), 1 + below(16));
+    let width = Sectors(len.0.div_ceil(stripes * chunk) * chunk);
+    let first = format!("{stripes} {chunk}");
+    RandomLine::over_many(below, Sectors(width.0 * stripes), first, stripes, width)
 }
 
-/// What the nodes tell.
+/// Error and event counters, written by the nodes.
 struct Health {
     /// By stripe.
     errors: Box<[AtomicU32]>,
     events: AtomicU32,
 }
 
-/// The shared part.
-pub struct Striped {
+/// The shared part of the target.
+pub(super) struct Striped {
     chunk: Sectors,
-    /// How much of each device is used.
+    /// The used length of each device.
     width: Sectors,
     starts: Box<[Sectors]>,
     health: Arc<Health>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [stripes, chunk, destinations @ ..] = words else {
+    let [stripes, chunk, destinations @ ..] = args else {
         return Err(TargetError::new("Not enough arguments"));
     };
-    let above_0 = |word| number(word).filter(|number| *number > 0);
+    let above_0 = |word| parse_u32(word).filter(|number| *number > 0);
     let stripes = u64::from(above_0(stripes).ok_or(TargetError::new("Invalid stripe count"))?);
     let chunk = u64::from(above_0(chunk).ok_or(TargetError::new("Invalid chunk_size"))?);
     if !place.len.0.is_multiple_of(stripes) {
@@ -60,22 +77,13 @@ fn make<R: Ring>(
     let wrong = "Couldn't parse stripe destination";
     let mut starts = Vec::new();
     for pair in destinations.chunks(2) {
-        starts.push(Sectors(long_number(pair[1]).ok_or(TargetError::new(wrong))?));
+        starts.push(Sectors(parse_u64(pair[1]).ok_or(TargetError::new(wrong))?));
         devices.open(pair[0]).map_err(|why| TargetError::lookup(wrong, why))?;
     }
     Ok(Arc::new(Striped::new(Sectors(chunk), Sectors(width), starts.into())))
 }
 
 impl Striped {
-    /// Over a child for each start, in chunks of that length: `len` is a multiple of all of them together.
-    pub fn of(len: Bytes, chunk: Bytes, starts: &[Bytes]) -> Striped {
-        Striped::new(
-            chunk.sectors(),
-            Sectors(len.sectors().0 / starts.len() as u64),
-            starts.iter().map(|start| start.sectors()).collect(),
-        )
-    }
-
     fn new(chunk: Sectors, width: Sectors, starts: Box<[Sectors]>) -> Striped {
         let errors = starts.iter().map(|_| AtomicU32::new(0)).collect();
         let health = Arc::new(Health { errors, events: AtomicU32::new(0) });
@@ -109,12 +117,12 @@ impl<R: Ring> Layer<R> for Striped {
         Ok(whole)
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         let stripes = self.starts.len().min(4096) as u16;
         stripes.saturating_mul(depth.min(16)).clamp(stripes, 8192)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -132,7 +140,7 @@ impl<R: Ring> Target<R> for Striped {
         Some(self.chunk)
     }
 
-    fn spreads(&self) -> bool {
+    fn splits_discards(&self) -> bool {
         true
     }
 
@@ -164,12 +172,13 @@ struct StripedNode {
     starts: Box<[u64]>,
     children: Box<[NodeId]>,
     health: Arc<Health>,
-    fan: Fan,
-    /// By tag: the stripe that a request went to, and its offset before.
+    fan: FanOut,
+    /// By tag: the stripe that the request went to, and its original offset.
     sent: Box<[(usize, Bytes)]>,
-    /// Room for what a discard becomes, and whom it goes to: a place for each stripe, used within one call.
+    /// Buffers for the parts of a discard and their children, with capacity for each stripe; used within one
+    /// call.
     parts: Vec<Request>,
-    homes: Vec<NodeId>,
+    part_children: Vec<NodeId>,
 }
 
 impl StripedNode {
@@ -179,14 +188,14 @@ impl StripedNode {
             starts: target.starts.iter().map(|start| start.bytes().0).collect(),
             children: below.into(),
             health: target.health.clone(),
-            fan: Fan::default(),
+            fan: FanOut::default(),
             sent: Box::default(),
             parts: Vec::with_capacity(below.len()),
-            homes: Vec::with_capacity(below.len()),
+            part_children: Vec::with_capacity(below.len()),
         }
     }
 
-    /// The stripe that a byte lies on, and where on that, counted from where the stripe begins.
+    /// Returns the stripe of a byte, and the byte's offset from the start of the stripe.
     #[inline]
     fn at(&self, offset: u64) -> (usize, u64) {
         let stripes = self.starts.len() as u64;
@@ -194,19 +203,20 @@ impl StripedNode {
         ((chunk % stripes) as usize, chunk / stripes * self.chunk + within)
     }
 
-    /// Where on a stripe the first of its bytes lies that is not before `offset`.
+    /// Returns the offset on a stripe of its first byte at or after `offset` of the target.
     fn first_on(&self, stripe: usize, offset: u64) -> u64 {
-        let (home, at) = self.at(offset);
-        match stripe.cmp(&home) {
+        let (chunk_stripe, at) = self.at(offset);
+        match stripe.cmp(&chunk_stripe) {
             std::cmp::Ordering::Equal => at,
             std::cmp::Ordering::Greater => at / self.chunk * self.chunk,
             std::cmp::Ordering::Less => (at / self.chunk + 1) * self.chunk,
         }
     }
 
-    /// What of a range lies on each stripe, all at once.
-    fn spread<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let (mut parts, mut homes) = (std::mem::take(&mut self.parts), std::mem::take(&mut self.homes));
+    /// Sends each stripe its part of a discard or write-zeroes, all at once.
+    fn split<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let (mut parts, mut children) =
+            (std::mem::take(&mut self.parts), std::mem::take(&mut self.part_children));
         let part = |stripe: usize| {
             let from = self.first_on(stripe, req.offset.0);
             let to = self.first_on(stripe, req.end().0);
@@ -214,21 +224,21 @@ impl StripedNode {
             (from < to).then_some(Request { offset, len: Bytes(to - from), ..*req })
         };
         parts.clear();
-        homes.clear();
+        children.clear();
         for stripe in 0..self.starts.len() {
             if let Some(part) = part(stripe) {
                 parts.push(part);
-                homes.push(self.children[stripe]);
+                children.push(self.children[stripe]);
             }
         }
-        let verdict = self.fan.start(io, &homes, cx, |place| parts[place]);
-        (self.parts, self.homes) = (parts, homes);
+        let verdict = self.fan.start(io, &children, cx, |index| parts[index]);
+        (self.parts, self.part_children) = (parts, children);
         verdict
     }
 
-    fn failed(&self, stripe: usize) {
+    fn count_error(&self, stripe: usize) {
         let errors = self.health.errors[stripe].fetch_add(1, Relaxed) + 1;
-        if errors < ERRORS_TOLD {
+        if errors < IO_ERROR_THRESHOLD {
             self.health.events.fetch_add(1, Relaxed);
         }
     }
@@ -249,7 +259,7 @@ impl<R: Ring> Node<R> for StripedNode {
         let to_end = self.chunk - req.offset.0 % self.chunk;
         if req.len.0 > to_end {
             return match req.op {
-                Op::Discard | Op::WriteZeroes => self.spread(io, req, cx),
+                Op::Discard | Op::WriteZeroes => self.split(io, req, cx),
                 Op::Prefetch => Verdict::Up(block::Status::Ok),
                 _ => Verdict::Up(block::Status::NotSupported),
             };
@@ -265,7 +275,7 @@ impl<R: Ring> Node<R> for StripedNode {
         let (stripe, offset) = self.sent[io.tag.index()];
         req.offset = offset;
         if !status.is_ok() && status != block::Status::NotSupported {
-            self.failed(stripe);
+            self.count_error(stripe);
         }
         Verdict::Up(status)
     }
@@ -281,20 +291,20 @@ impl<R: Ring> Node<R> for StripedNode {
         self.fan.end(io, status)
     }
 
-    /// Copies are as old as the request and are asked themselves.
+    /// The child requests have the request's age and are cancelled themselves.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Status;
-    use super::super::rig::Rig;
-    use super::super::testing::{error, made, names};
+    use super::super::harness::Harness;
+    use super::super::testing::{build, error, names};
     use block::{Op, Request, Sectors};
 
     #[test]
-    fn a_line_is_read_and_shown_again() {
-        let target = made("striped", "2 32 a 0 b 128");
+    fn table_status_repeats_the_line() {
+        let target = build("striped", "2 32 a 0 b 128");
         let names = names(&["8:0", "8:16"]);
         assert_eq!(target.status(Status::Table, &names), "2 32 8:0 0 8:16 128");
         assert_eq!(target.status(Status::Info, &names), "2 8:0 8:16 1 AA");
@@ -303,8 +313,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
-        for (words, text) in [
+    fn bad_arguments_are_refused_with_the_kernels_text() {
+        for (args, text) in [
             ("2", "Not enough arguments"),
             ("0 32", "Invalid stripe count"),
             ("x 32", "Invalid stripe count"),
@@ -313,51 +323,51 @@ mod tests {
             ("2 48 a 0 b 0", "Target length not divisible by chunk size"),
             ("2 32 a 0", "Not enough destinations specified"),
             ("2 32 a 0 b x", "Couldn't parse stripe destination"),
-            ("1 32 missing 0", "Couldn't parse stripe destination: missing: it is not there"),
+            ("1 32 missing 0", "Couldn't parse stripe destination: missing: no such device"),
         ] {
-            assert_eq!(error("striped", words), text, "{words}");
+            assert_eq!(error("striped", args), text, "{args}");
         }
     }
 
     #[test]
-    fn chunks_are_dealt_out_in_turn() {
-        let mut rig = Rig::bare("striped", "2 8 a 0 b 100");
+    fn chunks_are_mapped_round_robin() {
+        let mut harness = Harness::without_table("striped", "2 8 a 0 b 100");
         for (sector, device, at) in [(0, 0, 0), (7, 0, 7), (8, 1, 100), (16, 0, 8), (25, 1, 109)] {
-            let (_, seen) = rig.run(Op::Read, sector, 1);
+            let (_, seen) = harness.run(Op::Read, sector, 1);
             assert_eq!(seen, [(device, Op::Read, at, 1)], "sector {sector}");
         }
     }
 
     #[test]
-    fn a_discard_goes_through_a_table_to_each_device_once() {
-        let mut rig = Rig::new("striped", "2 8 a 0 b 100");
-        let (status, seen) = rig.run(Op::Discard, 4, 512);
+    fn a_table_does_not_split_a_discard_for_stripes() {
+        let mut harness = Harness::new("striped", "2 8 a 0 b 100");
+        let (status, seen) = harness.run(Op::Discard, 4, 512);
         assert_eq!(status, block::Status::Ok);
         assert_eq!(seen, [(0, Op::Discard, 4, 256), (1, Op::Discard, 100, 256)]);
-        assert_eq!(rig.run(Op::WriteZeroes, 0, 64).1.len(), 2);
+        assert_eq!(harness.run(Op::WriteZeroes, 0, 64).1.len(), 2);
     }
 
     #[test]
-    fn a_discard_reaches_each_device_once() {
-        let mut rig = Rig::bare("striped", "2 8 a 0 b 100");
-        let (_, seen) = rig.run(Op::Discard, 4, 32);
+    fn a_discard_becomes_one_request_per_device() {
+        let mut harness = Harness::without_table("striped", "2 8 a 0 b 100");
+        let (_, seen) = harness.run(Op::Discard, 4, 32);
         assert_eq!(seen, [(0, Op::Discard, 4, 16), (1, Op::Discard, 100, 16)]);
-        let (_, seen) = rig.run(Op::WriteZeroes, 10, 4);
+        let (_, seen) = harness.run(Op::WriteZeroes, 10, 4);
         assert_eq!(seen, [(1, Op::WriteZeroes, 102, 4)]);
-        let (_, seen) = rig.run(Op::Discard, 12, 8);
+        let (_, seen) = harness.run(Op::Discard, 12, 8);
         assert_eq!(seen, [(0, Op::Discard, 8, 4), (1, Op::Discard, 104, 4)]);
     }
 
     #[test]
-    fn a_flush_goes_to_all_and_errors_are_counted() {
-        let mut rig = Rig::bare("striped", "2 8 a 0 b 0");
-        assert_eq!(rig.request(Request::flush()).1.len(), 2);
-        rig.fail(1, block::Status::IoError);
-        assert_eq!(rig.run(Op::Read, 8, 1).0, block::Status::IoError);
-        assert_eq!(rig.target.events(), 1);
-        assert_eq!(rig.target.status(Status::Info, &names(&["8:0", "8:16"])), "2 8:0 8:16 1 AD");
-        rig.fail(1, block::Status::NotSupported);
-        assert_eq!(rig.run(Op::Discard, 8, 1).0, block::Status::NotSupported);
-        assert_eq!(rig.target.events(), 1);
+    fn a_flush_goes_to_all_devices_and_errors_are_counted() {
+        let mut harness = Harness::without_table("striped", "2 8 a 0 b 0");
+        assert_eq!(harness.request(Request::flush()).1.len(), 2);
+        harness.fail(1, block::Status::IoError);
+        assert_eq!(harness.run(Op::Read, 8, 1).0, block::Status::IoError);
+        assert_eq!(harness.target.events(), 1);
+        assert_eq!(harness.target.status(Status::Info, &names(&["8:0", "8:16"])), "2 8:0 8:16 1 AD");
+        harness.fail(1, block::Status::NotSupported);
+        assert_eq!(harness.run(Op::Discard, 8, 1).0, block::Status::NotSupported);
+        assert_eq!(harness.target.events(), 1);
     }
 }

@@ -1,13 +1,14 @@
-//! `switch <paths> <region> 0 [<device> <offset>]+`: regions of a fixed size, each on one of several devices.
+//! The target `switch <paths> <region> 0 [<device> <offset>]+`: maps regions of a fixed size to one of
+//! several devices each.
 //!
-//! At first region after region goes to the next device in turn; the message `set_region_mappings` says otherwise, in the
-//! kernel's compact writing: `5:1` region 5 to path 1, `:2` the region after the last one to path 2, `R3,8` the eight
-//! regions after it as the three before them, in turn. Numbers are hexadecimal. The regions before a word that is
-//! wrong are set, as in the kernel.
+//! Initially regions are mapped to paths round robin. The message `set_region_mappings` changes that, in the
+//! kernel's compact notation: `5:1` maps region 5 to path 1, `:2` the region after the previous one to path
+//! 2, `R3,8` repeats the last three mappings for the next eight regions. Numbers are hexadecimal. If an
+//! argument is wrong, the mappings before it have taken effect, as in the kernel.
 
 use super::{
-    Area, Devices, Fan, Kind, MessageError, Names, Place, Status, Target, TargetError, Words, long_number,
-    stack,
+    Area, Args, Devices, FanOut, MessageError, Names, Place, RandomLine, Simulated, Status, Target,
+    TargetError, TargetRow, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
@@ -16,39 +17,51 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// More devices than nodes a stack can have.
+/// A stack has at most 255 nodes, and path numbers are bytes.
 const PATHS_MAX: u32 = 254;
-/// A byte each: 1 GiB of table.
+/// The region table has a byte per region: 1 GiB of memory.
 const REGIONS_MAX: u64 = 1 << 30;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("switch", [1, 1, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "switch",
+    version: [1, 1, 0],
+    usage: "switch <paths> <region> 0 [<device> <offset>]+",
+    about: "maps each region to one of several devices",
+    example: "0 2097152 switch 2 2048 0 a.img 0 b.img 0",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    let (paths, region) = (1 + below(3), 1 + below(64));
+    RandomLine::over_many(below, len, format!("{paths} {region} 0"), paths, len)
 }
 
 struct Switch {
     len: Sectors,
     region: Sectors,
     starts: Box<[Sectors]>,
-    /// By region: its path.
+    /// The path of each region.
     table: Arc<[AtomicU8]>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let mut words = Words::new(words);
-    let paths = words.number(1, PATHS_MAX, "Invalid number of paths")?;
-    let region = words.number(1, u32::MAX, "Invalid region size")?;
-    words.count(0, "Invalid number of optional args")?;
-    if words.len() != 2 * paths as usize {
+    let mut args = Args::new(args);
+    let paths = args.number(1, PATHS_MAX, "Invalid number of paths")?;
+    let region = args.number(1, u32::MAX, "Invalid region size")?;
+    args.count(0, "Invalid number of optional args")?;
+    if args.len() != 2 * paths as usize {
         return Err(TargetError::new("Incorrect number of path arguments"));
     }
     let mut starts = Vec::new();
-    while let (Some(device), Some(start)) = (words.take_next(), words.take_next()) {
+    while let (Some(device), Some(start)) = (args.take_next(), args.take_next()) {
         devices.open(device).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
-        let start = long_number(start).ok_or(TargetError::new("Invalid device starting offset"))?;
+        let start = parse_u64(start).ok_or(TargetError::new("Invalid device starting offset"))?;
         starts.push(Sectors(start));
     }
     let regions = place.len.0.div_ceil(region.into());
@@ -59,7 +72,8 @@ fn make<R: Ring>(
     Ok(Arc::new(Switch { len: place.len, region: Sectors(region.into()), starts: starts.into(), table }))
 }
 
-/// A hexadecimal number at the beginning of a text, and what follows it. No digit at all is 0, as in the kernel.
+/// Parses a hexadecimal number at the start of a text; returns it and the rest. Without any digit it is 0, as
+/// in the kernel.
 fn hex(text: &str) -> (u64, &str) {
     let end = text.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(text.len());
     let digit = |value: u64, c: char| value << 4 | u64::from(c.to_digit(16).unwrap_or(0));
@@ -72,12 +86,13 @@ impl Switch {
         self.starts.iter().enumerate().map(area).collect()
     }
 
-    /// `R<cycle>,<count>` after the region that was set last. The last one then.
-    fn repeat(&self, word: &str, last: u64) -> Option<u64> {
-        if word.starts_with(',') {
+    /// Executes `R<cycle>,<count>` after region `last`. Returns the last region that it maps; `None`: a wrong
+    /// argument.
+    fn repeat(&self, arg: &str, last: u64) -> Option<u64> {
+        if arg.starts_with(',') {
             return None;
         }
-        let (cycle, rest) = hex(word);
+        let (cycle, rest) = hex(arg);
         let rest = rest.strip_prefix(',').filter(|rest| !rest.is_empty())?;
         let (count, rest) = hex(rest);
         let end = last.checked_add(count).filter(|end| *end < self.table.len() as u64)?;
@@ -91,12 +106,12 @@ impl Switch {
         Some(end)
     }
 
-    /// `[<region>]:<path>`. The region.
-    fn set(&self, word: &str, last: u64) -> Option<u64> {
-        let (region, rest) = match word.strip_prefix(':') {
+    /// Executes `[<region>]:<path>`. Returns the region; `None`: a wrong argument.
+    fn set(&self, arg: &str, last: u64) -> Option<u64> {
+        let (region, rest) = match arg.strip_prefix(':') {
             Some(rest) => (last + 1, rest),
             None => {
-                let (region, rest) = hex(word);
+                let (region, rest) = hex(arg);
                 (region, rest.strip_prefix(':')?)
             }
         };
@@ -118,12 +133,12 @@ impl<R: Ring> Layer<R> for Switch {
         stack(self.len, &self.area(), below)
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         let paths = self.starts.len() as u16;
         paths.saturating_mul(depth.min(16)).clamp(paths, 4096)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -133,7 +148,7 @@ impl<R: Ring> Layer<R> for Switch {
             starts: self.starts.iter().map(|start| start.bytes()).collect(),
             table: self.table.clone(),
             children: below.into(),
-            fan: Fan::default(),
+            fan: FanOut::default(),
             offsets: Box::default(),
         })
     }
@@ -159,16 +174,20 @@ impl<R: Ring> Target<R> for Switch {
         }
     }
 
-    fn message(&self, words: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
-        let (word, args) = words.split_first().ok_or(MessageError::Invalid)?;
-        if !word.eq_ignore_ascii_case("set_region_mappings") {
+    fn messages(&self) -> &'static [&'static str] {
+        &["set_region_mappings"]
+    }
+
+    fn message(&self, message: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
+        let (command, args) = message.split_first().ok_or(MessageError::Invalid)?;
+        if !command.eq_ignore_ascii_case("set_region_mappings") {
             return Err(MessageError::Invalid);
         }
         let mut last = 0;
-        for word in args {
-            let set = match word.strip_prefix(['R', 'r']) {
+        for arg in args {
+            let set = match arg.strip_prefix(['R', 'r']) {
                 Some(rest) => self.repeat(rest, last),
-                None => self.set(word, last),
+                None => self.set(arg, last),
             };
             last = set.ok_or(MessageError::Invalid)?;
         }
@@ -181,8 +200,8 @@ struct SwitchNode {
     starts: Box<[Bytes]>,
     table: Arc<[AtomicU8]>,
     children: Box<[NodeId]>,
-    fan: Fan,
-    /// By tag: where a request began before.
+    fan: FanOut,
+    /// By tag: the original offset of the request.
     offsets: Box<[Bytes]>,
 }
 
@@ -221,63 +240,63 @@ impl<R: Ring> Node<R> for SwitchNode {
         self.fan.end(io, status)
     }
 
-    /// Copies are as old as the request and are asked themselves.
+    /// The child requests have the request's age and are cancelled themselves.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::rig::Rig;
-    use super::super::testing::{error, made, names};
+    use super::super::harness::Harness;
+    use super::super::testing::{build, error, names};
     use super::super::{MessageError, Status};
     use block::Op;
 
     #[test]
-    fn a_line_is_read_and_shown_again() {
-        let target = made("switch", "3 128 0 a 0 b 8 c 16");
+    fn table_status_repeats_the_line() {
+        let target = build("switch", "3 128 0 a 0 b 8 c 16");
         let names = names(&["8:0", "8:16", "8:32"]);
         assert_eq!(target.status(Status::Table, &names), "3 128 0 8:0 0 8:16 8 8:32 16");
         assert_eq!(target.status(Status::Info, &names), "");
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
-        for (words, text) in [
+    fn bad_arguments_are_refused_with_the_kernels_text() {
+        for (args, text) in [
             ("0 128 0", "Invalid number of paths"),
             ("1 0 0 a 0", "Invalid region size"),
             ("1 128 1 x a 0", "Invalid number of optional args"),
             ("2 128 0 a 0", "Incorrect number of path arguments"),
-            ("1 128 0 missing 0", "Device lookup failed: missing: it is not there"),
+            ("1 128 0 missing 0", "Device lookup failed: missing: no such device"),
             ("1 128 0 a x", "Invalid device starting offset"),
         ] {
-            assert_eq!(error("switch", words), text, "{words}");
+            assert_eq!(error("switch", args), text, "{args}");
         }
     }
 
-    fn map(rig: &mut Rig) -> String {
-        (0..16).map(|region| rig.run(Op::Read, region * 64, 1).1[0].0.to_string()).collect()
+    fn map(harness: &mut Harness) -> String {
+        (0..16).map(|region| harness.run(Op::Read, region * 64, 1).1[0].0.to_string()).collect()
     }
 
     #[test]
-    fn regions_go_where_messages_say() {
-        let mut rig = Rig::new("switch", "3 64 0 a 0 b 8 c 16");
-        assert_eq!(map(&mut rig), "0120120120120120");
-        assert_eq!(rig.run(Op::Write, 65, 1).1, [(1, Op::Write, 73, 1)]);
-        let target = rig.target.clone();
-        let tell = |words: &str| {
-            let words: Vec<&str> = words.split(' ').collect();
-            target.message(&words, &names(&[]))
+    fn messages_change_the_mapping_of_regions() {
+        let mut harness = Harness::new("switch", "3 64 0 a 0 b 8 c 16");
+        assert_eq!(map(&mut harness), "0120120120120120");
+        assert_eq!(harness.run(Op::Write, 65, 1).1, [(1, Op::Write, 73, 1)]);
+        let target = harness.target.clone();
+        let send = |args: &str| {
+            let args: Vec<&str> = args.split(' ').collect();
+            target.message(&args, &names(&[]))
         };
-        for (words, becomes) in [
+        for (args, expected) in [
             ("set_region_mappings 0:2 :2 :1", "2210120120120120"),
             ("SET_REGION_MAPPINGS a:1 :1", "2210120120110120"),
             ("set_region_mappings 0:0 :1 R2,a", "0101010101010120"),
             ("set_region_mappings F:2", "0101010101010122"),
         ] {
-            assert_eq!(tell(words), Ok(None));
-            assert_eq!(map(&mut rig), becomes, "{words}");
+            assert_eq!(send(args), Ok(None));
+            assert_eq!(map(&mut harness), expected, "{args}");
         }
-        for words in [
+        for args in [
             "set_region_mappings 10:0",
             "set_region_mappings 0:3",
             "set_region_mappings 0",
@@ -290,16 +309,16 @@ mod tests {
             "set_region_mappings 0:0 R1,1x",
             "unset",
         ] {
-            assert_eq!(tell(words), Err(MessageError::Invalid), "{words}");
+            assert_eq!(send(args), Err(MessageError::Invalid), "{args}");
         }
-        assert_eq!(tell("set_region_mappings 5:2 99:1"), Err(MessageError::Invalid));
-        assert_eq!(map(&mut rig).as_bytes()[5], b'2', "what came before stays");
+        assert_eq!(send("set_region_mappings 5:2 99:1"), Err(MessageError::Invalid));
+        assert_eq!(map(&mut harness).as_bytes()[5], b'2', "earlier mappings stay");
     }
 
     #[test]
-    fn a_request_is_cut_at_regions_and_a_flush_goes_to_all() {
-        let mut rig = Rig::new("switch", "2 64 0 a 0 b 0");
-        assert_eq!(rig.run(Op::Write, 60, 8).1, [(0, Op::Write, 60, 4), (1, Op::Write, 64, 4)]);
-        assert_eq!(rig.run(Op::Flush, 0, 0).1.len(), 2);
+    fn requests_are_split_at_regions_and_a_flush_goes_to_all_devices() {
+        let mut harness = Harness::new("switch", "2 64 0 a 0 b 0");
+        assert_eq!(harness.run(Op::Write, 60, 8).1, [(0, Op::Write, 60, 4), (1, Op::Write, 64, 4)]);
+        assert_eq!(harness.run(Op::Flush, 0, 0).1.len(), 2);
     }
 }

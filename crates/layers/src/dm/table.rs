@@ -1,52 +1,53 @@
-//! The targets of a table next to each other, as one device: device-mapper's own part.
+//! The device-mapper core: the targets of a table, concatenated into one device.
 //!
-//! A request that lies within one target, and crosses no multiple of its `max_io_len`, goes down as it is, moved to the
-//! target's own sectors. Another is held here while its pieces go down as child requests, as many at once as are spare.
-//! A flush goes to all targets. A table of one target that cuts nothing needs no node of this: who builds the
-//! tree leaves it out.
+//! A request within one target that crosses no multiple of its `max_io_len` goes down unsplit, with its
+//! offset made relative to the target. Any other request is held while child requests go down, limited by the
+//! spare children. A flush goes to all targets. A table of one target without `max_io_len` needs no such node
+//! ([`is_needless`](TableLayer::is_needless)).
 //!
-//! *Invariant:* rows lie next to each other without gaps, from 0 on.
+//! *Invariant:* the targets are adjacent, without gaps, from sector 0 on.
 
-use super::{Fan, Place, both};
-use crate::pieces::{Piece, Pieces};
+use super::{FanOut, Place, common_abilities};
+use crate::split_requests::{ChildRange, SplitRequests};
 use crate::{Layer, Split};
 use block::{Bytes, Cookie, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
-/// One target, as far as requests are cut for it.
+/// What splitting requests needs to know about one target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Row {
-    /// Where it lies.
+pub struct TableTarget {
+    /// First sector and length of the line.
     pub place: Place,
     /// Its [`max_io_len`](super::Target::max_io_len).
     pub max_io_len: Option<Sectors>,
-    /// Whether it [`spreads`](super::Target::spreads) discards and writes of zeroes, which are then not cut for it.
-    pub spreads: bool,
+    /// Its [`splits_discards`](super::Target::splits_discards): discards and write-zeroes are not split for
+    /// it.
+    pub splits_discards: bool,
 }
 
-/// The shared part: a child for each row.
+/// The shared part of a table: one child per target.
 #[derive(Clone, Debug)]
 pub struct TableLayer {
-    rows: Box<[Row]>,
+    rows: Box<[TableTarget]>,
 }
 
 impl TableLayer {
-    /// With these targets, in the order of their places.
+    /// Creates a table of these targets, in the order of their start sectors.
     ///
     /// # Panics
-    /// When they leave a gap or overlap: whoever read the table has refused it.
-    pub fn new(rows: Vec<Row>) -> TableLayer {
+    /// The targets leave a gap or overlap: the table parser rejects such a table.
+    pub fn new(rows: Vec<TableTarget>) -> TableLayer {
         let mut next = Sectors(0);
         for row in &rows {
-            assert!(row.place.start == next && row.place.len.0 > 0, "targets lie next to each other");
+            assert!(row.place.start == next && row.place.len.0 > 0, "targets are adjacent");
             next.0 += row.place.len.0;
         }
         TableLayer { rows: rows.into() }
     }
 
-    /// Whether requests reach these rows as they are without it.
-    pub fn is_needless(rows: &[Row]) -> bool {
-        matches!(rows, [Row { max_io_len: None, .. }])
+    /// Whether a table of these targets would pass every request on unchanged.
+    pub fn is_needless(rows: &[TableTarget]) -> bool {
+        matches!(rows, [TableTarget { max_io_len: None, .. }])
     }
 }
 
@@ -63,25 +64,26 @@ impl<R: Ring> Layer<R> for TableLayer {
             let _ = limits.stack(&target.limits, Sectors(0));
             whole.size = whole.size + target.size;
             whole.read_only |= target.read_only;
-            whole.abilities = both(whole.abilities, target.abilities);
-            whole.in_place &= target.in_place;
+            whole.abilities = common_abilities(whole.abilities, target.abilities);
+            whole.inline &= target.inline;
             whole.opaque &= target.opaque;
         }
         limits.validate()?;
-        // Pieces fill parts of one buffer, which lent memory is not; and no answer about extents crosses targets.
-        Ok(Profile { limits, lends: false, bytewise: false, sparse: false, ..whole })
+        // Child requests fill parts of one buffer, which zero-copy replies cannot; and no block-status reply
+        // crosses targets.
+        Ok(Profile { limits, zero_copy_reads: false, bytewise: false, sparse: false, ..whole })
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         Split::children(depth).max(self.rows.len().min(u16::MAX.into()) as u16)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
-    /// A target is no device of its own: where it moves requests to is.
-    fn begins(&self, child: usize) -> Option<Bytes> {
+    /// A target is not a device of its own, only a part of this one.
+    fn child_start(&self, child: usize) -> Option<Bytes> {
         self.rows.get(child).map(|row| row.place.start.bytes())
     }
 
@@ -90,78 +92,84 @@ impl<R: Ring> Layer<R> for TableLayer {
     }
 }
 
-/// A row in bytes.
+/// A target in bytes.
 #[derive(Clone, Copy)]
-struct Reach {
+struct TargetBytes {
     start: u64,
     end: u64,
-    /// `u64::MAX`: not cut.
+    /// `u64::MAX`: not split.
     max_io: u64,
-    spreads: bool,
+    splits_discards: bool,
     child: NodeId,
 }
 
-/// The target at an offset, and how many bytes may go to it from there in one request.
+/// Returns the target at an offset, and the number of bytes that one request may send to it from there.
 #[inline]
-fn at(reaches: &[Reach], offset: u64, op: Op) -> (Reach, u64) {
-    let row = reaches.partition_point(|reach| reach.end <= offset);
-    let reach = reaches[row];
-    let is_whole = reach.spreads && matches!(op, Op::Discard | Op::WriteZeroes);
-    let to_cut = if reach.max_io == u64::MAX || is_whole {
+fn at(targets: &[TargetBytes], offset: u64, op: Op) -> (TargetBytes, u64) {
+    let index = targets.partition_point(|target| target.end <= offset);
+    let target = targets[index];
+    let is_unsplit = target.splits_discards && matches!(op, Op::Discard | Op::WriteZeroes);
+    let until_split = if target.max_io == u64::MAX || is_unsplit {
         u64::MAX
     } else {
-        reach.max_io - (offset - reach.start) % reach.max_io
+        target.max_io - (offset - target.start) % target.max_io
     };
-    (reach, to_cut.min(reach.end - offset))
+    (target, until_split.min(target.end - offset))
 }
 
-/// What of a request goes down first.
-fn piece(reaches: &[Reach], left: &Request) -> Piece {
-    let (reach, most) = at(reaches, left.offset.0, left.op);
-    Piece { child: reach.child, len: left.len.0.min(most), start: reach.start }
+/// Returns the first child request of the rest of a request.
+fn first_child(targets: &[TargetBytes], left: &Request) -> ChildRange {
+    let (target, most) = at(targets, left.offset.0, left.op);
+    ChildRange { child: target.child, len: left.len.0.min(most), start: target.start }
 }
 
 struct TableNode {
-    reaches: Box<[Reach]>,
+    targets: Box<[TargetBytes]>,
     children: Box<[NodeId]>,
-    /// By tag: where the target begins to which a request went, and how long the request was.
+    /// By tag: the start of the target that the request went to, and the length of the request before that.
     moved: Box<[(u64, Bytes)]>,
-    pieces: Pieces,
-    flushes: Fan,
+    split_requests: SplitRequests,
+    flushes: FanOut,
 }
 
 impl TableNode {
-    fn new(rows: &[Row], children: &[NodeId]) -> TableNode {
-        let reach = |(row, &child): (&Row, &NodeId)| {
+    fn new(rows: &[TableTarget], children: &[NodeId]) -> TableNode {
+        let target = |(row, &child): (&TableTarget, &NodeId)| {
             let start = row.place.start.bytes().0;
             let max_io = row.max_io_len.map_or(u64::MAX, |len| len.bytes().0);
-            Reach { start, end: start + row.place.len.bytes().0, max_io, spreads: row.spreads, child }
+            TargetBytes {
+                start,
+                end: start + row.place.len.bytes().0,
+                max_io,
+                splits_discards: row.splits_discards,
+                child,
+            }
         };
         TableNode {
-            reaches: rows.iter().zip(children).map(reach).collect(),
+            targets: rows.iter().zip(children).map(target).collect(),
             children: children.into(),
             moved: Box::default(),
-            pieces: Pieces::default(),
-            flushes: Fan::default(),
+            split_requests: SplitRequests::default(),
+            flushes: FanOut::default(),
         }
     }
 
     #[inline]
     fn end(&self) -> Bytes {
-        Bytes(self.reaches.last().map_or(0, |reach| reach.end))
+        Bytes(self.targets.last().map_or(0, |target| target.end))
     }
 
     #[inline(never)]
-    fn cut<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let TableNode { reaches, pieces, .. } = self;
-        pieces.begin(io, req, cx, |left, _| Some(piece(reaches, left)))
+    fn split<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        let TableNode { targets, split_requests, .. } = self;
+        split_requests.begin(io, req, cx, |left, _| Some(first_child(targets, left)))
     }
 }
 
 impl<R: Ring> Node<R> for TableNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
         self.moved = vec![(0, Bytes::ZERO); tags].into();
-        self.pieces.attach(tags);
+        self.split_requests.attach(tags);
         self.flushes.attach(tags);
     }
 
@@ -175,18 +183,18 @@ impl<R: Ring> Node<R> for TableNode {
             return Verdict::Up(Status::NotSupported);
         }
         if req.end() > self.end() {
-            // What stands on this device has not heard yet that it is shorter.
+            // The device was shrunk, and a device stacked on it still has the old size.
             return Verdict::Up(Status::IoError);
         }
-        let (reach, most) = at(&self.reaches, req.offset.0, req.op);
-        // An answer about extents may end early, and then who asks goes on from there.
+        let (target, most) = at(&self.targets, req.offset.0, req.op);
+        // A block-status reply may be short: the client asks again from its end on.
         if req.len.0 > most && req.op != Op::Extents {
-            return self.cut(io, req, cx);
+            return self.split(io, req, cx);
         }
-        self.moved[io.tag.index()] = (reach.start, req.len);
-        req.offset = Bytes(req.offset.0 - reach.start);
+        self.moved[io.tag.index()] = (target.start, req.len);
+        req.offset = Bytes(req.offset.0 - target.start);
         req.len = Bytes(req.len.0.min(most));
-        Verdict::Down(reach.child)
+        Verdict::Down(target.child)
     }
 
     #[inline]
@@ -207,11 +215,12 @@ impl<R: Ring> Node<R> for TableNode {
         if req.op == Op::Flush {
             return self.flushes.end(io, status);
         }
-        let TableNode { reaches, pieces, .. } = self;
-        pieces.end(io, req, status, cx, |left, _| Some(piece(reaches, left)))
+        let TableNode { targets, split_requests, .. } = self;
+        split_requests.end(io, req, status, cx, |left, _| Some(first_child(targets, left)))
     }
 
-    /// Nothing of ours is with the ring: the pieces are as old as the request and are asked themselves.
+    /// This node has nothing in the ring. The child requests have the request's age and are cancelled
+    /// themselves.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 
@@ -223,12 +232,12 @@ mod tests {
 
     const MEMORY: Segment = Segment { offset: 0, len: 1 << 20, region: Region(0) };
 
-    /// Sectors 0 to 8, 8 to 24 cut every 4, and the rest up to 32, all on one recorder.
+    /// Three targets over one recording child: sectors 0 to 8, 8 to 24 split every 4, and 24 to 32.
     fn bench() -> Bench {
-        let row = |start, len, cut: Option<u64>| Row {
+        let row = |start, len, cut: Option<u64>| TableTarget {
             place: Place { start: Sectors(start), len: Sectors(len) },
             max_io_len: cut.map(Sectors),
-            spreads: false,
+            splits_discards: false,
         };
         let rows = [row(0, 8, None), row(8, 16, Some(4)), row(24, 8, None)];
         Bench::new(16, |child| TableNode::new(&rows, &[child; 3]))
@@ -242,39 +251,39 @@ mod tests {
     }
 
     #[test]
-    fn a_request_within_a_target_is_moved_to_its_own_sectors() {
+    fn a_request_within_a_target_gets_the_targets_own_offset() {
         assert_eq!(run(Op::Read, 2, 6), (Status::Ok, vec![(2, 6)]));
         assert_eq!(run(Op::Write, 12, 4), (Status::Ok, vec![(4, 4)]));
         assert_eq!(run(Op::Read, 24, 8), (Status::Ok, vec![(0, 8)]));
     }
 
     #[test]
-    fn requests_are_cut_at_the_ends_of_targets_and_at_their_multiples() {
+    fn requests_are_split_at_target_boundaries_and_at_max_io_len() {
         let whole = vec![(0, 8), (0, 4), (4, 4), (8, 4), (12, 4), (0, 8)];
         assert_eq!(run(Op::Write, 0, 32), (Status::Ok, whole));
         assert_eq!(run(Op::Discard, 10, 4), (Status::Ok, vec![(2, 2), (4, 2)]));
     }
 
     #[test]
-    fn a_target_that_spreads_discards_gets_them_whole() {
+    fn a_target_that_splits_discards_itself_gets_them_whole() {
         let place = Place { start: Sectors(0), len: Sectors(64) };
-        let row = Row { place, max_io_len: Some(Sectors(4)), spreads: true };
-        let next = Row { place: Place { start: Sectors(64), ..place }, ..row };
-        for (op, pieces) in [(Op::Discard, 2), (Op::WriteZeroes, 2), (Op::Prefetch, 6)] {
+        let row = TableTarget { place, max_io_len: Some(Sectors(4)), splits_discards: true };
+        let next = TableTarget { place: Place { start: Sectors(64), ..place }, ..row };
+        for (op, split_requests) in [(Op::Discard, 2), (Op::WriteZeroes, 2), (Op::Prefetch, 6)] {
             let mut bench = Bench::new(3, |child| TableNode::new(&[row, next], &[child; 2]));
             let (_, seen) = bench.run(Request::new(op, Sectors(50).bytes(), Sectors(20).bytes()), &[]);
-            assert_eq!(seen.len(), pieces, "{op:?}");
+            assert_eq!(seen.len(), split_requests, "{op:?}");
         }
     }
 
     #[test]
-    fn a_question_for_extents_is_asked_as_far_as_one_target_goes() {
+    fn a_block_status_request_ends_at_the_end_of_its_target() {
         let (status, seen) = run(Op::Extents, 6, 10);
         assert_eq!((status, seen), (Status::Ok, vec![(6, 2)]));
     }
 
     #[test]
-    fn pieces_name_the_memory_that_is_theirs() {
+    fn child_requests_get_their_part_of_the_buffer() {
         let (_, seen) =
             bench().run(Request::new(Op::Read, Sectors(6).bytes(), Sectors(4).bytes()), &[MEMORY]);
         let memory: Vec<_> = seen.iter().map(|(_, memory)| (memory[0].offset, memory[0].len)).collect();
@@ -288,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_of_a_piece_is_the_requests() {
+    fn the_first_error_of_a_child_is_the_status_of_the_request() {
         let mut bench = bench();
         bench.log.borrow_mut().answers = [Status::Ok, Status::Medium, Status::IoError].into();
         let req = Request::new(Op::Write, Sectors(0).bytes(), Sectors(32).bytes());
@@ -296,11 +305,11 @@ mod tests {
     }
 
     #[test]
-    fn more_pieces_than_spare_children_go_one_after_the_other() {
-        let row = Row {
+    fn more_child_requests_than_spare_children_are_sent_in_turn() {
+        let row = TableTarget {
             place: Place { start: Sectors(0), len: Sectors(64) },
             max_io_len: Some(Sectors(1)),
-            spreads: false,
+            splits_discards: false,
         };
         let mut bench = Bench::new(3, |child| TableNode::new(&[row], &[child]));
         let req = Request::new(Op::Write, Sectors(0).bytes(), Sectors(64).bytes());

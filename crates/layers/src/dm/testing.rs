@@ -1,21 +1,21 @@
-//! Targets made for tests, over devices that exist in name only.
+//! Targets for tests of arguments and status, over fake devices.
 
-use super::{Devices, LookupError, Place, Target, TargetError, kinds};
+use super::{Devices, LookupError, Place, Target, TargetError, target_types};
 use crate::testing::Clock;
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors};
 use std::io;
 use std::sync::Arc;
 
-/// Every device is there, of 1 GiB of zeroes, but `missing`.
+/// Devices of 1 GiB of zeroes under any name but `missing`.
 #[derive(Default)]
-pub(crate) struct Shelf {
+pub(crate) struct FakeDevices {
     opened: Vec<(String, Profile)>,
 }
 
-impl Devices for Shelf {
+impl Devices for FakeDevices {
     fn open(&mut self, word: &str) -> Result<usize, LookupError> {
         if word == "missing" {
-            return Err(LookupError { why: "missing: it is not there".into(), errno: libc::ENODEV });
+            return Err(LookupError { why: "missing: no such device".into(), errno: libc::ENODEV });
         }
         self.opened.push((word.to_owned(), profile(Bytes::gib(1))));
         Ok(self.opened.len() - 1)
@@ -52,32 +52,32 @@ pub(crate) fn profile(size: Bytes) -> Profile {
         abilities: Abilities::MEMORY,
         limits,
         bytewise: true,
-        lends: false,
-        in_place: false,
+        zero_copy_reads: false,
+        inline: false,
         sparse: false,
         opaque: true,
     }
 }
 
-/// A target of 1024 sectors at sector 0.
-pub(crate) fn make(kind: &str, words: &str) -> Result<Arc<dyn Target<Clock>>, TargetError> {
-    let kind = kinds::<Clock>().into_iter().find(|known| known.name == kind).expect("a kind");
-    let words: Vec<&str> = words.split_whitespace().collect();
-    (kind.make)(Place { start: Sectors(0), len: Sectors(1024) }, &words, &mut Shelf::default())
+/// Creates a target of 1024 sectors.
+pub(crate) fn try_build(kind: &str, args: &str) -> Result<Arc<dyn Target<Clock>>, TargetError> {
+    let kind = target_types::<Clock>().into_iter().find(|known| known.row.name == kind).expect("a kind");
+    let args: Vec<&str> = args.split_whitespace().collect();
+    (kind.construct)(Place { start: Sectors(0), len: Sectors(1024) }, &args, &mut FakeDevices::default())
 }
 
-pub(crate) fn made(kind: &str, words: &str) -> Arc<dyn Target<Clock>> {
-    make(kind, words).unwrap_or_else(|error| panic!("{kind} {words}: {error}"))
+pub(crate) fn build(kind: &str, args: &str) -> Arc<dyn Target<Clock>> {
+    try_build(kind, args).unwrap_or_else(|error| panic!("{kind} {args}: {error}"))
 }
 
-pub(crate) fn error(kind: &str, words: &str) -> String {
-    match make(kind, words) {
-        Ok(_) => panic!("{kind} {words} is taken"),
+pub(crate) fn error(kind: &str, args: &str) -> String {
+    match try_build(kind, args) {
+        Ok(_) => panic!("{kind} {args} is accepted"),
         Err(error) => error.to_string(),
     }
 }
 
-/// Names of devices as they are shown.
+/// Returns names of devices that are equal in table lines and in status.
 pub(crate) fn names(shown: &[&str]) -> super::Names {
     let mut names = super::Names::default();
     shown.iter().for_each(|name| names.push(*name, *name));

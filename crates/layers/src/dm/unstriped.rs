@@ -1,13 +1,31 @@
-//! `unstriped <stripes> <chunk> <stripe> <device> <offset>`: one stripe of a striped device, as if it lay alone.
+//! The target `unstriped <stripes> <chunk> <stripe> <device> <offset>`: maps to one stripe of a striped
+//! device.
 
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack};
+use super::{
+    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
+    parse_u64, stack,
+};
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("unstriped", [1, 1, 0], make)
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "unstriped",
+    version: [1, 1, 0],
+    usage: "unstriped <stripes> <chunk> <stripe> <device> <offset>",
+    about: "one stripe of a striped device",
+    example: "0 1048576 unstriped 2 128 0 striped.img 0",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::InStacks { random, fails: false },
+};
+
+fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
+    let (stripes, chunk) = (1 + below(2), 1 << below(5));
+    let first = format!("{stripes} {chunk} {}", below(stripes));
+    let len = Sectors(len.0.next_multiple_of(stripes * chunk));
+    RandomLine::over_one(len, &first, below(33), Sectors(len.0 * stripes), "")
 }
 
 #[derive(Clone, Copy)]
@@ -19,23 +37,23 @@ struct Unstriped {
     start: Sectors,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [stripes, chunk, stripe, device, start] = words else {
+    let [stripes, chunk, stripe, device, start] = args else {
         return Err(TargetError::new("Invalid number of arguments"));
     };
-    let above_0 = |word| number(word).filter(|number| *number > 0);
+    let above_0 = |word| parse_u32(word).filter(|number| *number > 0);
     let stripes = above_0(stripes).ok_or(TargetError::new("Invalid stripe count"))?;
     let chunk = above_0(chunk).ok_or(TargetError::new("Invalid chunk_size"))?;
-    let stripe = number(stripe).ok_or(TargetError::new("Invalid stripe number"))?;
+    let stripe = parse_u32(stripe).ok_or(TargetError::new("Invalid stripe number"))?;
     if stripe > stripes && stripes > 1 {
         return Err(TargetError::new("Please provide stripe between [0, # of stripes]"));
     }
     devices.open(device).map_err(|why| TargetError::lookup("Couldn't get striped device", why))?;
-    let start = long_number(start).ok_or(TargetError::new("Invalid striped device offset"))?;
+    let start = parse_u64(start).ok_or(TargetError::new("Invalid striped device offset"))?;
     if !place.len.0.is_multiple_of(stripes.into()) {
         return Err(TargetError::new("Target length not divisible by number of stripes"));
     }
@@ -57,7 +75,8 @@ fn make<R: Ring>(
     }))
 }
 
-/// Whether the last sector lies where a device can have one: numbers beyond that are not reckoned with.
+/// Whether the last sector is within the largest possible device (`i64::MAX` bytes). Larger numbers would
+/// overflow.
 fn fits(len: u64, [stripes, chunk, stripe]: [u64; 3], start: u64) -> bool {
     let [len, stripes, chunk, stripe, start] = [len, stripes, chunk, stripe, start].map(u128::from);
     let end = start + len + (len.saturating_sub(1) / chunk * (stripes - 1) + stripe) * chunk;
@@ -65,7 +84,7 @@ fn fits(len: u64, [stripes, chunk, stripe]: [u64; 3], start: u64) -> bool {
 }
 
 impl Unstriped {
-    /// Where a byte lies on the device.
+    /// Returns the device offset of a byte of the target.
     #[inline]
     fn at(&self, offset: u64) -> u64 {
         let chunk = self.chunk << Sectors::SHIFT;
@@ -73,7 +92,8 @@ impl Unstriped {
         self.start.bytes().0 + offset + (row * (self.stripes - 1) + self.stripe) * chunk
     }
 
-    /// All that lies between its first sector and its last: the kernel looks at no more than the length.
+    /// Returns the device range from the first to the last sector of the stripe. The kernel checks the length
+    /// only.
     fn area(&self) -> Area {
         let end = Bytes(self.at(self.len.bytes().0 - 512) + 512).sectors();
         Area { device: 0, start: self.start, len: Sectors(end.0 - self.start.0) }
@@ -92,7 +112,7 @@ impl<R: Ring> Layer<R> for Unstriped {
         Ok(whole)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -122,7 +142,7 @@ impl<R: Ring> Target<R> for Unstriped {
 struct UnstripedNode {
     target: Unstriped,
     child: NodeId,
-    /// By tag: where a request began before.
+    /// By tag: the original offset of the request.
     offsets: Box<[Bytes]>,
 }
 
@@ -148,13 +168,13 @@ impl<R: Ring> Node<R> for UnstripedNode {
 #[cfg(test)]
 mod tests {
     use super::super::Status;
-    use super::super::rig::Rig;
-    use super::super::testing::{error, made, names};
+    use super::super::harness::Harness;
+    use super::super::testing::{build, error, names};
     use block::{Op, Sectors};
 
     #[test]
-    fn a_line_is_read_and_shown_again() {
-        let target = made("unstriped", "2 256 1 a 64");
+    fn table_status_repeats_the_line() {
+        let target = build("unstriped", "2 256 1 a 64");
         assert_eq!(target.status(Status::Table, &names(&["8:0"])), "2 256 1 8:0 64");
         assert_eq!(target.status(Status::Info, &names(&["8:0"])), "");
         // Rows of two chunks: the last sector of the fourth row's second chunk.
@@ -162,43 +182,43 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
-        for (words, text) in [
+    fn bad_arguments_are_refused_with_the_kernels_text() {
+        for (args, text) in [
             ("2 256 1 a", "Invalid number of arguments"),
             ("0 256 1 a 0", "Invalid stripe count"),
             ("2 0 1 a 0", "Invalid chunk_size"),
             ("2 256 x a 0", "Invalid stripe number"),
             ("2 256 3 a 0", "Please provide stripe between [0, # of stripes]"),
-            ("2 256 1 missing 0", "Couldn't get striped device: missing: it is not there"),
+            ("2 256 1 missing 0", "Couldn't get striped device: missing: no such device"),
             ("2 256 1 a x", "Invalid striped device offset"),
             ("3 256 1 a 0", "Target length not divisible by number of stripes"),
             ("2 48 1 a 0", "Target length not divisible by chunk size"),
         ] {
-            assert_eq!(error("unstriped", words), text, "{words}");
+            assert_eq!(error("unstriped", args), text, "{args}");
         }
     }
 
     #[test]
-    fn a_line_beyond_all_devices_is_refused_and_not_reckoned_with() {
-        use super::super::{Place, kinds};
+    fn a_line_beyond_the_largest_device_is_refused_without_overflow() {
+        use super::super::{Place, target_types};
         let most = u64::from(u32::MAX);
         let place = Place { start: Sectors(0), len: Sectors(most) };
-        let kinds = kinds::<crate::testing::Clock>();
-        let kind = kinds.iter().find(|kind| kind.name == "unstriped").unwrap();
-        for words in
+        let kinds = target_types::<crate::testing::Clock>();
+        let kind = kinds.iter().find(|kind| kind.row.name == "unstriped").unwrap();
+        for args in
             [["1", "4294967295", "4294967295", "a", "0"], ["1", "1", "0", "a", "18446744073709551615"]]
         {
-            let made = (kind.make)(place, &words, &mut super::super::testing::Shelf::default());
-            let error = made.err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(error.starts_with("a too small for target: start="), "{words:?}: {error}");
+            let result = (kind.construct)(place, &args, &mut super::super::testing::FakeDevices::default());
+            let error = result.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with("a too small for target: start="), "{args:?}: {error}");
         }
     }
 
     #[test]
-    fn every_chunk_is_found_in_its_row() {
-        let mut rig = Rig::new("unstriped", "2 8 1 a 100");
+    fn each_chunk_maps_to_its_row_of_the_striped_device() {
+        let mut harness = Harness::new("unstriped", "2 8 1 a 100");
         for (sector, at) in [(0, 108), (7, 115), (8, 124), (17, 141)] {
-            assert_eq!(rig.run(Op::Write, sector, 1).1, [(0, Op::Write, at, 1)]);
+            assert_eq!(harness.run(Op::Write, sector, 1).1, [(0, Op::Write, at, 1)]);
         }
     }
 }

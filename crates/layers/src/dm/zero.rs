@@ -1,25 +1,32 @@
-//! `zero`: reads are zeroes, writes vanish.
+//! The target `zero`: reads return zeroes, writes are dropped.
 
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, stack};
+use super::{Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack};
 use crate::Layer;
 use block::{Cookie, LimitsError, Op, Profile, Request, Sectors, Segment};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("zero", [1, 2, 0], make)
-}
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "zero",
+    version: [1, 2, 0],
+    usage: "zero",
+    about: "reads return zeroes, writes are dropped",
+    example: "0 2097152 zero",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::KeepsNothing,
+};
 
 struct Zero {
     len: Sectors,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     _: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    if words.is_empty() {
+    if args.is_empty() {
         Ok(Arc::new(Zero { len: place.len }))
     } else {
         Err(TargetError::new("No arguments required"))
@@ -84,7 +91,7 @@ mod tests {
     use super::super::testing::error;
 
     #[test]
-    fn it_takes_no_arguments() {
+    fn arguments_are_refused() {
         assert_eq!(error("zero", "1"), "No arguments required");
     }
 }

@@ -1,19 +1,19 @@
-//! `throttle,iops=1000,bps=100M`: no more requests, or bytes, a second than that.
+//! `throttle,iops=1000,bps=100M`: limits requests and bytes a second.
 //!
-//! Each limit is a bucket that says when its next request may go ([`Bucket::take`]): a request that comes takes its turn in
-//! every bucket that it counts for, and is held by one timer until the last of these turns. So requests go in the order in
-//! which they came, nobody polls, and a device with several queues shares its buckets without a lock. Time in which a
-//! bucket was not used is saved up, for `burst` at most.
+//! Each limit is a token bucket that issues the time at which its next request may start ([`Bucket::take`]).
+//! A request takes a time from every bucket that it counts for, and one timer holds it until the latest of
+//! them. So requests start in the order of arrival without polling, and the queues of a device share its
+//! buckets without a lock. Unused time accumulates up to `burst`.
 //!
-//! Reads count as reads, whatever changes data as writes, and flushes not at all. A discard and a write of zeroes carry no
-//! data and count for one request of 512 bytes, as discards do in the kernel's blk-throttle. Devices of a process with the
-//! same `group` have one set of buckets, as QEMU's throttle groups have.
+//! Reads count as reads, operations that change data as writes, flushes not at all. Discards and writes of
+//! zeroes carry no data and count as one request of 512 bytes, as discards do in the kernel's blk-throttle.
+//! Devices of a process with the same `group` share one set of buckets, as in QEMU's throttle groups.
 
 use super::driver::{Driver, read};
 use crate::Layer;
 use crate::layer::stacked;
 use block::{Bytes, Cookie, Fact, Flags, LimitsError, Op, Profile, Request, Sectors, Status};
-use options::{Escaped, Options, SpecError, format_time, parse_time};
+use options::{Escaped, OptionRow, Options, SpecError, format_time, parse_time};
 use queue::{Cx, Nanos, Node, NodeId, Ring, Verdict};
 use std::collections::HashMap;
 use std::fmt;
@@ -24,27 +24,27 @@ use std::time::Duration;
 
 const SECOND: u64 = 1_000_000_000;
 const BURST_DEFAULT: Duration = Duration::from_millis(100);
-/// How long a held request sleeps at most before it looks whether the limits have changed.
-const LOOK_NS: u64 = 50_000_000;
-/// What a request counts for that carries no data.
+/// The longest sleep of a held request before it checks whether the limits have changed.
+const CHECK_NS: u64 = 50_000_000;
+/// The bytes that a request without data counts for.
 const BYTES_MIN: u64 = 512;
 
-/// Requests a second, then bytes a second: of all, of reads, of writes.
+/// Requests a second, then bytes a second: in total, of reads, of writes.
 const KEYS: [&str; 6] = ["iops", "iops_read", "iops_write", "bps", "bps_read", "bps_write"];
 
-/// The words.
+/// The options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Throttle {
     limits: Limits,
     group: Option<String>,
 }
 
-/// What is allowed.
+/// Limits on requests and bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Limits {
-    /// By [`KEYS`], a second; 0: as much as there is.
+    /// Units a second, in the order of [`KEYS`]; 0: unlimited.
     rates: [u64; 6],
-    /// How much unused time may be saved up.
+    /// How much unused time accumulates at most.
     burst: Duration,
 }
 
@@ -74,9 +74,22 @@ impl fmt::Display for Throttle {
 
 impl Driver for Throttle {
     const NAME: &'static str = "throttle";
-    const KEYS: &'static [&'static str] =
-        &[KEYS[0], KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], "burst", "group"];
-    const USAGE: &'static str = "throttle[,iops=N][,iops_read=N][,iops_write=N][,bps=SIZE][,bps_read=SIZE][,bps_write=SIZE]\n         \
+    const OPTIONS: &'static [OptionRow] = &[
+        OptionRow::value(KEYS[0], "N", "no limit", "requests a second"),
+        OptionRow::value(KEYS[1], "N", "no limit", "reads a second"),
+        OptionRow::value(KEYS[2], "N", "no limit", "writes a second"),
+        OptionRow::value(KEYS[3], "SIZE", "no limit", "bytes a second"),
+        OptionRow::value(KEYS[4], "SIZE", "no limit", "bytes a second that are read"),
+        OptionRow::value(KEYS[5], "SIZE", "no limit", "bytes a second that are written"),
+        OptionRow::value("burst", "TIME", "100ms", "how much unused time may be saved up"),
+        OptionRow::value(
+            "group",
+            "NAME",
+            "none",
+            "devices of a process with the same group share the limits",
+        ),
+    ];
+    const USAGE: &'static str = "throttle[,iops=N][,iops_read=N][,iops_write=N][,bps=SIZE][,bps_read=SIZE][,bps_write=SIZE]\
                                  [,burst=TIME][,group=NAME]";
     const ABOUT: &'static str = "limits requests and bytes a second";
     const EXAMPLE: &'static str = "throttle,iops=1000,bps=100M";
@@ -90,7 +103,7 @@ impl Driver for Throttle {
             };
             if given == Some(0) {
                 return Err(SpecError::new(
-                    format!("{key}=0 would let nothing through"),
+                    format!("{key}=0 would block every request"),
                     "leave it out for no limit, or use error: or suspend",
                 ));
             }
@@ -122,17 +135,17 @@ impl Driver for Throttle {
     }
 }
 
-/// Lets requests go one after the other, so many a second.
+/// Issues start times so that they follow each other at a rate.
 #[derive(Debug)]
 struct Bucket {
-    /// A second; 0: it is not used.
+    /// Units a second; 0: unlimited.
     rate: AtomicU64,
-    /// When its next request would go if none had been saved up.
+    /// When the next request would start if no unused time had accumulated.
     due_ns: AtomicU64,
 }
 
 impl Bucket {
-    /// Take the next turn, for that many units: when it is.
+    /// Takes `units` and returns the time at which they may start.
     fn take(&self, now: Nanos, burst_ns: u64, units: u64) -> u64 {
         let rate = self.rate.load(Relaxed);
         if rate == 0 {
@@ -147,14 +160,14 @@ impl Bucket {
     }
 }
 
-/// What devices share that are throttled together.
+/// The limits and buckets that the devices of a group share.
 #[derive(Debug)]
 struct Group {
     buckets: [Bucket; 6],
     burst_ns: AtomicU64,
-    /// Counts changes of the limits: who is held takes another turn then.
+    /// Counts changes of the limits: held requests take a new start time after each.
     changes: AtomicU32,
-    /// As they were given last.
+    /// The limits that are in force.
     limits: Mutex<Limits>,
 }
 
@@ -166,7 +179,7 @@ impl Group {
         Group { buckets, burst_ns, changes: AtomicU32::new(0), limits: Mutex::new(limits) }
     }
 
-    /// Hold to other limits from now on. Turns that were taken count no more.
+    /// Changes the limits. Start times that were issued before become void.
     fn set(&self, limits: Limits) {
         let mut given = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         if *given == limits {
@@ -185,13 +198,13 @@ impl Group {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request that came now might have to wait.
+    /// Returns whether a request that arrives now may have to wait.
     fn is_busy(&self, now: Nanos) -> bool {
         let used = self.buckets.iter().filter(|bucket| bucket.rate.load(Relaxed) > 0);
         used.map(|bucket| bucket.due_ns.load(Relaxed)).any(|due| due > now.0)
     }
 
-    /// When a request may go that takes its turns now.
+    /// Takes from every bucket that the request counts for, and returns when it may start.
     fn take(&self, now: Nanos, is_write: bool, bytes: u64) -> Nanos {
         let burst_ns = self.burst_ns.load(Relaxed);
         let [all, reads, writes, bytes_all, bytes_read, bytes_written] = &self.buckets;
@@ -208,10 +221,10 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// Groups of this process that some device is in.
+/// The named groups of this process, while a device uses them.
 static GROUPS: LazyLock<Mutex<HashMap<String, Weak<Group>>>> = LazyLock::new(Mutex::default);
 
-/// The group of that name, which is made with these limits if there is none.
+/// Returns the group of that name; creates it with these limits if it does not exist.
 fn group(name: &str, limits: Limits) -> Arc<Group> {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.retain(|_, group| group.strong_count() > 0);
@@ -233,7 +246,7 @@ struct ThrottleLayer {
 #[derive(Debug)]
 struct Shared {
     group: Arc<Group>,
-    /// What the group is held to once this layer is in use; `None`: whatever it has.
+    /// The limits that the group gets once this layer is in use; `None`: it keeps its own.
     wanted: Option<Limits>,
     is_applied: AtomicBool,
 }
@@ -250,16 +263,16 @@ impl Shared {
 }
 
 impl ThrottleLayer {
-    fn new(words: &Throttle) -> ThrottleLayer {
-        let group = match &words.group {
-            Some(name) => group(name, words.limits),
-            None => Arc::new(Group::new(words.limits)),
+    fn new(options: &Throttle) -> ThrottleLayer {
+        let group = match &options.group {
+            Some(name) => group(name, options.limits),
+            None => Arc::new(Group::new(options.limits)),
         };
-        // Made and never used, a layer leaves its group as it was.
-        let wanted = (words.limits.rates != [0; 6]).then_some(words.limits);
+        // A layer that is created and never used does not change its group.
+        let wanted = (options.limits.rates != [0; 6]).then_some(options.limits);
         let is_applied = AtomicBool::new(wanted.is_none_or(|limits| limits == group.limits()));
         let shared = Shared { group, wanted, is_applied };
-        ThrottleLayer { shared: Arc::new(shared), name: words.group.clone() }
+        ThrottleLayer { shared: Arc::new(shared), name: options.group.clone() }
     }
 }
 
@@ -272,22 +285,22 @@ impl<R: Ring> Layer<R> for ThrottleLayer {
         let below = &below[0];
         let mut limits = stacked(&below.limits, Sectors(0));
         limits.validate()?;
-        // Not sparse: a read of a hole counts like any other, and is not answered by asking for extents.
-        Ok(Profile { limits, in_place: false, sparse: false, ..below.clone() })
+        // Not sparse: a read of a hole counts like any other, and is not answered from an extent query.
+        Ok(Profile { limits, inline: false, sparse: false, ..below.clone() })
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
-    fn begins(&self, _: usize) -> Option<Bytes> {
+    fn child_start(&self, _: usize) -> Option<Bytes> {
         Some(Bytes::ZERO)
     }
 
-    fn change(&self, words: &str) -> bool {
-        match read::<Throttle>(words) {
-            Ok(words) if words.group == self.name => {
-                self.shared.group.set(words.limits);
+    fn change(&self, options: &str) -> bool {
+        match read::<Throttle>(options) {
+            Ok(options) if options.group == self.name => {
+                self.shared.group.set(options.limits);
                 true
             }
             _ => false,
@@ -302,7 +315,8 @@ impl<R: Ring> Layer<R> for ThrottleLayer {
         let limits = self.shared.group.limits().to_string();
         let mut facts = vec![("throttled to", limits.trim_start_matches(',').replace(',', ", "))];
         if let Some(name) = &self.name {
-            // Each device's layer holds it once; so does each queue's node, by that layer.
+            // The layer and the nodes of a device share one reference to the group, so the count is that of
+            // devices.
             let count = Arc::strong_count(&self.shared.group);
             facts.push((
                 "throttle group",
@@ -317,12 +331,12 @@ impl<R: Ring> Layer<R> for ThrottleLayer {
 struct ThrottleNode {
     child: NodeId,
     shared: Arc<Shared>,
-    /// By tag: when a held request may go, and after how many changes of the limits that was said.
+    /// By tag: when a held request may go, and the value of `Group::changes` when that was computed.
     held: Box<[(Nanos, u32)]>,
 }
 
 impl ThrottleNode {
-    /// Let it go, or hold it until its turn.
+    /// Passes a request down, or holds it until its start time.
     fn queue<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let group = &self.shared.group;
         let bytes = if req.op.moves_data() { req.len.0 } else { BYTES_MIN };
@@ -336,7 +350,7 @@ impl ThrottleNode {
     }
 
     fn hold<R: Ring>(&self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        cx.timer(io, self.held[io.tag.index()].0.min(cx.now().after(LOOK_NS)));
+        cx.timer(io, self.held[io.tag.index()].0.min(cx.now().after(CHECK_NS)));
         Verdict::Held
     }
 }
@@ -354,7 +368,7 @@ impl<R: Ring> Node<R> for ThrottleNode {
         if !counts {
             return Verdict::Down(self.child);
         }
-        if req.flags.has(Flags::NOWAIT) && self.shared.group.is_busy(cx.now()) {
+        if req.flags.contains(Flags::NOWAIT) && self.shared.group.is_busy(cx.now()) {
             return Verdict::Up(Status::Again);
         }
         self.queue(io, req, cx)
@@ -379,12 +393,12 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn words(text: &str) -> Throttle {
+    fn parse(text: &str) -> Throttle {
         read(text).unwrap_or_else(|why| panic!("{text}: {why}"))
     }
 
-    fn made(text: &str) -> (Arc<dyn Layer<crate::testing::Clock>>, Bench) {
-        let layer = words(text).layer(&[]).expect("it takes anything");
+    fn create(text: &str) -> (Arc<dyn Layer<crate::testing::Clock>>, Bench) {
+        let layer = parse(text).layer(&[]).expect("it accepts any profile");
         let profile = crate::dm::testing::profile(Bytes::gib(1));
         let node = layer.node(&profile, &[NodeId(1)]);
         (layer, Bench::deep(64, 0, node))
@@ -398,7 +412,7 @@ mod tests {
         bench.submit(Request::new(op, Bytes(0), Bytes(len)), &memory(len));
     }
 
-    /// How many of `count` requests have ended after so many milliseconds each.
+    /// Submits `count` requests. Returns how many have completed at each time in milliseconds.
     fn ended(bench: &mut Bench, op: Op, len: u64, count: usize, at_ms: &[u64]) -> Vec<usize> {
         (0..count).for_each(|_| submit(bench, op, len));
         let mut all = 0;
@@ -411,18 +425,18 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_and_shown_again() {
+    fn options_are_parsed_and_formatted() {
         for text in [
             "throttle,iops=1000",
             "throttle,iops_read=5,iops_write=7,bps=1M,bps_read=4K,bps_write=1G,burst=0",
             "throttle,bps=100M,burst=2s,group=a,, b",
             "throttle,group=a",
         ] {
-            assert_eq!(words(text).to_string(), text);
+            assert_eq!(parse(text).to_string(), text);
         }
         for (text, why) in [
             ("throttle", "has no limit"),
-            ("throttle,iops=0", "would let nothing through"),
+            ("throttle,iops=0", "would block every request"),
             ("throttle,burst=1s", "has no limit"),
             ("throttle,group=a,burst=1s", "has no limit"),
             ("throttle,iops=many", "option iops"),
@@ -434,37 +448,37 @@ mod tests {
     }
 
     #[test]
-    fn requests_go_one_by_one_at_the_rate_and_what_was_saved_up_at_once() {
-        let (layer, mut bench) = made("throttle,iops=1000,burst=0");
+    fn requests_start_at_the_rate_and_accumulated_ones_at_once() {
+        let (layer, mut bench) = create("throttle,iops=1000,burst=0");
         let sparse = crate::dm::testing::profile(Bytes::gib(1));
         let whole = layer.profile(&[Profile { sparse: true, ..sparse }]).unwrap();
-        assert!(!whole.sparse, "no read goes round it as a question for extents");
-        // One each millisecond: the first at once.
+        assert!(!whole.sparse, "reads are not answered by extent queries");
+        // One each millisecond, the first at once.
         assert_eq!(ended(&mut bench, Op::Read, 512, 20, &[1, 5, 10, 18, 30]), [1, 5, 10, 18, 20]);
-        let (_, mut bench) = made("throttle,iops=1000,burst=10ms");
+        let (_, mut bench) = create("throttle,iops=1000,burst=10ms");
         bench.ring.now = Nanos(1000 * MS);
         assert_eq!(ended(&mut bench, Op::Write, 512, 30, &[1000, 1005, 1030]), [11, 16, 30]);
     }
 
     #[test]
-    fn bytes_are_limited_by_their_number_and_requests_without_data_cost_a_sector() {
-        let (_, mut bench) = made("throttle,bps_write=1M,burst=0");
+    fn bytes_are_limited_and_requests_without_data_count_as_one_sector() {
+        let (_, mut bench) = create("throttle,bps_write=1M,burst=0");
         // 64 KiB take 62.5 ms.
         assert_eq!(ended(&mut bench, Op::Write, 64 << 10, 4, &[1, 63, 126, 188]), [1, 2, 3, 4]);
         assert_eq!(ended(&mut bench, Op::Read, 1 << 20, 9, &[188]), [9], "reads are free");
-        let (_, mut bench) = made("throttle,bps=1M,burst=0");
+        let (_, mut bench) = create("throttle,bps=1M,burst=0");
         bench.ring.now = Nanos(MS);
         bench.submit(Request::new(Op::Discard, Bytes(0), Bytes(1 << 29)), &[]);
         bench.submit(Request::new(Op::WriteZeroes, Bytes(0), Bytes(1 << 29)), &[]);
         bench.submit(Request::flush(), &[]);
-        assert_eq!(bench.done().len(), 2, "the flush waits for nobody");
+        assert_eq!(bench.done().len(), 2, "the flush does not wait");
         bench.pass_until(Nanos(2 * MS));
         assert_eq!(bench.done().len(), 1);
     }
 
     #[test]
-    fn directions_have_limits_of_their_own_beside_that_of_all() {
-        let (_, mut bench) = made("throttle,iops=1000,iops_read=500,burst=0");
+    fn reads_and_writes_have_own_limits_besides_the_total() {
+        let (_, mut bench) = create("throttle,iops=1000,iops_read=500,burst=0");
         (0..4).for_each(|_| submit(&mut bench, Op::Read, 512));
         bench.pass_until(Nanos(4 * MS + 1));
         assert_eq!(bench.done().len(), 3, "at 0, 2 and 4 ms");
@@ -474,20 +488,20 @@ mod tests {
     }
 
     #[test]
-    fn other_limits_hold_at_once_for_those_that_wait_too() {
-        let (layer, mut bench) = made("throttle,iops=1,burst=0");
+    fn changed_limits_apply_to_held_requests() {
+        let (layer, mut bench) = create("throttle,iops=1,burst=0");
         assert_eq!(ended(&mut bench, Op::Read, 512, 10, &[1, 900]), [1, 1]);
         assert!(layer.change("throttle,iops=1000,burst=0"));
         assert_eq!(layer.describe()[0], ("throttled to", "iops=1000, burst=0".to_owned()));
         bench.pass_until(Nanos(1000 * MS));
-        assert_eq!(bench.done().len(), 9, "they were looked at again within {LOOK_NS} ns");
-        assert!(!layer.change("throttle,iops=1,group=a"), "that is another layer");
+        assert_eq!(bench.done().len(), 9, "they check the limits again within {CHECK_NS} ns");
+        assert!(!layer.change("throttle,iops=1,group=a"), "another group needs another layer");
     }
 
     #[test]
-    fn a_group_is_one_limit_for_all_that_are_in_it() {
-        let (first, mut one) = made("throttle,iops=1000,burst=0,group=shared");
-        let (_second, mut other) = made("throttle,group=shared");
+    fn devices_of_a_group_share_its_limits() {
+        let (first, mut one) = create("throttle,iops=1000,burst=0,group=shared");
+        let (_second, mut other) = create("throttle,group=shared");
         (0..5).for_each(|_| {
             submit(&mut one, Op::Read, 512);
             submit(&mut other, Op::Read, 512);
@@ -497,20 +511,20 @@ mod tests {
         let all = one.done().len() + other.done().len();
         assert!((5..=6).contains(&all), "{all}");
         assert_eq!(first.describe()[1], ("throttle group", "shared (2 devices)".to_owned()));
-        // A third that brings limits of its own sets them for all, with its first request.
-        let (_third, mut third) = made("throttle,iops=7,group=shared");
+        // A third device with limits of its own sets them for the group with its first request.
+        let (_third, mut third) = create("throttle,iops=7,group=shared");
         assert!(first.describe()[0].1.contains("iops=1000"));
         submit(&mut third, Op::Read, 512);
         assert!(first.describe()[0].1.contains("iops=7"));
     }
 
     #[test]
-    fn what_is_cancelled_ends_and_what_may_not_wait_is_sent_back() {
-        let (_, mut bench) = made("throttle,iops=1,burst=0");
+    fn cancelled_requests_end_and_nowait_requests_return_again() {
+        let (_, mut bench) = create("throttle,iops=1,burst=0");
         submit(&mut bench, Op::Read, 512);
-        let mut hasty = Request::new(Op::Read, Bytes(0), Bytes(512));
-        hasty.flags = Flags::NOWAIT;
-        bench.submit(hasty, &memory(512));
+        let mut nowait = Request::new(Op::Read, Bytes(0), Bytes(512));
+        nowait.flags = Flags::NOWAIT;
+        bench.submit(nowait, &memory(512));
         assert_eq!(bench.done(), [Status::Ok, Status::Again]);
         submit(&mut bench, Op::Read, 512);
         bench.queue.set_timeout(Some(1));
@@ -521,13 +535,13 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_are_let_through_no_faster_than_the_rate() {
+    fn threads_together_do_not_exceed_the_rate() {
         let group = Group::new(Limits { rates: [1000, 0, 0, 0, 0, 0], burst: Duration::ZERO });
         let last = std::thread::scope(|scope| {
             let each = || (0..1000).map(|_| group.take(Nanos(1), false, 512).0).max();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(each)).collect();
             threads.into_iter().filter_map(|thread| thread.join().expect("no panic")).max()
         });
-        assert_eq!(last, Some(1 + 3999 * MS), "4000 turns, one each millisecond");
+        assert_eq!(last, Some(1 + 3999 * MS), "4000 start times, one each millisecond");
     }
 }

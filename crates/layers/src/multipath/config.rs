@@ -1,24 +1,24 @@
-//! What a `multipath` line of a table says, read and written in device-mapper's words.
+//! The arguments of a `multipath` table line, parsed and formatted as device-mapper does.
 //!
 //! ```text
 //! <#features> [<feature> [<value>]]*  <#handler args> [<handler> [<arg>]*]  <#groups> <initial group>
 //!     [ <selector> <#selector args> [<arg>]*  <#paths> <#args per path>  [ <device> [<arg>]* ]+ ]+
 //! ```
 //!
-//! Feature words are case-insensitive, selector names are not. What is wrong is said as the kernel says it
-//! (drivers/md/dm-mpath.c, dm-table.c), so that scripts which look for its words find them.
+//! Features are case-insensitive, selector names are not. Errors have the kernel's text
+//! (drivers/md/dm-mpath.c, dm-table.c), so that scripts which search for it find it.
 
 use super::select::{PathArgs, SelectorArgs};
-use crate::dm::{TargetError, Words};
+use crate::dm::{Args, TargetError};
 use std::fmt::Write as _;
 
-/// The handler that is this program's own: paths are activated by a program.
+/// The hardware handler of this project: a program activates paths.
 const EXEC: &str = "exec";
 
-/// How requests travel through the kernel's target. Here both ways are one; it is kept to be shown again.
+/// The queue mode of the kernel's target. It makes no difference here, and is kept to be shown again.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum QueueMode {
-    /// `rq` and `mq`, and when nothing is said.
+    /// `rq` and `mq`; the default.
     #[default]
     Request,
     /// `bio`.
@@ -28,47 +28,47 @@ pub enum QueueMode {
 /// One path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathConfig {
-    /// The device, as it was written.
+    /// The device as specified.
     pub device: String,
-    /// What the selector was told of it.
+    /// The selector's arguments for the path.
     pub args: PathArgs,
 }
 
 /// One priority group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupConfig {
-    /// Who chooses among its paths.
+    /// The path selector.
     pub selector: SelectorArgs,
-    /// Its paths, at least one. The arguments fit the selector.
+    /// The paths, at least one, with arguments that fit the selector.
     pub paths: Vec<PathConfig>,
 }
 
-/// A whole line.
+/// The arguments of a table line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Keep requests while there is no path, rather than fail them.
+    /// Queue requests while no path is usable instead of failing them.
     pub queue_if_no_path: bool,
-    /// How often the activation of a path is tried again; 0: not said.
+    /// How often the activation of a path is retried; 0: not specified.
     pub pg_init_retries: u32,
-    /// How long to wait between; none: 2000 ms.
+    /// Delay between retries in milliseconds; `None`: 2000.
     pub pg_init_delay_ms: Option<u32>,
-    /// How requests travel.
+    /// The queue mode.
     pub queue_mode: QueueMode,
-    /// What activates paths, with its arguments. Of these only `exec` does anything: the others are kept to be shown.
+    /// The hardware handler with its arguments. Only `exec` has an effect; others are kept to be shown.
     pub handler: Vec<String>,
-    /// The groups, by falling priority.
+    /// The priority groups, highest priority first.
     pub groups: Vec<GroupConfig>,
-    /// The one to begin with, from 0. Without meaning when there are none.
+    /// The initial group, from 0; unused without groups.
     pub initial: usize,
 }
 
 impl Config {
-    /// Reads what follows the word `multipath`.
+    /// Parses the arguments that follow the target name `multipath`.
     ///
     /// # Errors
-    /// What the kernel's constructor would set as the target's error.
+    /// The error that the kernel's constructor would set.
     pub fn parse(words: &[&str]) -> Result<Config, TargetError> {
-        let mut words = Words::new(words);
+        let mut words = Args::new(words);
         let mut config = Config {
             queue_if_no_path: false,
             pg_init_retries: 0,
@@ -82,7 +82,7 @@ impl Config {
         let count = words.count(1024, "invalid number of hardware handler args")?;
         let mut handler = words.take(count);
         let handler: Vec<_> = std::iter::from_fn(|| handler.take_next()).map(str::to_owned).collect();
-        // Without requests there is nothing that a kernel's handler could be asked through: the kernel drops it, too.
+        // The kernel drops its handlers in bio mode, too: they need requests.
         if config.queue_mode == QueueMode::Request || handler.first().is_some_and(|name| name == EXEC) {
             config.handler = handler;
         }
@@ -104,21 +104,21 @@ impl Config {
         if config.groups.len() != groups {
             return Err(TargetError::new("priority group count mismatch"));
         }
-        // The kernel takes one that is too large, and begins with the first.
+        // As in the kernel, a number beyond the last group means the first.
         if config.initial >= groups {
             config.initial = 0;
         }
         Ok(config)
     }
 
-    fn features(&mut self, words: &mut Words<'_>) -> Result<(), TargetError> {
+    fn features(&mut self, words: &mut Args<'_>) -> Result<(), TargetError> {
         let count = words.count(8, "invalid number of feature args")?;
         let mut features = words.take(count);
         while let Some(feature) = features.take_next() {
             let has_value = !features.is_empty();
             match feature.to_ascii_lowercase().as_str() {
                 "queue_if_no_path" => self.queue_if_no_path = true,
-                // The kernel knows the word and does nothing by it.
+                // The kernel accepts this feature and ignores it.
                 "retain_attached_hw_handler" => {}
                 "pg_init_retries" if has_value => {
                     let error = "pg_init_retries must be between 1 and 50";
@@ -142,7 +142,7 @@ impl Config {
         Ok(())
     }
 
-    /// The program that activates paths, if there is one.
+    /// Returns the program that activates paths, if the handler is `exec`.
     pub fn activator(&self) -> Option<&str> {
         match self.handler.as_slice() {
             [name, program] if name == EXEC => Some(program),
@@ -150,13 +150,14 @@ impl Config {
         }
     }
 
-    /// How many paths there are in all groups.
+    /// Returns the number of paths in all groups.
     pub fn path_count(&self) -> usize {
         self.groups.iter().map(|group| group.paths.len()).sum()
     }
 
-    /// The line again, as `dmsetup table` shows it: `queue_if_no_path` and the chosen group, from 1, as they are now,
-    /// and each device by `name`, which is given the path's number over all groups. Every word is followed by a space.
+    /// Formats the table line as `dmsetup table` shows it: with the current values of `queue_if_no_path` and
+    /// the chosen group, from 1; `name` returns the name of a path by its number over all groups. Every word
+    /// is followed by a space.
     pub(super) fn table(
         &self,
         queue_if_no_path: bool,
@@ -183,7 +184,7 @@ impl Config {
             text += "queue_mode bio ";
         }
         match (self.activator(), self.handler.first()) {
-            // It is nothing without its argument, of which the kernel's handlers show none.
+            // `exec` needs its argument; the kernel shows no arguments of its own handlers.
             (Some(program), _) => {
                 let _ = write!(text, "2 {EXEC} {program} ");
             }
@@ -206,7 +207,7 @@ impl Config {
     }
 }
 
-fn group(words: &mut Words<'_>) -> Result<GroupConfig, TargetError> {
+fn group(words: &mut Args<'_>) -> Result<GroupConfig, TargetError> {
     if words.len() < 2 {
         return Err(TargetError::new("not enough priority group arguments"));
     }
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_the_seeds_are_read_and_shown_again() {
+    fn table_lines_are_parsed_and_formatted() {
         assert_eq!(
             shown("0 0 1 1 service-time 0 1 2 /dev/nullb0 1 1"),
             "0 0 1 1 service-time 0 1 2 /dev/nullb0 1 1 "
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_said_of_a_path_is_shown_as_its_default() {
+    fn omitted_path_arguments_are_shown_as_defaults() {
         assert_eq!(shown("0 0 1 1 round-robin 0 1 0 8:0"), "0 0 1 1 round-robin 0 1 1 8:0 1 ");
         assert_eq!(shown("0 0 1 1 service-time 0 1 0 8:0"), "0 0 1 1 service-time 0 1 2 8:0 1 1 ");
         assert_eq!(
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_the_kernels_words() {
+    fn errors_have_the_kernels_text() {
         let cases = [
             ("", "invalid number of feature args"),
             ("9 0", "invalid number of feature args"),
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_initial_group_that_there_is_not_is_the_first() {
+    fn an_initial_group_beyond_the_last_is_the_first() {
         assert_eq!(parse("0 0 1 7 round-robin 0 1 0 8:0").unwrap().initial, 0);
         assert_eq!(parse("0 0 2 2 round-robin 0 1 0 a round-robin 0 1 0 b").unwrap().initial, 1);
     }

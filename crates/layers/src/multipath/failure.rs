@@ -1,4 +1,4 @@
-//! Why a path was taken out of use, for logs.
+//! Why a path failed, for logs.
 
 use super::state::Multipath;
 use block::Status;
@@ -6,20 +6,20 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Why a path was taken out of use.
+/// Why a path failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathFailure {
     /// It was unreachable when the table was loaded.
     Unreachable,
-    /// The message `fail_path` asked for it.
+    /// The message `fail_path`.
     Message,
-    /// It could not be activated (MP-6).
+    /// Activation of the path failed (MP-6).
     Activation,
-    /// A request failed on it.
+    /// A request on it failed.
     Request(Status),
 }
 
-/// Packed requests are their errno above this; the other failures are their number below it, and 0 is none.
+/// A failed request is packed as this plus its errno; other failures are numbers below; 0 means none.
 const REQUEST: u32 = 1 << 16;
 
 impl PathFailure {
@@ -46,9 +46,9 @@ impl PathFailure {
 impl fmt::Display for PathFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PathFailure::Unreachable => f.write_str("it was unreachable when the table was loaded"),
-            PathFailure::Message => f.write_str("the message fail_path asked for it"),
-            PathFailure::Activation => f.write_str("it could not be activated"),
+            PathFailure::Unreachable => f.write_str("unreachable when the table was loaded"),
+            PathFailure::Message => f.write_str("failed by a fail_path message"),
+            PathFailure::Activation => f.write_str("activation failed"),
             PathFailure::Request(Status::Timeout) => f.write_str("a request timed out"),
             PathFailure::Request(Status::Transport) => {
                 f.write_str("a request failed: its connection was lost")
@@ -62,16 +62,16 @@ impl fmt::Display for PathFailure {
 }
 
 impl Multipath {
-    /// Takes a path out of use (MP-1), and records why unless it was out of use already. Returns whether it was in use.
+    /// Fails a path (MP-1). Records the reason if the path was active. Returns whether it was.
     pub fn fail_path_for(&self, path: usize, failure: PathFailure) -> bool {
         if self.is_active(path) {
-            // Two queues may see the path fail at once: either reason is true.
+            // Two queues may see the path fail at once; either reason is true.
             self.failure(path).store(failure.pack(), Relaxed);
         }
         self.fail_path(path)
     }
 
-    /// Why a path was taken out of use the last time.
+    /// Returns why a path failed last.
     pub fn path_failure(&self, path: usize) -> Option<PathFailure> {
         PathFailure::unpack(self.failure(path).load(Relaxed))
     }
@@ -82,11 +82,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_packed_and_says_what_happened() {
+    fn failures_are_packed_and_described() {
         for (failure, expected) in [
-            (PathFailure::Unreachable, "it was unreachable when the table was loaded"),
-            (PathFailure::Message, "the message fail_path asked for it"),
-            (PathFailure::Activation, "it could not be activated"),
+            (PathFailure::Unreachable, "unreachable when the table was loaded"),
+            (PathFailure::Message, "failed by a fail_path message"),
+            (PathFailure::Activation, "activation failed"),
             (PathFailure::Request(Status::Transport), "a request failed: its connection was lost"),
             (PathFailure::Request(Status::Timeout), "a request timed out"),
             (PathFailure::Request(Status::IoError), "a request failed: Input/output error (os error 5)"),

@@ -1,21 +1,22 @@
-//! Multipath: one disk that is reached in several ways, of which some may fail.
+//! Multipath: one disk that is reached over several paths, some of which may fail.
 //!
-//! Device-mapper's target of that name, with its words, states and selectors. [`Multipath`] is the shared part: which
-//! paths work and which group is in use, told and changed without a lock. [`MultipathNode`] is a hardware queue's:
-//! it chooses paths by counts of its own. [`MultipathLayer`] puts the two over a child for each path.
+//! Device-mapper's target `multipath`, with its arguments, states and path selectors. [`Multipath`] is the
+//! shared part: which paths are active and which priority group is current, read and changed without a lock.
+//! [`MultipathNode`] belongs to a hardware queue and chooses paths by its own counts. [`MultipathLayer`] is
+//! the target over one child for each path.
 
 mod activation;
 mod config;
 mod failure;
 mod node;
 mod select;
-mod shared;
+pub(crate) mod shared;
 mod state;
 
+#[cfg(all(test, not(loom)))]
+mod activation_tests;
 #[cfg(all(test, loom))]
 mod models;
-#[cfg(all(test, not(loom)))]
-mod mp_6;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -25,5 +26,4 @@ pub use failure::PathFailure;
 pub use node::MultipathNode;
 pub use select::{PathArgs, Report, SelectorArgs};
 pub use shared::MultipathLayer;
-pub(crate) use shared::kind;
 pub use state::Multipath;

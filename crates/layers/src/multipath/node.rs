@@ -1,13 +1,15 @@
-//! A hardware queue's part of a multipath device: sends each request down a path, and down another when that fails.
+//! The multipath node of one hardware queue: sends each request down a path, and down another one if that
+//! fails.
 //!
 //! While nothing changes, a request reads the shared epoch and asks its selector for a path; it writes
-//! nothing that another thread reads. The node itself holds the selector of the group in use; where a
-//! selector takes its paths in turn regardless of what is in flight, the node does so without asking it. When
-//! the epoch differs, the node asks which group is in use and which of its paths work. Requests that find no
-//! path and are to be queued are held here and tried again every 5 ms, so no other thread has to wake a
-//! waiting queue; the same alarm retries requests whose path had no resources.
+//! nothing that another thread reads. The node holds the selector of the current group; if the selector is
+//! round-robin, the node cycles through the paths itself. When the epoch differs, the node reads the current
+//! group and its usable paths anew. Requests that find no path and are to be queued are held here and retried
+//! every 5 ms, so no other thread has to wake a waiting queue; the same alarm retries requests whose path had
+//! no resources.
 //!
-//! *Invariant:* `started` names the path of a request from its `Down` until its `end_io`, and no other request's.
+//! *Invariant:* `sent` holds the path of a request from its `Down` until its `end_io`, and no other
+//! request's.
 
 use super::failure::PathFailure;
 use super::select::{PATHS_MAX, Selector};
@@ -16,20 +18,21 @@ use block::{Cookie, Data, Flags, Request, Status};
 use queue::{Cx, Nanos, Node, NodeEvent, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long kept requests wait before they look for a path again.
-const LOOK_AGAIN_NS: u64 = 5_000_000;
+/// How long queued requests wait before they try again.
+const RETRY_NS: u64 = 5_000_000;
 
-/// So many paths are taken in turn without asking their selector.
-const TURNS_MAX: usize = 16;
+/// Up to this many paths are cycled through without asking the selector.
+const CYCLE_MAX: usize = 16;
 
-/// A path that requests take in turn with others, and whose turn it is next: a path's number, a place in `turns` and a
-/// [`NodeId`], from the lowest bit on, 16 bits each. One number: it is read once for each request.
+/// An entry of the round-robin cycle: the path's number, the index of the next entry in `cycle` and the
+/// child's [`NodeId`], 16 bits each from the lowest bit on. One number, because it is read once for each
+/// request.
 #[derive(Clone, Copy)]
-struct Way(u64);
+struct CycleEntry(u64);
 
-impl Way {
-    fn new(path: u8, next: u16, child: NodeId) -> Way {
-        Way(u64::from(path) | u64::from(next) << 16 | u64::from(child.0) << 32)
+impl CycleEntry {
+    fn new(path: u8, next: u16, child: NodeId) -> CycleEntry {
+        CycleEntry(u64::from(path) | u64::from(next) << 16 | u64::from(child.0) << 32)
     }
 
     #[inline]
@@ -48,15 +51,15 @@ impl Way {
     }
 }
 
-/// Where a request went: the path's number over all groups in the lowest byte; above, for selectors that ask, when, in
-/// nanoseconds. Of that the upper byte is lost, so what took two years is taken for less.
+/// Where and when a request was sent: the path's number over all groups in the lowest byte; above, for
+/// selectors that measure time, the time in nanoseconds without its highest byte (it wraps after two years).
 #[derive(Clone, Copy)]
-struct Went(u64);
+struct PathTime(u64);
 
-impl Went {
+impl PathTime {
     #[inline]
-    fn new(path: u8, now: Nanos) -> Went {
-        Went(now.0 << 8 | u64::from(path))
+    fn new(path: u8, now: Nanos) -> PathTime {
+        PathTime(now.0 << 8 | u64::from(path))
     }
 
     #[inline]
@@ -64,62 +67,62 @@ impl Went {
         self.0 as u8
     }
 
-    /// How long ago, in nanoseconds.
+    /// Returns the time since then in nanoseconds.
     #[inline]
     fn ago(self, now: Nanos) -> u64 {
         (now.0 << 8).wrapping_sub(self.0 & !0xff) >> 8
     }
 }
 
-/// What is known of a request that was sent.
+/// The state of a request that was sent.
 #[derive(Clone, Copy)]
-struct Started {
-    /// The memory with which it came: a path may lend its own.
+struct Sent {
+    /// The memory that the request arrived with: a path may replace it by its own (zero-copy).
     data: Data,
-    went: Went,
+    path_time: PathTime,
 }
 
-/// The node.
+/// The node of one hardware queue.
 pub struct MultipathNode {
     shared: Arc<Multipath>,
-    /// The epoch for which what follows holds, and with it there is a path; 0: it is to be asked.
+    /// The epoch for which the fields below are valid and a path is usable; 0: refresh first.
     ready_epoch: u64,
-    /// Usable paths of the group in use are taken in turn whatever is in flight, and all lie in `turns`.
-    in_turn: bool,
-    /// Some selector counts what is in flight.
+    /// The usable paths of the current group are taken round-robin, and all are in `cycle`.
+    round_robin: bool,
+    /// Whether any selector counts requests in flight.
     counted: bool,
-    /// What is shown of the group in use changes with requests.
+    /// Whether the published counts of the current group change with requests.
     publishes: bool,
-    /// The number of the first path of the group in use.
+    /// Number of the current group's first path.
     first: u8,
-    /// How many paths that has; 0: there is none.
+    /// Number of paths in the current group; 0: no group is current.
     count: u8,
-    /// Whose turn it is.
+    /// Index of the next entry of `cycle`.
     next: u16,
-    started: Box<[Started]>,
-    /// That of the group in use, which has left its place among the others to one that nobody asks.
+    sent: Box<[Sent]>,
+    /// The current group's selector; its place in `selectors` has an unused one.
     selector: Selector,
-    turns: [Way; TURNS_MAX],
+    cycle: [CycleEntry; CYCLE_MAX],
     /// By path, over all groups.
     children: [NodeId; PATHS_MAX],
-    /// One for each group.
+    /// By group.
     selectors: Box<[Selector]>,
-    /// The group in use; none has a path.
+    /// The current group; `None`: no path is usable.
     group: Option<u16>,
-    /// The epoch of the last look.
+    /// The epoch of the last refresh.
     epoch: u64,
-    /// Requests that wait for a path, in the order they came, and since when.
-    kept: Vec<(Cookie, Nanos)>,
+    /// Queued requests in order of arrival, and since when.
+    queued: Vec<(Cookie, Nanos)>,
     alarm_set: bool,
-    /// The group in use has no path yet: requests are kept until that is so, or there is no group.
+    /// The current group's paths are being activated: requests are queued until then.
     waits: bool,
     published: Arc<Published>,
-    /// What is shown of groups that are not in use is no longer true.
+    /// Whether the published counts of other groups are out of date.
     unpublished: bool,
 }
 
 impl MultipathNode {
-    /// With the child of each path, in order over all groups.
+    /// Creates a node with the child of each path, in order over all groups.
     pub fn new(shared: Arc<Multipath>, children: &[NodeId]) -> MultipathNode {
         let (published, number) = shared.publish();
         let selectors = shared.config().groups.iter().map(|group| {
@@ -131,20 +134,20 @@ impl MultipathNode {
         by_path.iter_mut().zip(children).for_each(|(by_path, child)| *by_path = *child);
         MultipathNode {
             ready_epoch: 0,
-            in_turn: false,
+            round_robin: false,
             counted: selectors.iter().any(Selector::counts),
             publishes: false,
             first: 0,
             count: 0,
             next: 0,
-            started: Box::default(),
-            selector: Selector::nobody(),
-            turns: [Way(0); TURNS_MAX],
+            sent: Box::default(),
+            selector: Selector::empty(),
+            cycle: [CycleEntry(0); CYCLE_MAX],
             children: by_path,
             selectors,
             group: None,
             epoch: 0,
-            kept: Vec::new(),
+            queued: Vec::new(),
             alarm_set: false,
             waits: false,
             published,
@@ -153,104 +156,105 @@ impl MultipathNode {
         }
     }
 
-    /// Something has changed: which paths are there?
+    /// Reads the current group and its usable paths after the epoch has changed.
     #[cold]
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         if let Some(group) = self.group.take() {
             std::mem::swap(&mut self.selector, &mut self.selectors[usize::from(group)]);
         }
         self.unpublished = true;
-        // Before the rest: what changes while we look is looked at again.
+        // First, so that changes during the refresh cause another one.
         self.epoch = self.shared.epoch();
-        // Before the paths: one is usable for as long as its group is in use.
-        let group = self.shared.group().map(|group| group as u16);
+        // Before the paths, because a path is usable only while its group is current.
+        let group = self.shared.choose_group().map(|group| group as u16);
         for (group, selector) in self.selectors.iter_mut().enumerate() {
             let (first, _) = self.shared.paths_of(group);
             selector.set_usable(|path| self.shared.is_usable(first + usize::from(path)));
         }
-        // A group that was chosen has a path: that is being activated, or was lost since, and the epoch will tell.
+        // The chosen group has an active path. If none is usable, it is being activated or has just failed;
+        // the epoch will change again.
         self.group = group.filter(|&group| self.selectors[usize::from(group)].has_usable());
-        self.waits = group.is_some() && self.group.is_none() && !self.shared.gives_up();
+        self.waits = group.is_some() && self.group.is_none() && !self.shared.is_being_removed();
         (self.next, self.ready_epoch, self.count) = (0, 0, 0);
-        (self.in_turn, self.publishes) = (false, false);
+        (self.round_robin, self.publishes) = (false, false);
         let Some(group) = self.group.map(usize::from) else { return };
         std::mem::swap(&mut self.selector, &mut self.selectors[group]);
         let (first, count) = self.shared.paths_of(group);
         (self.first, self.count, self.ready_epoch) = (first as u8, count as u8, self.epoch);
-        let paths = self.selector.turns();
+        let paths = self.selector.cycle();
         self.publishes = paths.is_empty();
-        self.in_turn = (1..=TURNS_MAX).contains(&paths.len());
-        for (number, path) in paths.iter().enumerate().filter(|_| self.in_turn) {
+        self.round_robin = (1..=CYCLE_MAX).contains(&paths.len());
+        for (number, path) in paths.iter().enumerate().filter(|_| self.round_robin) {
             let next = if number + 1 == paths.len() { 0 } else { number as u16 + 1 };
             let path = self.first + path;
-            self.turns[number] = Way::new(path, next, self.children[usize::from(path)]);
+            self.cycle[number] = CycleEntry::new(path, next, self.children[usize::from(path)]);
         }
     }
 
-    /// Whether nothing has changed, and there is a path.
+    /// Returns whether nothing has changed and a path is usable.
     #[inline]
     fn is_ready(&self) -> bool {
         self.shared.epoch() == self.ready_epoch
     }
 
-    /// The way down for a request, and with it the tag's `started`, where usable paths are taken in turn.
+    /// Returns the child for a request in the round-robin cycle, and records it as sent.
     #[inline]
-    fn take_turn(&mut self, io: Cookie, req: &Request) -> Option<NodeId> {
-        // Always within: this spares the question.
-        let way = self.turns[usize::from(self.next) % TURNS_MAX];
-        // There is one for each tag.
-        let started = self.started.get_mut(io.tag.index())?;
-        self.next = way.next();
-        *started = Started { data: req.data, went: Went::new(way.path(), Nanos(0)) };
-        Some(way.child())
+    fn next_in_cycle(&mut self, io: Cookie, req: &Request) -> Option<NodeId> {
+        // The index is always in range; the remainder spares the bounds check.
+        let entry = self.cycle[usize::from(self.next) % CYCLE_MAX];
+        // There is an entry for each tag.
+        let sent = self.sent.get_mut(io.tag.index())?;
+        self.next = entry.next();
+        *sent = Sent { data: req.data, path_time: PathTime::new(entry.path(), Nanos(0)) };
+        Some(entry.child())
     }
 
-    /// A request goes down a path of the group in use; `now`: when, for whoever wants to know at its end.
+    /// Sends a request down a path of the current group; `now` is used by selectors that measure time.
     #[inline]
-    fn go(&mut self, io: Cookie, req: &Request, path: u8, now: Nanos) -> Verdict {
+    fn send_to(&mut self, io: Cookie, req: &Request, path: u8, now: Nanos) -> Verdict {
         let path = self.first.wrapping_add(path);
-        // There is one for each tag.
-        if let Some(started) = self.started.get_mut(io.tag.index()) {
-            *started = Started { data: req.data, went: Went::new(path, now) };
+        // There is an entry for each tag.
+        if let Some(sent) = self.sent.get_mut(io.tag.index()) {
+            *sent = Sent { data: req.data, path_time: PathTime::new(path, now) };
         }
         Verdict::Down(self.children[usize::from(path)])
     }
 
-    /// A way in any case, once it is known what has changed. None: there is no path.
+    /// Sends a request, after a refresh if the epoch has changed. Returns `None` if no path is usable.
     fn send(&mut self, io: Cookie, req: &Request, now: Nanos) -> Option<Verdict> {
         if self.shared.epoch() != self.epoch {
-            self.look();
+            self.refresh();
         }
         self.group?;
-        if self.in_turn {
-            return self.take_turn(io, req).map(Verdict::Down);
+        if self.round_robin {
+            return self.next_in_cycle(io, req).map(Verdict::Down);
         }
         let path = self.selector.take(req.len, now)?;
-        Some(self.go(io, req, path, now))
+        Some(self.send_to(io, req, path, now))
     }
 
-    /// Sends a request down the path that the selector of the group in use chooses. What needs a call goes
+    /// Sends a request down the path that the current group's selector chooses. What needs a call goes
     /// through `choose`, in tail position, so that no request saves registers here.
     #[inline(never)]
     fn select<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         match self.selector.take_small(req.len) {
-            Some(path) => self.go(io, req, path, cx.now()),
+            Some(path) => self.send_to(io, req, path, cx.now()),
             None => self.choose(io, req, cx),
         }
     }
 
-    /// A request that takes the long way down.
+    /// The slow path of `submit`.
     #[inline(never)]
     fn choose<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         match self.send(io, req, cx.now()) {
             Some(verdict) => verdict,
-            None => self.without_path(io, req, Status::IoError, cx),
+            None => self.no_path(io, req, Status::IoError, cx),
         }
     }
 
     /// Ends a request whose selector measures how long requests take.
     #[inline(never)]
-    fn ended_in_time<R: Ring>(
+    fn ended_timed<R: Ring>(
         &mut self,
         io: Cookie,
         req: &mut Request,
@@ -258,54 +262,54 @@ impl MultipathNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         if !status.is_ok() {
-            return self.failed_in_time(io, req, status, cx);
+            return self.failed_timed(io, req, status, cx);
         }
-        self.end_in_time(io, cx);
+        self.end_timed(io, cx);
         Verdict::Up(status)
     }
 
     /// Ends a request that failed, and whose selector measures how long requests take. A function of its own,
-    /// so that `ended_in_time` calls nothing and saves no registers.
+    /// so that `ended_timed` calls nothing and saves no registers.
     #[cold]
-    fn failed_in_time<R: Ring>(
+    fn failed_timed<R: Ring>(
         &mut self,
         io: Cookie,
         req: &mut Request,
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        self.end_in_time(io, cx);
+        self.end_timed(io, cx);
         self.failed(io, req, status, cx)
     }
 
     #[inline]
-    fn end_in_time<R: Ring>(&mut self, io: Cookie, cx: &Cx<'_, R>) {
-        let went = self.started[io.tag.index()].went;
-        if let Selector::Historical(historical) = &mut self.selector {
-            historical.end(went.path().wrapping_sub(self.first), went.ago(cx.now()), cx.now());
+    fn end_timed<R: Ring>(&mut self, io: Cookie, cx: &Cx<'_, R>) {
+        let path_time = self.sent[io.tag.index()].path_time;
+        if let Selector::Historical(selector) = &mut self.selector {
+            selector.end(path_time.path().wrapping_sub(self.first), path_time.ago(cx.now()), cx.now());
         }
     }
 
-    /// Ends a request that came back from a path of a group that is no longer in use.
+    /// Ends a request on a path of a group that is no longer current.
     #[cold]
-    fn ended_elsewhere<R: Ring>(
+    fn ended_in_other_group<R: Ring>(
         &mut self,
         io: Cookie,
         req: &mut Request,
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let went = self.started[io.tag.index()].went;
-        let group = self.shared.group_of(went.path().into());
-        let place = went.path().wrapping_sub(self.shared.paths_of(group).0 as u8);
-        self.selectors[group].end(place, req.len, went.ago(cx.now()), cx.now());
+        let path_time = self.sent[io.tag.index()].path_time;
+        let group = self.shared.group_of(path_time.path().into());
+        let place = path_time.path().wrapping_sub(self.shared.paths_of(group).0 as u8);
+        self.selectors[group].end(place, req.len, path_time.ago(cx.now()), cx.now());
         self.unpublished = true;
         if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
-    /// Show the counts of the group in use, and of others only when something came back there.
+    /// Publishes the counts of the current group; those of other groups only if a request has ended there.
     fn publish(&mut self) {
-        self.selector.look_after_turns();
+        self.selector.renumber_stamps();
         if std::mem::take(&mut self.unpublished) {
             return self.publish_all();
         }
@@ -326,37 +330,31 @@ impl MultipathNode {
         }
     }
 
-    /// There is no path for a request; `status`: how it ended on the last one that it was tried on.
+    /// Handles a request without a usable path; `status` is its result on the last path that it was tried on.
     #[cold]
-    fn without_path<R: Ring>(
-        &mut self,
-        io: Cookie,
-        req: &Request,
-        status: Status,
-        cx: &mut Cx<'_, R>,
-    ) -> Verdict {
-        if self.shared.hands_back() {
+    fn no_path<R: Ring>(&mut self, io: Cookie, req: &Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.shared.must_push_back() {
             return Verdict::Up(Status::Requeue);
         }
-        if req.flags.has(Flags::NOWAIT) {
+        if req.flags.contains(Flags::NOWAIT) {
             return Verdict::Up(Status::Again);
         }
-        if self.waits || self.shared.keeps(cx.now()) { self.keep(io, cx) } else { Verdict::Up(status) }
+        if self.waits || self.shared.may_queue(cx.now()) { self.enqueue(io, cx) } else { Verdict::Up(status) }
     }
 
-    fn keep<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        self.kept.push((io, cx.now()));
+    fn enqueue<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        self.queued.push((io, cx.now()));
         self.set_alarm(cx);
         Verdict::Held
     }
 
     fn set_alarm<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
         if !std::mem::replace(&mut self.alarm_set, true) {
-            cx.alarm(cx.now().after(LOOK_AGAIN_NS));
+            cx.alarm(cx.now().after(RETRY_NS));
         }
     }
 
-    /// A path failed a request: another one is tried, if there is one.
+    /// Handles a failed request: retries it on another path if the error is the path's.
     #[cold]
     fn failed<R: Ring>(
         &mut self,
@@ -365,36 +363,36 @@ impl MultipathNode {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let started = self.started[io.tag.index()];
-        let nowait = req.flags.has(Flags::NOWAIT) && status == Status::Again;
-        // One that makes no sense makes none on any other path: it says nothing of this one.
+        let sent = self.sent[io.tag.index()];
+        let nowait = req.flags.contains(Flags::NOWAIT) && status == Status::Again;
+        // An invalid request is invalid on every path, so the path has not failed.
         if !status.is_path_error() || nowait || status == Status::Invalid || status == Status::Requeue {
             return Verdict::Up(status);
         }
-        req.data = started.data;
+        req.data = sent.data;
         if matches!(status, Status::Resource | Status::DeviceResource) {
-            // The path is well; it has no room. Later, then.
-            return self.keep(io, cx);
+            // The path works, but has no resources: retry later.
+            return self.enqueue(io, cx);
         }
-        self.shared.fail_path_for(started.went.path().into(), PathFailure::Request(status));
+        self.shared.fail_path_for(sent.path_time.path().into(), PathFailure::Request(status));
         match self.send(io, req, cx.now()) {
             Some(verdict) => verdict,
-            None => self.without_path(io, req, status, cx),
+            None => self.no_path(io, req, status, cx),
         }
     }
 }
 
 impl<R: Ring> Node<R> for MultipathNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.started = vec![Started { data: Data::NONE, went: Went(0) }; tags].into();
-        self.kept.reserve(tags);
+        self.sent = vec![Sent { data: Data::NONE, path_time: PathTime(0) }; tags].into();
+        self.queued.reserve(tags);
     }
 
     #[inline]
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         if self.is_ready() {
-            if self.in_turn
-                && let Some(child) = self.take_turn(io, req)
+            if self.round_robin
+                && let Some(child) = self.next_in_cycle(io, req)
             {
                 return Verdict::Down(child);
             }
@@ -408,23 +406,23 @@ impl<R: Ring> Node<R> for MultipathNode {
         if u8::from(self.counted) | status as u8 == Status::Ok as u8 {
             return Verdict::Up(status);
         }
-        // There is one for each tag.
-        let Some(&Started { went, .. }) = self.started.get(io.tag.index()) else {
+        // There is an entry for each tag.
+        let Some(&Sent { path_time, .. }) = self.sent.get(io.tag.index()) else {
             return Verdict::Up(status);
         };
-        let place = went.path().wrapping_sub(self.first);
+        let place = path_time.path().wrapping_sub(self.first);
         if place >= self.count {
-            return self.ended_elsewhere(io, req, status, cx);
+            return self.ended_in_other_group(io, req, status, cx);
         }
         match &mut self.selector {
-            Selector::QueueLength(fewest) => fewest.end(place),
-            Selector::ServiceTime(soonest) => soonest.end(place, req.len.0),
-            _ => return self.ended_in_time(io, req, status, cx),
+            Selector::QueueLength(selector) => selector.end(place),
+            Selector::ServiceTime(selector) => selector.end(place, req.len.0),
+            _ => return self.ended_timed(io, req, status, cx),
         }
         if status.is_ok() { Verdict::Up(status) } else { self.failed(io, req, status, cx) }
     }
 
-    /// A request that was kept is tried again, or given up.
+    /// Retries or cancels a queued request.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if result < 0 {
             return Verdict::Up(Status::from_result(result, 0));
@@ -438,16 +436,16 @@ impl<R: Ring> Node<R> for MultipathNode {
         }
         self.alarm_set = false;
         if self.shared.epoch() != self.epoch {
-            self.look();
+            self.refresh();
         }
-        let waits = |node: &Self, now| node.waits || node.shared.keeps(now);
-        if self.group.is_some() || self.shared.hands_back() || !waits(self, cx.now()) {
-            if let Some((_, since)) = self.kept.first() {
-                self.shared.waited(cx.now().since(*since));
+        let waits = |node: &Self, now| node.waits || node.shared.may_queue(now);
+        if self.group.is_some() || self.shared.must_push_back() || !waits(self, cx.now()) {
+            if let Some((_, since)) = self.queued.first() {
+                self.shared.record_wait(cx.now().since(*since));
             }
-            self.kept.drain(..).for_each(|(io, _)| cx.resume(io, 0));
+            self.queued.drain(..).for_each(|(io, _)| cx.resume(io, 0));
         }
-        if !self.kept.is_empty() {
+        if !self.queued.is_empty() {
             self.set_alarm(cx);
         }
     }
@@ -459,9 +457,9 @@ impl<R: Ring> Node<R> for MultipathNode {
     }
 
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        // Whoever holds it below is asked by the queue itself; what is held here waits for a path.
-        if let Some(place) = self.kept.iter().position(|&(kept, _)| kept == io) {
-            self.kept.remove(place);
+        // A request held below is cancelled by the queue itself; one held here waits for a path.
+        if let Some(place) = self.queued.iter().position(|&(queued, _)| queued == io) {
+            self.queued.remove(place);
             cx.resume(io, -i64::from(Status::Timeout.errno()));
         }
     }
@@ -474,11 +472,11 @@ impl<R: Ring> Node<R> for MultipathNode {
     }
 }
 
-/// Nothing of a request's own length is in flight: what was published goes with the queue.
+/// The queue has ended, so no request is in flight: its published counts are reset.
 impl Drop for MultipathNode {
     fn drop(&mut self) {
         self.published.clear();
     }
 }
 
-const _: () = assert!(size_of::<Started>() <= 32, "a request's state here is half a cache line at most");
+const _: () = assert!(size_of::<Sent>() <= 32, "a request's state here is half a cache line at most");

@@ -1,26 +1,38 @@
-//! The shared part of `multipath` as a target: what a device is that has all these ways to it.
+//! The target `multipath`: a device over one child for each path.
 
 use super::{Config, Multipath, MultipathNode, PathFailure};
 use crate::Layer;
-use crate::dm::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
+use crate::dm::{
+    Area, Devices, MessageError, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack,
+};
 use block::{Fact, LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};
 use std::sync::Arc;
 
-pub(crate) fn kind<R: Ring>() -> Kind<R> {
-    Kind { singleton: true, immutable: true, ..Kind::new("multipath", [1, 15, 0], make) }
-}
+pub(crate) const ROW: TargetRow = TargetRow {
+    name: "multipath",
+    version: [1, 15, 0],
+    usage: concat!(
+        "multipath <#features> [<feature>…] <#handler args> [<arg>…] <groups> <first group> ",
+        "[<selector> <#args> [<arg>…] <paths> <#path args> [<device> [<arg>…]]+]+",
+    ),
+    about: "several paths to one device",
+    example: "0 2097152 multipath 0 0 1 1 round-robin 0 2 1 a.img 1 b.img 1",
+    singleton: true,
+    immutable: true,
+    simulated: Simulated::Apart,
+};
 
 /// Multipath over one child for each path, in order over all groups.
 #[derive(Clone)]
 pub struct MultipathLayer {
-    /// Which paths work, and which group is in use.
+    /// The state of paths and groups.
     pub shared: Arc<Multipath>,
-    /// How long the device is; each path is at least so long.
+    /// Length of the device; each path is at least this long.
     pub len: Sectors,
 }
 
-fn make<R: Ring>(
+pub(crate) fn construct<R: Ring>(
     place: Place,
     words: &[&str],
     devices: &mut dyn Devices,
@@ -42,7 +54,7 @@ fn make<R: Ring>(
 }
 
 impl MultipathLayer {
-    /// All paths start at the same sector of the same disk.
+    /// Returns the area of each path: all start at sector 0 of the same disk.
     fn whole(&self) -> Vec<Area> {
         let paths = 0..self.shared.config().path_count();
         paths.map(|device| Area { device, start: Sectors(0), len: self.len }).collect()
@@ -56,12 +68,12 @@ impl<R: Ring> Layer<R> for MultipathLayer {
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.len, &self.whole(), below)?;
-        whole.in_place = below.iter().all(|path| path.in_place);
+        whole.inline = below.iter().all(|path| path.inline);
         whole.sparse = !below.is_empty() && below.iter().all(|path| path.sparse);
         Ok(whole)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
@@ -71,7 +83,7 @@ impl<R: Ring> Layer<R> for MultipathLayer {
 
     fn describe(&self) -> Vec<Fact> {
         let paths = self.shared.config().path_count();
-        let mut facts = vec![("multipath", format!("{} of {paths} paths work", self.shared.valid()))];
+        let mut facts = vec![("multipath", format!("{} of {paths} paths work", self.shared.valid_paths()))];
         if let Some(longest_ns) = self.shared.longest_wait_ns() {
             facts.push(("longest wait for a path", format!("{} ms", longest_ns.div_ceil(1_000_000))));
         }
@@ -90,6 +102,18 @@ impl<R: Ring> Target<R> for MultipathLayer {
             Status::Info => self.shared.status(name),
             Status::Table => self.shared.table(name),
         }
+    }
+
+    fn messages(&self) -> &'static [&'static str] {
+        &[
+            "queue_if_no_path",
+            "fail_if_no_path",
+            "disable_group",
+            "enable_group",
+            "switch_group",
+            "fail_path",
+            "reinstate_path",
+        ]
     }
 
     fn message(&self, words: &[&str], names: &Names) -> Result<Option<String>, MessageError> {

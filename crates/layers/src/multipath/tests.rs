@@ -1,54 +1,18 @@
-//! Requests over paths that fail and come back, MP-1 to MP-9 as far as a queue sees them.
+//! Tests of requests over paths that fail and are reinstated: MP-1 to MP-9 as a queue sees them.
 
 use super::*;
-use block::{Bytes, Cookie, Op, Request, Segment, Status};
-use queue::{
-    Cx, FileId, FileOp, IoId, Nanos, Node, NodeId, Owner, Patience, Queue, QueueConfig, QueueId, Ring,
-    RingFull, Stack, Verdict,
-};
+use block::{Bytes, Cookie, Op, Request, Status};
+use queue::testing::TestRing;
+use queue::{Cx, Nanos, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Stack, Verdict};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Carries the time and one alarm.
-#[derive(Default)]
-pub(super) struct Clock {
-    now: Nanos,
-    alarms: VecDeque<(Nanos, Cookie)>,
-}
+/// A ring without files.
+pub(super) type Clock = TestRing;
 
-impl Ring for Clock {
-    fn now(&self) -> Nanos {
-        self.now
-    }
-    fn allocate(&mut self, _: u32) -> Option<Segment> {
-        None
-    }
-    fn free(&mut self, _: Segment) {}
-    fn bytes(&self, _: Segment) -> &[u8] {
-        &[]
-    }
-    fn bytes_mut(&mut self, _: Segment) -> &mut [u8] {
-        &mut []
-    }
-    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
-        None
-    }
-    fn start(&mut self, _: IoId, _: FileId, _: FileOp, _: &[Segment]) -> Result<(), RingFull> {
-        Err(RingFull)
-    }
-    fn timer(&mut self, id: IoId, at: Nanos) {
-        self.alarms.push_back((at, id.cookie));
-    }
-    fn cancel(&mut self, _: IoId) {
-        if let Some(alarm) = self.alarms.front_mut() {
-            alarm.0 = self.now;
-        }
-    }
-}
-
-/// What a path does with requests, and which it saw.
+/// How a path answers, and the operations that it received.
 #[derive(Default)]
 struct PathLog {
     answer: Option<Status>,
@@ -60,7 +24,7 @@ struct PathLog {
 struct Path(Rc<RefCell<PathLog>>);
 
 impl Path {
-    /// Answer with this from now on; `None`: hold.
+    /// Sets the status that requests complete with; `None`: hold them.
     fn answers(&self, status: Option<Status>) {
         self.0.borrow_mut().answer = status;
     }
@@ -105,7 +69,7 @@ pub(super) fn bench(line: &str) -> Bench {
         stack.backend(Box::new(path.clone()));
     }
     let config = QueueConfig { id: QueueId(0), depth: 8, segments_per_tag: 4, timeout_ns: None };
-    let ring = Clock { now: Nanos(1_000), ..Clock::default() };
+    let ring = Clock::at(Nanos(1_000));
     Bench { queue: Queue::new(config, stack).unwrap(), ring, shared, paths }
 }
 
@@ -124,21 +88,20 @@ impl Bench {
     pub(super) fn run(&mut self, op: Op) -> Status {
         self.submit(op);
         let done = self.done();
-        assert_eq!(done.len(), 1, "it is done at once");
+        assert_eq!(done.len(), 1, "it completes inline");
         done[0]
     }
-    /// Let time pass until the alarm that is set has come.
+    /// Advances time to the alarm and runs it.
     pub(super) fn wait(&mut self) {
-        let (at, cookie) = self.ring.alarms.pop_front().expect("an alarm is set");
-        self.ring.now = self.ring.now.max(at);
-        self.queue.complete(cookie, 0, &mut self.ring);
+        let (id, _) = self.ring.end_timer(Nanos(u64::MAX)).expect("an alarm is set");
+        self.queue.complete(id.cookie, 0, &mut self.ring);
     }
     pub(super) fn seen(&self) -> Vec<usize> {
         self.paths.iter().map(Path::seen).collect()
     }
-    /// End the request that a path has held longest.
+    /// Ends the oldest request that a path holds.
     fn end(&mut self, path: usize, status: Status) {
-        let cookie = self.paths[path].0.borrow_mut().held.pop_front().expect("it holds one");
+        let cookie = self.paths[path].0.borrow_mut().held.pop_front().expect("a request is held");
         self.queue.complete(cookie, -i64::from(status.errno()), &mut self.ring);
     }
 }
@@ -182,7 +145,7 @@ fn mp_3_the_next_group_takes_over_when_the_last_path_of_one_fails() {
 }
 
 #[test]
-fn mp_4_without_a_path_requests_wait_or_fail_as_they_were_told() {
+fn mp_4_requests_without_a_path_are_queued_or_failed_as_configured() {
     let mut bench = bench(QUEUEING);
     for path in 0..2 {
         bench.shared.fail_path(path);
@@ -203,7 +166,7 @@ fn mp_4_without_a_path_requests_wait_or_fail_as_they_were_told() {
 }
 
 #[test]
-fn mp_4_after_the_timeout_all_that_waits_fails() {
+fn mp_4_queued_requests_fail_after_the_timeout() {
     let mut bench = bench(QUEUEING);
     bench.shared.set_no_path_timeout(20_000_000);
     bench.paths.iter().for_each(|path| path.answers(Some(Status::Transport)));
@@ -214,11 +177,11 @@ fn mp_4_after_the_timeout_all_that_waits_fails() {
     }
     bench.wait();
     assert_eq!(bench.done(), [Status::IoError]);
-    assert!(bench.ring.alarms.is_empty(), "nobody waits any more");
+    assert!(bench.ring.timers() == 0, "no request waits");
 }
 
 #[test]
-fn mp_5_what_is_no_fault_of_the_path_is_told_and_the_path_stays() {
+fn mp_5_errors_of_the_target_are_returned_and_fail_no_path() {
     for status in [
         Status::NotSupported,
         Status::NoSpace,
@@ -231,7 +194,7 @@ fn mp_5_what_is_no_fault_of_the_path_is_told_and_the_path_stays() {
         let mut bench = bench(ROUND_ROBIN);
         bench.paths[0].answers(Some(status));
         assert_eq!(bench.run(Op::Write), status);
-        assert_eq!((bench.shared.valid(), bench.seen()), (2, vec![1, 0]), "{status:?}");
+        assert_eq!((bench.shared.valid_paths(), bench.seen()), (2, vec![1, 0]), "{status:?}");
     }
 }
 
@@ -243,21 +206,21 @@ fn mp_5_a_path_without_resources_is_tried_again_later() {
     assert!(bench.done().is_empty());
     bench.paths[0].answers(Some(Status::Ok));
     bench.wait();
-    assert_eq!((bench.done(), bench.shared.valid()), (vec![Status::Ok], 1));
+    assert_eq!((bench.done(), bench.shared.valid_paths()), (vec![Status::Ok], 1));
 }
 
 #[test]
-fn mp_5_without_another_path_the_original_error_is_told() {
+fn mp_5_without_another_path_the_original_error_is_returned() {
     let mut bench = bench("0 0 1 1 round-robin 0 1 1 a 1");
     bench.paths[0].answers(Some(Status::Timeout));
     assert_eq!(bench.run(Op::Write), Status::Timeout);
     assert_eq!(bench.run(Op::Write), Status::IoError);
 }
 
-/// MP-8: what the kernel's ioctl to probe paths would read from are here those that failed by themselves, which the checker
-/// reads from until they answer; not those that a message took away.
+/// MP-8: the kernel's ioctl to probe paths reads from failed ones. Here the path checker reads from paths
+/// that failed by themselves until they answer, and not from those that a message has failed.
 #[test]
-fn mp_8_paths_that_failed_by_themselves_are_to_be_probed() {
+fn mp_8_paths_that_failed_by_themselves_are_probed() {
     let mut bench = bench("0 0 1 1 round-robin 0 3 0 a b c");
     bench.paths[0].answers(Some(Status::Transport));
     bench.shared.message(&["fail_path", "b"], |_| vec![1]).unwrap();
@@ -267,33 +230,34 @@ fn mp_8_paths_that_failed_by_themselves_are_to_be_probed() {
     assert!(bench.shared.reinstate_path(0) && !bench.shared.wants_check(0));
 }
 
-/// MP-12: where the kernel's request mode answers busy, the request waits at the multipath, and the queue goes on with others.
+/// MP-12: where the kernel's request mode returns busy, the node holds the request, and the queue continues
+/// with others.
 #[test]
-fn mp_12_a_request_without_room_on_its_path_waits_and_others_go_on() {
+fn mp_12_a_request_without_resources_waits_and_others_continue() {
     let mut bench = bench("1 queue_if_no_path 0 1 1 round-robin 0 2 0 a b");
     bench.paths[0].answers(Some(Status::Resource));
     bench.submit(Op::Write);
-    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "it is held, not offered again each turn");
+    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "it is held here, not parked");
     assert!(bench.run(Op::Read).is_ok(), "on the other path");
     bench.paths[0].answers(Some(Status::Ok));
     bench.wait();
-    assert_eq!((bench.done(), bench.shared.valid()), (vec![Status::Ok], 2));
+    assert_eq!((bench.done(), bench.shared.valid_paths()), (vec![Status::Ok], 2));
     (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
     bench.submit(Op::Write);
-    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "nor is one that has no path");
+    assert!(bench.done().is_empty() && !bench.queue.has_parked(), "a request without a path is held, too");
 }
 
-/// The short way down writes nothing that queues share, however many requests take it: what they share is the same in the
-/// end. (That no store goes there at all is what `blockyard-bench multipath --stores` shows.)
+/// The fast path writes nothing that queues share: the shared values do not change over many requests.
+/// (`blockyard-bench multipath --stores` shows that there are no stores at all.)
 #[test]
-fn requests_in_turn_change_nothing_that_queues_share() {
+fn round_robin_requests_change_no_shared_state() {
     let mut bench = bench("0 0 1 1 round-robin 0 4 0 a b c d");
     assert!(bench.run(Op::Write).is_ok());
     let before = bench.shared.all_shared();
     assert!((0..10_000).all(|_| bench.run(Op::Read).is_ok()));
     assert_eq!(bench.shared.all_shared(), before);
     bench.shared.fail_path(2);
-    assert_ne!(bench.shared.all_shared(), before, "a change shows");
+    assert_ne!(bench.shared.all_shared(), before, "a failed path changes it");
 }
 
 #[test]
@@ -307,14 +271,14 @@ fn mp_9_a_flush_or_a_discard_goes_down_one_path_once() {
 }
 
 #[test]
-fn in_flight_counts_balance_over_failures_and_are_shown() {
+fn in_flight_counts_balance_over_failures_in_the_status() {
     let mut bench = bench(QUEUEING);
     bench.paths.iter().for_each(|path| path.answers(None));
     (0..5).for_each(|_| bench.submit(Op::Write));
     bench.done();
     let name = |path: usize| ["a", "b"][path].to_owned();
     assert_eq!(bench.shared.status(name), "2 0 0 0 1 1 A 0 2 1 a A 0 3 b A 0 2 ");
-    // Those of the first path fail over to the second.
+    // Requests on the first path fail over to the second.
     (0..3).for_each(|_| bench.end(0, Status::Transport));
     bench.done();
     assert_eq!(bench.shared.status(name), "2 0 0 0 1 1 A 0 2 1 a F 1 0 b A 0 5 ");
@@ -324,7 +288,7 @@ fn in_flight_counts_balance_over_failures_and_are_shown() {
 }
 
 #[test]
-fn a_suspension_without_flush_hands_back_what_waits_for_a_path() {
+fn a_suspension_without_flush_pushes_back_queued_requests() {
     let mut bench = bench(QUEUEING);
     bench.paths.iter().for_each(|path| path.answers(Some(Status::Transport)));
     bench.submit(Op::Write);
@@ -360,7 +324,7 @@ fn a_map_without_groups_has_no_path() {
 }
 
 #[test]
-fn a_queue_that_goes_takes_its_counts_along() {
+fn the_counts_of_a_dropped_queue_are_removed() {
     let mut bench = bench(QUEUEING);
     (0..2).for_each(|path| assert!(bench.shared.fail_path(path)));
     bench.submit(Op::Write);

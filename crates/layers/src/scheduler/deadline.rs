@@ -1,12 +1,12 @@
-//! mq-deadline: which request is next. The kernel's `__dd_dispatch_request`, block/mq-deadline.c.
+//! mq-deadline: chooses the next request. The kernel's `__dd_dispatch_request`, block/mq-deadline.c.
 //!
-//! Requests go in batches of one direction, in the order of sectors. A batch ends after `fifo_batch` requests, or when
-//! none lies ahead. Then reads are chosen, unless writes wait and have been passed over `writes_starved` times. A batch
-//! begins with the request whose time has come, or that has waited longest where none lies ahead; else where the last
-//! batch of its direction ended.
+//! Requests are dispatched in batches of one direction, in sector order. A batch ends after `fifo_batch`
+//! requests, or when no request lies ahead. Then reads are chosen, unless writes wait and have been passed
+//! over `writes_starved` times. A batch begins with the oldest request if its deadline has expired or no
+//! request lies ahead; else where the last batch of its direction ended.
 
-use super::lines::Lines;
-use super::values::{Now, Parameter};
+use super::lists::Lists;
+use super::values::{Parameter, Snapshot};
 use block::{Op, Tag};
 use queue::Nanos;
 
@@ -16,48 +16,48 @@ pub(super) const WRITE: usize = 1;
 /// The state of one queue.
 #[derive(Default, Debug)]
 pub(super) struct Deadline {
-    /// Where the last request of each direction began.
+    /// Where the last dispatched request of each direction began.
     position: [u64; 2],
     direction: usize,
-    /// Requests of the batch so far.
+    /// Requests dispatched in the current batch.
     batched: u64,
-    /// Batches of reads while writes waited.
+    /// Batches of reads since writes began to wait.
     starved: u64,
 }
 
-/// The direction: what changes the device is a write.
+/// Returns the direction: operations that change the device count as writes.
 pub(super) fn class(op: Op) -> usize {
     if op.is_write() { WRITE } else { READ }
 }
 
-/// When a request of that class is to go before others.
-pub(super) fn deadline(class: usize, now: Nanos, values: &Now) -> Nanos {
+/// Returns the deadline of a request that arrives now.
+pub(super) fn deadline(class: usize, now: Nanos, values: &Snapshot) -> Nanos {
     now.after(values.get(if class == READ { Parameter::ReadExpire } else { Parameter::WriteExpire }))
 }
 
 impl Deadline {
-    /// The next to go, with its class.
-    pub(super) fn next(&mut self, lines: &Lines, now: Nanos, values: &Now) -> Option<(usize, Tag)> {
-        let ahead = lines.next_from(self.direction, self.position[self.direction]);
+    /// Returns the next request to dispatch, with its class.
+    pub(super) fn next(&mut self, lists: &Lists, now: Nanos, values: &Snapshot) -> Option<(usize, Tag)> {
+        let ahead = lists.next_from(self.direction, self.position[self.direction]);
         if let Some(lead) = ahead
             && self.batched < values.get(Parameter::FifoBatch)
         {
-            return Some(self.take(lines, self.direction, lead));
+            return Some(self.take(lists, self.direction, lead));
         }
-        let direction = self.turn(lines, values)?;
-        let oldest = lines.oldest(direction)?;
-        let is_late = lines.group(oldest).deadline <= now;
-        let lead = match lines.next_from(direction, self.position[direction]) {
+        let direction = self.turn(lists, values)?;
+        let oldest = lists.oldest(direction)?;
+        let is_late = lists.group(oldest).deadline <= now;
+        let lead = match lists.next_from(direction, self.position[direction]) {
             Some(lead) if !is_late => lead,
             _ => oldest,
         };
         self.batched = 0;
-        Some(self.take(lines, direction, lead))
+        Some(self.take(lists, direction, lead))
     }
 
-    /// Whose turn it is.
-    fn turn(&mut self, lines: &Lines, values: &Now) -> Option<usize> {
-        let (reads, writes) = (lines.oldest(READ).is_some(), lines.oldest(WRITE).is_some());
+    /// Returns the direction of the next batch.
+    fn turn(&mut self, lists: &Lists, values: &Snapshot) -> Option<usize> {
+        let (reads, writes) = (lists.oldest(READ).is_some(), lists.oldest(WRITE).is_some());
         if reads {
             if !writes || self.starved < values.get(Parameter::WritesStarved) {
                 self.starved += u64::from(writes);
@@ -70,9 +70,9 @@ impl Deadline {
         Some(WRITE)
     }
 
-    fn take(&mut self, lines: &Lines, direction: usize, lead: Tag) -> (usize, Tag) {
+    fn take(&mut self, lists: &Lists, direction: usize, lead: Tag) -> (usize, Tag) {
         self.direction = direction;
-        self.position[direction] = lines.group(lead).start;
+        self.position[direction] = lists.group(lead).start;
         self.batched += 1;
         (direction, lead)
     }

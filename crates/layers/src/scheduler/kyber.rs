@@ -1,53 +1,54 @@
-//! kyber: which request is next, and how many of a kind may be at the device. The kernel's block/kyber-iosched.c.
+//! kyber: chooses the next request and limits the requests in flight per domain. The kernel's
+//! block/kyber-iosched.c.
 //!
-//! Reads, writes, discards and the rest are domains, each with so many tokens: a request takes one for as long as it is
-//! at the device. Domains take turns, in batches. Latencies are counted in buckets of a quarter of what is aimed at: the
-//! first four are good. Every tenth of a second they are looked at: where the device itself is slow for a domain
-//! (90 % of its requests), domains whose requests are in time all told (99 %) get fewer tokens, in proportion; one
-//! whose requests are late gets more.
+//! Reads, writes, discards and other requests are domains, each with a number of tokens; a request in flight
+//! holds one. Domains take turns, in batches. Latencies are counted in buckets of a quarter of the target:
+//! the first four are good. A timer of 100 ms evaluates them: if a domain's latency at the device exceeds its
+//! target (90th percentile), domains whose total latency (99th percentile) is within their targets lose
+//! tokens in proportion, and a domain whose requests are late gains some.
 
-use super::lines::Lines;
-use super::values::{Now, Parameter};
+use super::lists::Lists;
+use super::values::{Parameter, Snapshot};
 use block::{Op, Tag};
 use queue::Nanos;
 
-/// Reads, writes, discards, and others, in the order of their turns.
+/// Reads, writes, discards, and others, in the order in which they are served.
 pub(super) const DOMAINS: usize = 4;
 const OTHER: usize = 3;
-/// The most tokens of each (`kyber_depth`).
+/// The most tokens of each domain (`kyber_depth`).
 const DEPTH: [u32; DOMAINS] = [256, 128, 64, 16];
-/// Requests that each may start in a turn (`kyber_batch_size`).
+/// Requests that each domain may dispatch in a batch (`kyber_batch_size`).
 const BATCH: [u32; DOMAINS] = [16, 8, 1, 1];
 const DISCARD_TARGET_NS: u64 = 5_000_000_000;
-/// A bucket is this part of a target, as a shift.
+/// The width of a bucket: the target shifted right by this.
 const SHIFT: u32 = 2;
-/// Buckets of requests that are in time.
+/// Buckets of requests within the target.
 const GOOD: usize = 1 << SHIFT;
 const BUCKETS: usize = 2 << SHIFT;
-/// How long after the first latency they are looked at.
-const LOOK_NS: u64 = 100_000_000;
-/// Latencies that suffice for a look, and how long it waits for as many.
+/// The time from the first latency to the evaluation.
+const TIMER_NS: u64 = 100_000_000;
+/// Latencies that an evaluation needs, and how long it waits for that many.
 const SAMPLES: u32 = 500;
 const SAMPLES_NS: u64 = 1_000_000_000;
 
-/// What a domain's latencies came to.
+/// A histogram of latencies.
 #[derive(Clone, Copy, Default, Debug)]
 struct Latencies {
     buckets: [u32; BUCKETS],
-    /// When they are looked at though there are few. The kernel has one such time for both of a domain's.
+    /// When few latencies are evaluated anyway. The kernel has one such time for both histograms of a domain.
     until: Option<Nanos>,
 }
 
 impl Latencies {
     fn add(&mut self, target_ns: u64, latency_ns: u64) {
-        // What ended in the turn in which it began took no time that can be seen.
+        // A latency of 0 means that the request completed within one turn; it does not measure the device.
         if latency_ns > 0 {
             let bucket = (latency_ns - 1) / (target_ns >> SHIFT).max(1);
             self.buckets[(bucket as usize).min(BUCKETS - 1)] += 1;
         }
     }
 
-    /// The bucket in which so many percent of them have ended, when there are enough: they are gone then.
+    /// Returns the bucket of a percentile and clears the histogram; `None` if there are too few latencies.
     fn percentile(&mut self, percent: u32, now: Nanos) -> Option<usize> {
         let samples: u32 = self.buckets.iter().sum();
         if samples == 0 {
@@ -72,11 +73,11 @@ impl Latencies {
 struct Domain {
     tokens: u32,
     used: u32,
-    /// From the start at the device, and from the arrival.
+    /// Latencies from dispatch, and from arrival.
     device: Latencies,
     total: Latencies,
-    /// What was seen while all was well, for when it is not.
-    seen: Option<usize>,
+    /// The 99th percentile of total latency while the device was not congested.
+    domain_p99: Option<usize>,
 }
 
 /// The state of one queue.
@@ -85,18 +86,18 @@ pub(super) struct Kyber {
     domains: [Domain; DOMAINS],
     current: usize,
     batched: u32,
-    /// When latencies are looked at next; `None`: there are none since.
-    look_at: Option<Nanos>,
+    /// When latencies are evaluated next; `None`: there are none.
+    timer_at: Option<Nanos>,
 }
 
 impl Default for Kyber {
     fn default() -> Kyber {
         let domains = DEPTH.map(|tokens| Domain { tokens, ..Domain::default() });
-        Kyber { domains, current: 0, batched: 0, look_at: None }
+        Kyber { domains, current: 0, batched: 0, timer_at: None }
     }
 }
 
-/// The domain.
+/// Returns the domain of an operation.
 pub(super) fn class(op: Op) -> usize {
     match op {
         Op::Read => 0,
@@ -107,10 +108,10 @@ pub(super) fn class(op: Op) -> usize {
 }
 
 impl Kyber {
-    /// The next to go, with its domain.
-    pub(super) fn next(&mut self, lines: &Lines) -> Option<(usize, Tag)> {
+    /// Returns the next request to dispatch, with its domain.
+    pub(super) fn next(&mut self, lists: &Lists) -> Option<(usize, Tag)> {
         if self.batched < BATCH[self.current]
-            && let Some(lead) = self.head(lines, self.current)
+            && let Some(lead) = self.head(lists, self.current)
         {
             self.batched += 1;
             return Some((self.current, lead));
@@ -118,7 +119,7 @@ impl Kyber {
         self.batched = 0;
         for _ in 0..DOMAINS {
             self.current = (self.current + 1) % DOMAINS;
-            if let Some(lead) = self.head(lines, self.current) {
+            if let Some(lead) = self.head(lists, self.current) {
                 self.batched = 1;
                 return Some((self.current, lead));
             }
@@ -126,18 +127,25 @@ impl Kyber {
         None
     }
 
-    fn head(&self, lines: &Lines, domain: usize) -> Option<Tag> {
+    fn head(&self, lists: &Lists, domain: usize) -> Option<Tag> {
         let Domain { tokens, used, .. } = self.domains[domain];
-        if used < tokens { lines.oldest(domain) } else { None }
+        if used < tokens { lists.oldest(domain) } else { None }
     }
 
-    /// One of that domain goes to the device.
+    /// Counts a request of a domain that is dispatched.
     pub(super) fn started(&mut self, domain: usize) {
         self.domains[domain].used += 1;
     }
 
-    /// One of that domain is over that arrived, and was started, then.
-    pub(super) fn ended(&mut self, domain: usize, arrived: Nanos, started: Nanos, now: Nanos, values: &Now) {
+    /// Counts the completion of a request that arrived and was dispatched at these times.
+    pub(super) fn ended(
+        &mut self,
+        domain: usize,
+        arrived: Nanos,
+        started: Nanos,
+        now: Nanos,
+        values: &Snapshot,
+    ) {
         let of_it = &mut self.domains[domain];
         of_it.used -= 1;
         if domain == OTHER {
@@ -146,15 +154,15 @@ impl Kyber {
         let target = target(domain, values);
         of_it.total.add(target, now.since(arrived));
         of_it.device.add(target, now.since(started));
-        self.look_at.get_or_insert(now.after(LOOK_NS));
+        self.timer_at.get_or_insert(now.after(TIMER_NS));
     }
 
-    /// Look at the latencies, if it is time.
-    pub(super) fn look(&mut self, now: Nanos) {
-        if self.look_at.is_none_or(|at| now < at) {
+    /// Evaluates latencies and adjusts tokens, if it is time.
+    pub(super) fn evaluate(&mut self, now: Nanos) {
+        if self.timer_at.is_none_or(|at| now < at) {
             return;
         }
-        self.look_at = None;
+        self.timer_at = None;
         let mut congested = false;
         for domain in &mut self.domains[..OTHER] {
             let p90 = domain.device.percentile(90, now);
@@ -163,10 +171,10 @@ impl Kyber {
         for (domain, most) in self.domains[..OTHER].iter_mut().zip(DEPTH) {
             let mut p99 = domain.total.percentile(99, now);
             if congested {
-                p99 = p99.or(domain.seen);
-                domain.seen = None;
+                p99 = p99.or(domain.domain_p99);
+                domain.domain_p99 = None;
             } else if p99.is_some() {
-                domain.seen = p99;
+                domain.domain_p99 = p99;
             }
             if let Some(bucket) = p99
                 && (congested || bucket >= GOOD)
@@ -176,14 +184,14 @@ impl Kyber {
         }
     }
 
-    /// Tokens of each domain.
+    /// Returns the tokens of each domain.
     #[cfg(test)]
     pub(super) fn tokens(&self) -> [u32; DOMAINS] {
         self.domains.map(|domain| domain.tokens)
     }
 }
 
-fn target(domain: usize, values: &Now) -> u64 {
+fn target(domain: usize, values: &Snapshot) -> u64 {
     match domain {
         0 => values.get(Parameter::ReadLatNsec),
         1 => values.get(Parameter::WriteLatNsec),
@@ -198,9 +206,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// So many of a domain that took that long at the device, and all told.
+    /// Completes `count` requests of a domain with these latencies at the device and in total.
     fn end(kyber: &mut Kyber, domain: usize, count: u32, device_ms: u64, total_ms: u64) {
-        let values = Values::new(&Choice::of(Policy::Kyber)).now();
+        let values = Values::new(&Choice::of(Policy::Kyber)).snapshot();
         let now = Nanos(10_000 * MS);
         for _ in 0..count {
             kyber.started(domain);
@@ -209,61 +217,61 @@ mod tests {
         }
     }
 
-    fn look(kyber: &mut Kyber, ms: u64) {
-        kyber.look(Nanos((10_000 + ms) * MS));
+    fn evaluate(kyber: &mut Kyber, ms: u64) {
+        kyber.evaluate(Nanos((10_000 + ms) * MS));
     }
 
     #[test]
-    fn all_tokens_are_there_while_latencies_are_good() {
+    fn tokens_stay_at_their_maximum_while_latencies_are_good() {
         let mut kyber = Kyber::default();
         end(&mut kyber, 0, 500, 1, 1);
         end(&mut kyber, 1, 500, 5, 5);
-        look(&mut kyber, 100);
+        evaluate(&mut kyber, 100);
         assert_eq!(kyber.tokens(), DEPTH);
     }
 
     #[test]
-    fn a_congested_device_gets_less_of_the_domain_that_is_in_time() {
+    fn a_congested_device_takes_tokens_from_domains_within_their_target() {
         let mut kyber = Kyber::default();
-        // Reads take twice what is aimed at; writes less than a quarter of it.
+        // Reads take twice their target; writes less than a quarter of theirs.
         end(&mut kyber, 0, 500, 4, 4);
         end(&mut kyber, 1, 500, 2, 2);
-        look(&mut kyber, 100);
-        assert_eq!(kyber.tokens(), [256, 32, 64, 16], "reads have all that there are");
+        evaluate(&mut kyber, 100);
+        assert_eq!(kyber.tokens(), [256, 32, 64, 16], "reads keep all tokens");
         for _ in 0..9 {
             end(&mut kyber, 0, 500, 4, 4);
             end(&mut kyber, 1, 500, 2, 2);
-            look(&mut kyber, 100);
+            evaluate(&mut kyber, 100);
         }
-        assert_eq!(kyber.tokens()[1], 1, "one is always left");
+        assert_eq!(kyber.tokens()[1], 1, "one token is always left");
     }
 
     #[test]
-    fn a_domain_that_was_throttled_and_is_late_gets_tokens_back() {
+    fn a_throttled_domain_above_its_target_gains_tokens() {
         let mut kyber = Kyber::default();
         end(&mut kyber, 0, 500, 4, 4);
         end(&mut kyber, 1, 500, 2, 2);
-        look(&mut kyber, 100);
+        evaluate(&mut kyber, 100);
         end(&mut kyber, 1, 500, 2, 15);
-        look(&mut kyber, 100);
-        assert_eq!(kyber.tokens()[1], 48, "one and a half times as late as aimed at: so many more");
+        evaluate(&mut kyber, 100);
+        assert_eq!(kyber.tokens()[1], 48, "latency is 1.5 times the target: 1.5 times the tokens");
     }
 
     #[test]
-    fn nothing_is_looked_at_too_soon_or_on_too_little() {
+    fn latencies_are_not_evaluated_early_or_on_few_samples() {
         let mut kyber = Kyber::default();
         end(&mut kyber, 0, 500, 4, 4);
         end(&mut kyber, 1, 500, 2, 2);
-        look(&mut kyber, 99);
+        evaluate(&mut kyber, 99);
         assert_eq!(kyber.tokens(), DEPTH);
         let mut few = Kyber::default();
         end(&mut few, 0, 499, 4, 4);
         end(&mut few, 1, 499, 2, 2);
-        look(&mut few, 100);
-        assert_eq!(few.tokens(), DEPTH, "fewer than 500 within a second");
+        evaluate(&mut few, 100);
+        assert_eq!(few.tokens(), DEPTH, "fewer than 500 samples within a second");
         end(&mut few, 0, 1, 4, 4);
         end(&mut few, 1, 1, 2, 2);
-        look(&mut few, 1100);
+        evaluate(&mut few, 1100);
         assert_eq!(few.tokens()[1], 32);
     }
 }

@@ -1,36 +1,38 @@
-//! Schedulers: which of the requests that wait goes down next, and which go down as one
+//! I/O schedulers: the order in which waiting requests are dispatched, and merging
 //! ([ADR 26](../../../../docs/adr/0026-schedulers.md)).
 //!
-//! A request that comes is merged with what waits, or stands in line ([`lines`]). When the batch is over, which is the
-//! kernel's unplugging, as many go down as the device below is given at once; each that ends lets another go. Which one
-//! is the matter of [`deadline`] or [`kyber`]. Merged requests go down as one child request, and end as it does.
+//! An arriving request is merged with a waiting one, or inserted into a list ([`lists`]). At the end of a
+//! batch (the kernel's unplug) requests are dispatched up to `queue_depth`; each completion dispatches
+//! another. [`deadline`] or [`kyber`] chooses the next one. Merged requests go down as one child request and
+//! complete with its status.
 //!
-//! Flushes, prefetches, questions and what zones are told pass at once: a flush is about writes that have ended.
-//! On a zoned device writes keep the order in which they came.
+//! Flushes, prefetches, extent and zone queries and zone management commands bypass the lists: a flush covers
+//! only writes that have completed. On a zoned device writes keep their order of arrival.
 //!
-//! *Invariant:* while something waits, something is under way below or the batch is not over.
+//! *Invariant:* while requests wait, one is in flight below or the batch has not ended.
 
 mod deadline;
 mod kyber;
-mod lines;
+mod lists;
 mod merge;
+mod options;
 mod shared;
 #[cfg(test)]
 mod tests;
 mod values;
 
 use block::{Cookie, Data, Features, Flags, Op, Profile, Request, Status, Tag};
-use lines::{Came, Lines, Merging, is_mergeable};
-use merge::{Memory, PIECES_MAX, Rules};
+use lists::{Insertion, Lists, Merging, is_mergeable};
+use merge::{Memory, Rules, SEGMENTS_MAX};
 use queue::{ChildKind, Cx, Event, Nanos, Node, NodeId, Ring, Verdict};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use values::{Now, Values};
+use values::{Snapshot, Values};
 
 pub use shared::Scheduler;
 pub use values::{Choice, Parameter, ParameterError, Policy, is_parameter};
 
-/// What chooses.
+/// The scheduling policy of a node, with its state.
 #[derive(Debug)]
 enum Chooser {
     Deadline(deadline::Deadline),
@@ -46,68 +48,68 @@ impl Chooser {
     }
 }
 
-/// Where a request is.
+/// The state of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
-    /// Not here, or it only passes.
-    Elsewhere,
-    /// Before the lines: too many writes are here already.
-    Before,
-    /// In line, as part of a group or as its lead.
-    Waiting,
-    /// It goes down, or is there, as itself or as the lead of a group.
-    Below,
-    /// It is over.
-    Over,
+    /// Not here, or it bypasses the lists.
+    Passthrough,
+    /// Waits for admission to the lists: the limit of writes (`async_depth`) is reached.
+    Throttled,
+    /// In a list, as the lead or a member of a group.
+    Queued,
+    /// Dispatched, on its own or as the lead of a group.
+    Dispatched,
+    /// Its group has completed.
+    Completed,
 }
 
-/// What is known of a request besides what lines know.
+/// The state of a request besides its entry in the lists.
 #[derive(Clone, Copy, Debug)]
 struct State {
     place: Place,
-    /// How the request ended that it was part of.
+    /// The status with which its group completed.
     status: Status,
     class: u8,
-    /// Of a lead that is below: when it went, and the room that the group's memory has.
+    /// For a dispatched lead: when it was dispatched, and its area of the segment table.
     started: Nanos,
-    room: u16,
+    area: u16,
 }
 
-/// No room is taken.
-const NO_ROOM: u16 = u16::MAX;
+/// No area of the segment table is in use.
+const NO_AREA: u16 = u16::MAX;
 const NEW: State =
-    State { place: Place::Elsewhere, status: Status::Ok, class: 0, started: Nanos(0), room: NO_ROOM };
+    State { place: Place::Passthrough, status: Status::Ok, class: 0, started: Nanos(0), area: NO_AREA };
 
-/// The node.
+/// The node of one hardware queue.
 pub struct SchedulerNode {
     child: NodeId,
     values: Arc<Values>,
     chooser: Chooser,
-    lines: Lines,
+    lists: Lists,
     rules: Rules,
     zoned: bool,
-    /// What is to be lent memory has none of its own.
-    lends: bool,
+    /// Whether the device answers reads zero-copy; such reads have no memory of their own.
+    zero_copy: bool,
     states: Box<[State]>,
-    /// Requests of this batch that were not merged into others when they came.
+    /// Requests of this batch that were not merged on arrival.
     batch: Vec<Tag>,
-    /// Requests of this batch, and the first of them.
+    /// The number of requests in this batch, and the first one.
     plugged: u32,
     first: Option<Tag>,
-    /// Writes for which there is no place in the lines, oldest first.
-    before: VecDeque<Tag>,
-    /// Writes that are here or below, but for those.
+    /// Writes that wait for admission, oldest first.
+    throttled: VecDeque<Tag>,
+    /// Writes in the lists or dispatched.
     writes: u64,
-    /// Requests and groups below.
+    /// Requests and groups that are dispatched.
     below: u64,
-    /// Numbers of rooms for the memory of groups.
-    rooms: Vec<u16>,
-    /// As of this turn.
-    now: Now,
+    /// Free areas of the segment table, one for each dispatched group.
+    areas: Vec<u16>,
+    /// The parameter values of this turn.
+    snapshot: Snapshot,
 }
 
 impl SchedulerNode {
-    fn new(values: Arc<Values>, whole: &Profile, child: NodeId, rooms: u16) -> SchedulerNode {
+    fn new(values: Arc<Values>, whole: &Profile, child: NodeId, areas: u16) -> SchedulerNode {
         let chooser = match values.policy() {
             Policy::MqDeadline => Chooser::Deadline(deadline::Deadline::default()),
             Policy::Kyber => Chooser::Kyber(Box::default()),
@@ -115,32 +117,34 @@ impl SchedulerNode {
         let rules = Rules::new(&whole.limits);
         SchedulerNode {
             child,
-            now: values.now(),
+            snapshot: values.snapshot(),
             values,
             chooser,
-            lines: Lines::new(0, 0, rules.clone(), |_| false),
+            lists: Lists::new(0, 0, rules.clone(), |_| false),
             rules,
-            lends: whole.lends,
-            zoned: whole.limits.features.has(Features::ZONED),
+            zero_copy: whole.zero_copy_reads,
+            zoned: whole.limits.features.contains(Features::ZONED),
             states: Box::default(),
             batch: Vec::new(),
             plugged: 0,
             first: None,
-            before: VecDeque::new(),
+            throttled: VecDeque::new(),
             writes: 0,
             below: 0,
-            rooms: (0..rooms).rev().collect(),
+            areas: (0..areas).rev().collect(),
         }
     }
 
-    /// What of a request's memory matters to merging.
+    /// Summarises a request's memory for merging.
     fn memory<R: Ring>(&self, req: &Request, cx: &Cx<'_, R>) -> Memory {
         match (is_mergeable(req.op, req.flags), req.op.moves_data()) {
             (false, _) => Memory::NONE,
-            (true, true) if req.data == Data::NONE => match self.lends && req.flags.has(Flags::MAY_LEND) {
-                true => Memory::LENT,
-                false => Memory::NONE,
-            },
+            (true, true) if req.data == Data::NONE => {
+                match self.zero_copy && req.flags.contains(Flags::ZERO_COPY) {
+                    true => Memory::ZERO_COPY,
+                    false => Memory::NONE,
+                }
+            }
             (true, true) => {
                 let pieces = cx.segments(req.data, req.len.0);
                 self.rules.memory(pieces, |piece| !cx.ring.is_opaque(piece))
@@ -149,71 +153,71 @@ impl SchedulerNode {
         }
     }
 
-    /// Put a request that was noted into its line.
-    fn line_up<R: Ring>(&mut self, tag: Tag, cx: &mut Cx<'_, R>) {
-        let req = *self.lines.request(tag);
+    /// Inserts an admitted request into its list.
+    fn enqueue<R: Ring>(&mut self, tag: Tag, cx: &mut Cx<'_, R>) {
+        let req = *self.lists.request(tag);
         let class = usize::from(self.states[tag.index()].class);
         self.writes += u64::from(req.op.is_write());
-        self.states[tag.index()].place = Place::Waiting;
-        let until = deadline::deadline(class, cx.now(), &self.now);
-        let merging = match self.now.get(Parameter::Nomerges) {
-            0 => Merging::All { front: self.now.get(Parameter::FrontMerges) != 0 },
+        self.states[tag.index()].place = Place::Queued;
+        let until = deadline::deadline(class, cx.now(), &self.snapshot);
+        let merging = match self.snapshot.get(Parameter::Nomerges) {
+            0 => Merging::All { front: self.snapshot.get(Parameter::FrontMerges) != 0 },
             1 => Merging::Last,
             _ => Merging::None,
         };
-        let came = self.lines.insert(tag, class, until, merging);
-        match came {
-            Came::New => {
+        let insertion = self.lists.insert(tag, class, until, merging);
+        match insertion {
+            Insertion::New => {
                 cx.probe(tag, &req, Event::Got);
                 self.batch.push(tag);
             }
-            Came::Back(joined) | Came::Front(joined) => {
+            Insertion::Back(joined) | Insertion::Front(joined) => {
                 cx.merged(req.op);
-                cx.probe(tag, &req, Event::Merged { front: matches!(came, Came::Front(_)) });
+                cx.probe(tag, &req, Event::Merged { front: matches!(insertion, Insertion::Front(_)) });
                 if let Some(other) = joined {
                     cx.merged(req.op);
-                    cx.probe(other, self.lines.request(other), Event::Merged { front: false });
+                    cx.probe(other, self.lists.request(other), Event::Merged { front: false });
                 }
             }
         }
     }
 
-    /// The batch is over.
+    /// Ends the batch, as the kernel's unplug does.
     fn unplug<R: Ring>(&mut self, io: Tag, cx: &mut Cx<'_, R>) {
         let count = std::mem::take(&mut self.plugged);
-        cx.probe(io, self.lines.request(io), Event::Unplugged { count });
+        cx.probe(io, self.lists.request(io), Event::Unplugged { count });
     }
 
-    /// What came into the lines since stands there now.
-    fn tell_inserted<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
+    /// Reports requests of this batch as inserted.
+    fn report_inserted<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
         for tag in self.batch.drain(..) {
-            // Others may have taken it in meanwhile.
-            if self.lines.group(tag).requests > 0 {
-                cx.probe(tag, &self.lines.whole(tag), Event::Inserted);
+            // It may have been merged into another group meanwhile.
+            if self.lists.group(tag).requests > 0 {
+                cx.probe(tag, &self.lists.whole(tag), Event::Inserted);
             }
         }
     }
 
-    /// Let writes into the lines that stand before them.
+    /// Admits waiting writes to the lists.
     fn admit<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
-        while self.writes < self.now.async_depth()
-            && let Some(tag) = self.before.pop_front()
+        while self.writes < self.snapshot.async_depth()
+            && let Some(tag) = self.throttled.pop_front()
         {
-            self.line_up(tag, cx);
+            self.enqueue(tag, cx);
         }
     }
 
-    /// Have go down what may.
+    /// Dispatches requests while limits allow it.
     fn dispatch<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
         let now = cx.now();
-        while self.below < self.now.get(Parameter::QueueDepth) && self.lines.waiting() > 0 {
-            if self.rooms.is_empty() || cx.spare_children() == 0 {
-                // A group may be next. One that is below will end.
+        while self.below < self.snapshot.get(Parameter::QueueDepth) && self.lists.waiting() > 0 {
+            if self.areas.is_empty() || cx.spare_children() == 0 {
+                // The next request may be a group. A completion below dispatches again.
                 return;
             }
             let next = match &mut self.chooser {
-                Chooser::Deadline(deadline) => deadline.next(&self.lines, now, &self.now),
-                Chooser::Kyber(kyber) => kyber.next(&self.lines),
+                Chooser::Deadline(deadline) => deadline.next(&self.lists, now, &self.snapshot),
+                Chooser::Kyber(kyber) => kyber.next(&self.lists),
             };
             let Some((class, lead)) = next else { return };
             self.start(class, lead, cx);
@@ -221,54 +225,54 @@ impl SchedulerNode {
     }
 
     fn start<R: Ring>(&mut self, class: usize, lead: Tag, cx: &mut Cx<'_, R>) {
-        self.lines.remove(class, lead);
+        self.lists.remove(class, lead);
         self.below += 1;
         if let Chooser::Kyber(kyber) = &mut self.chooser {
             kyber.started(class);
         }
         let state = &mut self.states[lead.index()];
-        (state.place, state.started) = (Place::Below, cx.now());
-        let (io, whole) = (self.lines.cookie(lead), self.lines.whole(lead));
+        (state.place, state.started) = (Place::Dispatched, cx.now());
+        let (io, whole) = (self.lists.cookie(lead), self.lists.whole(lead));
         cx.probe(lead, &whole, Event::Dispatched);
-        if self.lines.group(lead).requests == 1 {
+        if self.lists.group(lead).requests == 1 {
             return cx.resume(io, 0);
         }
-        let moves = whole.op.moves_data() && !self.lines.group(lead).memory.lent;
+        let moves = whole.op.moves_data() && !self.lists.group(lead).memory.zero_copy;
         let data = if moves { self.gather(lead, cx) } else { Data::NONE };
         let spawned = cx.spawn(io, self.child, ChildKind::Piece, Request { data, ..whole });
-        debug_assert!(spawned.is_ok(), "a spare child was seen");
+        debug_assert!(spawned.is_ok(), "a child request is spare");
     }
 
-    /// The memory of a group as one run.
+    /// Returns the memory of a group's requests as one run of segments.
     fn gather<R: Ring>(&mut self, lead: Tag, cx: &mut Cx<'_, R>) -> Data {
-        let room = self.rooms.pop().expect("a room was seen");
-        self.states[lead.index()].room = room;
-        let at = cx.room() + u32::from(room) * PIECES_MAX;
+        let area = self.areas.pop().expect("a free area was seen");
+        self.states[lead.index()].area = area;
+        let at = cx.own_segments() + u32::from(area) * SEGMENTS_MAX;
         let mut count = 0;
-        for (_, req) in self.lines.requests(lead) {
+        for (_, req) in self.lists.requests(lead) {
             count = cx.gather(at, count, req.data, req.len.0);
         }
         Data::Run { start: at, count, skip: 0 }
     }
 
-    /// A request or a group is over below.
+    /// Handles the completion of a dispatched request or group.
     fn ended(&mut self, lead: Tag, op: Op, requests: u32, now: Nanos) {
-        let State { started, room, class, .. } = self.states[lead.index()];
+        let State { started, area, class, .. } = self.states[lead.index()];
         self.states[lead.index()] = NEW;
         self.below -= 1;
         if op.is_write() {
             self.writes -= u64::from(requests);
         }
-        if room != NO_ROOM {
-            self.rooms.push(room);
+        if area != NO_AREA {
+            self.areas.push(area);
         }
         if let Chooser::Kyber(kyber) = &mut self.chooser {
-            kyber.ended(class.into(), self.lines.group(lead).arrived, started, now, &self.now);
+            kyber.ended(class.into(), self.lists.group(lead).arrived, started, now, &self.snapshot);
         }
     }
 }
 
-/// Whether requests of that operation stand in line.
+/// Returns whether requests of that operation go through the lists.
 fn is_scheduled(op: Op) -> bool {
     matches!(op, Op::Read | Op::Write | Op::Discard | Op::WriteZeroes | Op::ZoneAppend)
 }
@@ -280,14 +284,14 @@ impl<R: Ring> Node<R> for SchedulerNode {
             Chooser::Kyber(_) => kyber::DOMAINS,
         };
         let zoned = self.zoned;
-        self.lines = Lines::new(tags, classes, self.rules.clone(), |class| zoned && class != deadline::READ);
+        self.lists = Lists::new(tags, classes, self.rules.clone(), |class| zoned && class != deadline::READ);
         self.states = vec![NEW; tags].into();
         self.batch.reserve(tags);
-        self.before.reserve(tags);
+        self.throttled.reserve(tags);
     }
 
-    fn room(&self) -> u32 {
-        self.rooms.len() as u32 * PIECES_MAX
+    fn own_segments(&self) -> u32 {
+        self.areas.len() as u32 * SEGMENTS_MAX
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
@@ -299,19 +303,19 @@ impl<R: Ring> Node<R> for SchedulerNode {
             return Verdict::Down(self.child);
         }
         if self.plugged == 0 {
-            self.now = self.values.now();
+            self.snapshot = self.values.snapshot();
             self.first = Some(io.tag);
             cx.probe(io.tag, req, Event::Plugged);
         }
         self.plugged += 1;
         let memory = self.memory(req, cx);
-        self.lines.note(io, req, memory, cx.now());
+        self.lists.register(io, req, memory, cx.now());
         let class = self.chooser.class(req.op) as u8;
-        self.states[io.tag.index()] = State { place: Place::Before, class, ..NEW };
-        if req.op.is_write() && (self.writes >= self.now.async_depth() || !self.before.is_empty()) {
-            self.before.push_back(io.tag);
+        self.states[io.tag.index()] = State { place: Place::Throttled, class, ..NEW };
+        if req.op.is_write() && (self.writes >= self.snapshot.async_depth() || !self.throttled.is_empty()) {
+            self.throttled.push_back(io.tag);
         } else {
-            self.line_up(io.tag, cx);
+            self.enqueue(io.tag, cx);
         }
         Verdict::Held
     }
@@ -320,23 +324,23 @@ impl<R: Ring> Node<R> for SchedulerNode {
         if let Some(first) = self.first.take() {
             self.unplug(first, cx);
         }
-        if self.lines.waiting() == 0 && self.before.is_empty() {
+        if self.lists.waiting() == 0 && self.throttled.is_empty() {
             return;
         }
-        self.now = self.values.now();
+        self.snapshot = self.values.snapshot();
         if let Chooser::Kyber(kyber) = &mut self.chooser {
-            kyber.look(cx.now());
+            kyber.evaluate(cx.now());
         }
         self.admit(cx);
-        self.tell_inserted(cx);
+        self.report_inserted(cx);
         self.dispatch(cx);
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, _: &mut Cx<'_, R>) -> Verdict {
         let state = self.states[io.tag.index()];
-        if state.place == Place::Over {
-            // It may have been lent some.
-            req.data = self.lines.request(io.tag).data;
+        if state.place == Place::Completed {
+            // A zero-copy read has got its memory from the group's child.
+            req.data = self.lists.request(io.tag).data;
             self.states[io.tag.index()] = NEW;
             return Verdict::Up(state.status);
         }
@@ -344,7 +348,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
-        if self.states[io.tag.index()].place == Place::Below {
+        if self.states[io.tag.index()].place == Place::Dispatched {
             self.ended(io.tag, req.op, 1, cx.now());
         }
         Verdict::Up(status)
@@ -358,24 +362,26 @@ impl<R: Ring> Node<R> for SchedulerNode {
         mut status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        if status.is_ok() && self.lines.group(io.tag).memory.lent {
+        if status.is_ok() && self.lists.group(io.tag).memory.zero_copy {
             match child.data {
-                Data::One(memory) if u64::from(memory.len) >= child.len.0 => self.lines.lend(io.tag, memory),
-                // What lends always lends it whole.
+                Data::One(memory) if u64::from(memory.len) >= child.len.0 => {
+                    self.lists.assign_memory(io.tag, memory)
+                }
+                // A zero-copy backend always answers with all of the data.
                 _ => status = Status::IoError,
             }
-            req.data = self.lines.request(io.tag).data;
+            req.data = self.lists.request(io.tag).data;
         }
-        for (part, _) in self.lines.requests(io.tag) {
+        for (part, _) in self.lists.requests(io.tag) {
             if part.tag != io.tag {
-                self.states[part.tag.index()] = State { place: Place::Over, status, ..NEW };
+                self.states[part.tag.index()] = State { place: Place::Completed, status, ..NEW };
                 cx.resume_part(part);
             }
         }
-        self.ended(io.tag, req.op, self.lines.group(io.tag).requests, cx.now());
+        self.ended(io.tag, req.op, self.lists.group(io.tag).requests, cx.now());
         Verdict::Up(status)
     }
 
-    /// What waits here will go; what went is asked itself.
+    /// Waiting requests are dispatched in time; dispatched ones are cancelled below.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

@@ -1,4 +1,4 @@
-//! The shared part of a scheduler: which one, and the values of its parameters.
+//! The shared part of a scheduler: its choice of policy, and the values of its parameters.
 
 use super::values::Values;
 use super::{Choice, SchedulerNode};
@@ -7,10 +7,10 @@ use block::{Bytes, Fact, LimitsError, Profile};
 use queue::{Node, NodeId, Ring};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Groups of merged requests that a queue has below at once, at most: each has room for its memory.
+/// Largest number of merged groups in flight in a queue; each has an area of the segment table.
 const GROUPS_MAX: u16 = 128;
 
-/// The shared part.
+/// The scheduler of a device.
 #[derive(Debug)]
 pub struct Scheduler {
     choice: Mutex<Choice>,
@@ -18,12 +18,12 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// As chosen.
+    /// Creates a scheduler.
     pub fn new(choice: Choice) -> Scheduler {
         Scheduler { choice: Mutex::new(choice), values: Arc::new(Values::new(&choice)) }
     }
 
-    /// The same scheduler with other parameters from now on. Nothing happens when it is another scheduler.
+    /// Changes the parameters. Does nothing if `choice` has another policy.
     pub fn set(&self, choice: &Choice) {
         let mut now = self.choice.lock().unwrap_or_else(PoisonError::into_inner);
         if now.policy == choice.policy {
@@ -32,12 +32,12 @@ impl Scheduler {
         }
     }
 
-    /// A queue of that depth has it: a device's `nr_requests` is that of its own queues, whatever stands above it.
-    pub fn made_for(&self, depth: u16) {
+    /// Registers a queue of that depth: `nr_requests` is the depth of the device's own queues.
+    pub fn set_depth(&self, depth: u16) {
         self.values.set_requests(depth);
     }
 
-    /// What was chosen, and set since.
+    /// Returns the policy and its current parameters.
     pub fn choice(&self) -> Choice {
         *self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -49,19 +49,19 @@ impl<R: Ring> Layer<R> for Scheduler {
     }
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        // Nothing is done while it is submitted.
-        Ok(Profile { in_place: false, ..below[0].clone() })
+        // Requests are held until the end of the batch, so nothing completes inline.
+        Ok(Profile { inline: false, ..below[0].clone() })
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         depth.clamp(1, GROUPS_MAX)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
-    fn begins(&self, _: usize) -> Option<Bytes> {
+    fn child_start(&self, _: usize) -> Option<Bytes> {
         Some(Bytes::ZERO)
     }
 

@@ -1,27 +1,27 @@
-//! Which schedulers there are, their parameters under the kernel's names, and the values that are in force.
+//! The available schedulers, their parameters under the kernel's names, and the values in force.
 //!
-//! Values belong to a device and are read by all of its queues, at every turn that has something to start: one that
-//! is changed is heeded from the next turn on, without a pause. Source of names, units and defaults: the kernel's
-//! block/mq-deadline.c and block/kyber-iosched.c.
+//! Values belong to a device. Each of its queues reads them in every turn that dispatches requests, so a
+//! changed value takes effect in the next turn, without a pause. Source of names, units and defaults: the
+//! kernel's block/mq-deadline.c and block/kyber-iosched.c.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A scheduler.
+/// A scheduling policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// Each request has a deadline; else reads go before writes, in batches in the order of sectors.
+    /// Batches in sector order, reads before writes; each request has a deadline.
     MqDeadline,
-    /// So many reads and writes at the device at once as keep to the latencies that are aimed at.
+    /// Limits reads and writes in flight so that latencies stay within targets.
     Kyber,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Policy; 2] = [Policy::MqDeadline, Policy::Kyber];
 
-    /// The kernel's name.
+    /// Returns the kernel's name of the policy.
     pub const fn name(self) -> &'static str {
         match self {
             Policy::MqDeadline => "mq-deadline",
@@ -39,30 +39,31 @@ impl Policy {
     }
 }
 
-/// What can be set.
+/// A parameter of a scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Parameter {
-    /// How long a read waits at most before it goes before others.
+    /// Deadline of a read after its arrival.
     ReadExpire,
-    /// The same of writes.
+    /// Deadline of a write after its arrival.
     WriteExpire,
-    /// How often reads may go before writes that wait.
+    /// How many batches of reads may precede waiting writes.
     WritesStarved,
-    /// Whether requests are merged to the beginning of others, too.
+    /// Whether requests are merged in front of others, too.
     FrontMerges,
-    /// Requests of a batch.
+    /// Number of requests in a batch.
     FifoBatch,
-    /// The latency that reads are to keep to.
+    /// Target latency of reads.
     ReadLatNsec,
-    /// The latency that writes are to keep to.
+    /// Target latency of writes.
     WriteLatNsec,
-    /// Writes that the scheduler has in hand at once; those that come after stand in line before it. 0: the default.
+    /// Largest number of writes in the lists and in flight; later ones wait for admission. 0: the default.
     AsyncDepth,
-    /// Requests that a queue has at the device at once. The kernel's drivers say it, which calls it the same.
+    /// Largest number of requests that a queue has in flight at the device. The kernel's drivers set it under
+    /// this name.
     QueueDepth,
-    /// With what requests are merged: 0, whatever they touch; 1, only with what came or was merged last; 2, nothing. The
-    /// kernel's attribute of a queue.
+    /// Restricts merging, as the kernel's queue attribute: 0, merge with any waiting request; 1, only with
+    /// the last one inserted or merged into; 2, no merging.
     Nomerges,
 }
 
@@ -76,10 +77,10 @@ enum Unit {
 const COUNT: usize = 10;
 const MS: u64 = 1_000_000;
 const DAY_NS: u64 = 86_400_000 * MS;
-/// As many requests as a queue can have.
+/// The largest number of requests in a queue.
 const DEPTH_MAX: u64 = 4096;
 
-/// By [`Parameter`]: name, unit, smallest and largest value, default. Times in nanoseconds.
+/// By [`Parameter`]: name, unit, smallest and largest value, default. Times are in nanoseconds.
 const TABLE: [(Parameter, &str, Unit, u64, u64, u64); COUNT] = [
     (Parameter::ReadExpire, "read_expire", Unit::Milliseconds, 0, DAY_NS, 500 * MS),
     (Parameter::WriteExpire, "write_expire", Unit::Milliseconds, 0, DAY_NS, 5000 * MS),
@@ -93,62 +94,67 @@ const TABLE: [(Parameter, &str, Unit, u64, u64, u64); COUNT] = [
     (Parameter::Nomerges, "nomerges", Unit::Number, 0, 2, 0),
 ];
 
-/// Whether that is the name of a parameter, of whichever scheduler.
+/// Returns whether any scheduler has a parameter of that name.
 pub fn is_parameter(name: &str) -> bool {
     name == PRIO_AGING_EXPIRE || TABLE.iter().any(|row| row.1 == name)
 }
 
-/// A parameter of the kernel's that is refused with its reason.
+/// A parameter of the kernel's mq-deadline that is rejected with a reason.
 const PRIO_AGING_EXPIRE: &str = "prio_aging_expire";
-/// Percent of a queue's requests that may be writes that kyber has in hand (`KYBER_ASYNC_PERCENT`).
+/// Percentage of a queue's requests that may be writes under kyber (`KYBER_ASYNC_PERCENT`).
 const KYBER_ASYNC_PERCENT: u64 = 75;
 
-/// What is wrong with a scheduler's description.
+/// Error in a scheduler's options.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParameterError {
-    /// Such a scheduler there is not.
-    #[error("there is no scheduler \"{0}\" (there are none, mq-deadline and kyber)")]
+    /// The scheduler does not exist.
+    #[error("unknown scheduler \"{0}\" ({near}schedulers: none, mq-deadline, kyber)", near = near_policy(.0))]
     Policy(String),
-    /// Requests have none.
+    /// `prio_aging_expire`: requests have no priorities.
     #[error("prio_aging_expire has no meaning here: requests have no priorities (leave it out)")]
     Priorities,
-    /// It has no such parameter.
-    #[error("{0} has no parameter \"{1}\" (there are {2})")]
+    /// The scheduler has no such parameter.
+    #[error("{0} has no parameter \"{1}\" ({near}parameters: {2})", near = options::did_you_mean(.1, .2.split(", ")))]
     Unknown(&'static str, String, String),
-    /// It has one, and not twice.
-    #[error("{0} is given twice (leave one out)")]
+    /// A parameter is specified twice.
+    #[error("{0} is specified twice (leave one out)")]
     Twice(&'static str),
-    /// The value.
+    /// The value is invalid.
     #[error("{0} cannot be \"{1}\" (write {2})")]
     Value(&'static str, String, String),
 }
 
-/// A scheduler with the parameters that were given: `mq-deadline,read_expire=100`.
+fn near_policy(name: &str) -> String {
+    options::did_you_mean(name, ["none"].into_iter().chain(Policy::ALL.map(Policy::name)))
+}
+
+/// A scheduler with the parameters that were specified: `mq-deadline,read_expire=100`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
-    /// Which.
+    /// The policy.
     pub policy: Policy,
     given: [Option<u64>; COUNT],
 }
 
 impl Choice {
-    /// One with nothing but defaults.
+    /// Creates a choice with default parameters.
     pub fn of(policy: Policy) -> Choice {
         Choice { policy, given: [None; COUNT] }
     }
 
-    /// Give a parameter a value, as it is written: plain numbers have the kernel's unit, milliseconds or nanoseconds.
+    /// Sets a parameter. A number without a unit is in the kernel's unit: milliseconds, or nanoseconds for
+    /// `_nsec`.
     ///
     /// # Errors
-    /// What the scheduler does not have, and values that it cannot have.
+    /// The scheduler does not have the parameter, or the value is invalid.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ParameterError> {
         let row = TABLE.iter().find(|row| row.1 == name && self.policy.has(row.0));
         let Some(&(parameter, name, unit, min, max, _)) = row else {
             if name == PRIO_AGING_EXPIRE && self.policy == Policy::MqDeadline {
                 return Err(ParameterError::Priorities);
             }
-            let there_are = self.parameters().map(|row| row.1).collect::<Vec<_>>().join(", ");
-            return Err(ParameterError::Unknown(self.policy.name(), name.to_owned(), there_are));
+            let parameters = self.parameters().map(|row| row.1).collect::<Vec<_>>().join(", ");
+            return Err(ParameterError::Unknown(self.policy.name(), name.to_owned(), parameters));
         };
         let number = parse(value, unit).filter(|number| (min..=max).contains(number));
         let number = number.ok_or_else(|| {
@@ -168,12 +174,13 @@ impl Choice {
         TABLE.iter().filter(move |row| policy.has(row.0))
     }
 
-    /// The value in force.
+    /// Returns the value of a parameter, which is its default if it was not specified.
     pub fn value(&self, parameter: Parameter) -> u64 {
         self.given[parameter as usize].unwrap_or(TABLE[parameter as usize].5)
     }
 
-    /// All parameters that it has, in the kernel's units. `requests`: those that a queue may have.
+    /// Returns names and values of all parameters in the kernel's units. `requests` is the depth of the
+    /// queues.
     pub(crate) fn shown(&self, requests: u64) -> Vec<(&'static str, String)> {
         let show = |row: &(Parameter, &'static str, Unit, u64, u64, u64)| {
             let value = match (row.0, self.value(row.0)) {
@@ -252,18 +259,18 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The values in force, for all queues of a device.
+/// The values in force, shared by all queues of a device.
 #[derive(Debug)]
 pub(crate) struct Values {
     policy: Policy,
     values: [AtomicU64; COUNT],
-    /// Requests that a queue may have: the most of any that was made. 0: there was none.
+    /// The largest depth of the device's queues; 0: it has none yet.
     requests: AtomicU64,
 }
 
-/// The same as one turn has them.
+/// A copy of the values for one turn.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Now {
+pub(crate) struct Snapshot {
     values: [u64; COUNT],
     requests: u64,
     policy: Policy,
@@ -296,13 +303,13 @@ impl Values {
         self.policy
     }
 
-    pub(crate) fn now(&self) -> Now {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         let values = std::array::from_fn(|at| self.values[at].load(Relaxed));
-        Now { values, requests: self.requests(), policy: self.policy }
+        Snapshot { values, requests: self.requests(), policy: self.policy }
     }
 }
 
-impl Now {
+impl Snapshot {
     pub(crate) fn get(&self, parameter: Parameter) -> u64 {
         self.values[parameter as usize]
     }
@@ -317,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_are_the_kernels_in_its_units() {
+    fn defaults_and_units_are_the_kernels() {
         let shown = |text: &str| {
             let shown = text.parse::<Choice>().unwrap().shown(128);
             shown.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
@@ -334,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_read_and_written_again() {
+    fn a_choice_is_parsed_and_formatted() {
         for (text, again) in [
             ("kyber", "kyber"),
             ("mq-deadline,read_expire=100,fifo_batch=1", "mq-deadline,read_expire=100,fifo_batch=1"),
@@ -348,12 +355,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_scheduler_does_not_have_is_refused_with_what_it_has() {
+    fn invalid_parameters_are_rejected_with_the_valid_ones() {
         for (text, part) in [
-            ("bfq", "none, mq-deadline and kyber"),
+            ("bfq", "(schedulers: none, mq-deadline, kyber)"),
+            ("mq-deadlin", "unknown scheduler \"mq-deadlin\" (did you mean mq-deadline? schedulers: none, "),
+            ("kybr", "(did you mean kyber? "),
+            (
+                "mq-deadline,read_expir=5",
+                "has no parameter \"read_expir\" (did you mean read_expire? parameters: ",
+            ),
             (
                 "kyber,read_expire=1",
-                "there are read_lat_nsec, write_lat_nsec, async_depth, queue_depth, nomerges",
+                "parameters: read_lat_nsec, write_lat_nsec, async_depth, queue_depth, nomerges",
             ),
             ("mq-deadline,prio_aging_expire=1", "no priorities"),
             ("mq-deadline,front_merges=2", "a number from 0 to 1"),

@@ -1,25 +1,27 @@
-//! Where a request is cut: arithmetic on bytes, without a queue.
+//! Where a request is split: arithmetic on byte offsets, without a queue.
 //!
 //! Source of the rules: `get_max_io_size`, `bio_split_io_at`, `bio_split_discard` and
-//! `bio_split_write_zeroes` in the kernel's block/blk-merge.c. Each function answers with the length of the
-//! first piece: all of it when no cut is needed, 0 when no cut is allowed where one is needed. The place of a
-//! segment in its region stands for its address: regions begin on a page.
+//! `bio_split_write_zeroes` in the kernel's block/blk-merge.c. Each function returns the length of the first
+//! child request: the whole length if no split is needed, 0 if a split is needed but impossible. A segment's
+//! offset in its region serves as its address: regions are page-aligned.
 
 use block::{Data, QueueLimits, Request, Segment};
 
-/// Queue limits in the form that cutting wants: bytes throughout.
+/// Queue limits in bytes, as the split rules use them.
 #[derive(Debug)]
 pub(crate) struct Cuts {
-    /// A request with its memory in one piece, no longer than this, that starts on a physical block needs no
-    /// look at anything else.
+    /// The longest request with contiguous memory that is within all limits if it starts on a physical block.
     whole: u64,
+    /// The length of the children of a request with contiguous memory that starts on a physical block; 0:
+    /// each split has to be computed.
+    stride: u64,
     /// The bits of an offset within a physical block.
     within_block: u64,
     max: u64,
     max_write_zeroes: u64,
-    /// 0: the device takes none.
+    /// 0: the device does not support zone append.
     max_zone_append: u64,
-    /// 0: none.
+    /// 0: no chunk limit.
     chunk: u64,
     logical_block: u64,
     physical_block: u64,
@@ -27,7 +29,7 @@ pub(crate) struct Cuts {
     max_segment_size: u64,
     seg_boundary_mask: u64,
     virt_boundary_mask: u64,
-    /// A multiple of the granularity; 0: discards are not cut.
+    /// A multiple of the granularity; 0: discards are not split.
     max_discard: u64,
     discard_granularity: u64,
     discard_alignment: u64,
@@ -39,6 +41,7 @@ impl Cuts {
         let max_discard = limits.max_discard_sectors.bytes().0;
         let mut cuts = Cuts {
             whole: 0,
+            stride: 0,
             within_block: limits.physical_block_size.0 - 1,
             max: limits.max_sectors.bytes().0,
             max_write_zeroes: limits.max_write_zeroes_sectors.bytes().0,
@@ -55,11 +58,12 @@ impl Cuts {
             discard_alignment: limits.discard_alignment.0 % discard_granularity,
         };
         cuts.whole = cuts.surely_whole();
+        cuts.stride = cuts.even_stride();
         cuts
     }
 
-    /// The longest request that is whole on whichever physical block it starts. One piece of memory as long
-    /// as a segment may be comes to two segments at most, when it lies across a segment boundary.
+    /// Returns the longest request that needs no split on any physical block. Contiguous memory no longer
+    /// than `max_segment_size` counts as two segments at most, if it crosses a segment boundary.
     fn surely_whole(&self) -> u64 {
         if self.chunk != 0 || self.max_segments < 2 {
             return 0;
@@ -72,13 +76,31 @@ impl Cuts {
             .min(self.seg_boundary_mask)
     }
 
+    /// Returns the length of every child but the last if neither chunks nor segment limits split a request
+    /// with contiguous memory, else 0. Memory that crosses one segment boundary counts as two segments.
+    fn even_stride(&self) -> u64 {
+        let most = self.most_from(0, self.max);
+        let is_even = self.chunk == 0
+            && self.max_segments >= 2
+            && self.virt_boundary_mask == 0
+            && most <= self.max_segment_size.min(self.seg_boundary_mask);
+        if is_even { most } else { 0 }
+    }
+
+    /// Returns the first child's length of a read or write with contiguous memory, if it follows from
+    /// `stride`. The result equals that of [`data`](Cuts::data).
+    #[inline]
+    pub(crate) fn even_child(&self, offset: u64, len: u64) -> Option<u64> {
+        (self.stride != 0 && offset & self.within_block == 0).then(|| len.min(self.stride))
+    }
+
     #[inline]
     pub(crate) fn is_surely_whole(&self, req: &Request) -> bool {
         req.len.0 <= self.whole && req.offset.0 & self.within_block == 0 && matches!(req.data, Data::One(_))
     }
 
-    /// The most that one request from `offset` may carry (BLK-1): it ends on a physical block if it can, else
-    /// on a logical one.
+    /// Returns the largest length of one request from `offset` (BLK-1): it ends on a physical block if
+    /// possible, else on a logical block.
     fn most_from(&self, offset: u64, max: u64) -> u64 {
         let chunk_left = if self.chunk == 0 { u64::MAX } else { self.chunk - offset % self.chunk };
         let max = max.min(chunk_left);
@@ -87,7 +109,7 @@ impl Cuts {
         if end > start { end - start } else { max & !(self.logical_block - 1) }
     }
 
-    /// A read or a write of `len` bytes whose memory is `segments` (BLK-1, BLK-2).
+    /// Returns the first child's length of a read or write of `len` bytes in `segments` (BLK-1, BLK-2).
     pub(crate) fn data(&self, offset: u64, segments: impl Iterator<Item = Segment>, len: u64) -> u64 {
         let most = self.most_from(offset, self.max);
         let (mut count, mut bytes) = (0u32, 0u64);
@@ -103,22 +125,22 @@ impl Cuts {
         len
     }
 
-    /// A zone append of `len` bytes (BLK-5): all of it, or 0 where it would have to be cut. Where it starts is
-    /// its zone's beginning, so what is left of the chunk is the zone.
+    /// Returns `len` for a zone append that fits, or 0 if it would have to be split (BLK-5). The append
+    /// starts at its zone's first block, so the rest of the chunk is the zone.
     pub(crate) fn append(&self, offset: u64, segments: impl Iterator<Item = Segment>, len: u64) -> u64 {
         let fits = len <= self.max_zone_append && self.data(offset, segments, len) == len;
         if fits { len } else { 0 }
     }
 
-    /// Take as much of one piece of memory as the limits on segments and `most` bytes leave room for.
-    /// `false`: not all of it.
+    /// Takes as much of one memory segment as the segment limits and `most` bytes allow. Returns whether that
+    /// was all of it.
     fn take(&self, segment: Segment, most: u64, count: &mut u32, bytes: &mut u64) -> bool {
         let len = u64::from(segment.len);
         let room = len.min(most.saturating_sub(*bytes));
         let mut taken = 0;
         while taken < room && *count < self.max_segments {
             let address = segment.offset + taken;
-            // Less one, as the mask may be all ones.
+            // The limit is computed less one, because the mask may be all ones.
             let to_boundary = self.seg_boundary_mask - (self.seg_boundary_mask & address);
             let size = to_boundary.min(self.max_segment_size - 1) + 1;
             taken += size.min(room - taken);
@@ -131,7 +153,8 @@ impl Cuts {
         taken == len
     }
 
-    /// A discard (BLK-4): every cut lies on the granularity. Chunks do not matter to it.
+    /// Returns the first child's length of a discard (BLK-4): splits lie on the granularity; chunks do not
+    /// apply.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> u64 {
         if self.max_discard == 0 || len <= self.max_discard {
             return len;
@@ -141,7 +164,8 @@ impl Cuts {
         if self.max_discard > beyond { self.max_discard - beyond } else { self.max_discard }
     }
 
-    /// A write of zeroes (BLK-4). What the device cannot do at all goes down to be refused.
+    /// Returns the first child's length of a write of zeroes (BLK-4). Unsupported ones go down whole and are
+    /// rejected.
     pub(crate) fn write_zeroes(&self, offset: u64, len: u64) -> u64 {
         if self.max_write_zeroes == 0 {
             return len;

@@ -1,17 +1,17 @@
-//! The shared part of `split`: limits to be set over those of what stands below.
+//! The shared part of `split`: limits that the user sets below those of the device.
 
 use crate::{Layer, Split};
 use block::{Bytes, LimitOverrides, LimitsError, Profile};
 use queue::{Node, NodeId, Ring};
 
-/// Holds a device to limits of the user's choice.
+/// A layer that enforces queue limits set by the user.
 #[derive(Clone, Debug)]
 pub struct SplitLayer {
     wanted: LimitOverrides,
 }
 
 impl SplitLayer {
-    /// With these set; every other limit is that of the child. None may be beyond that.
+    /// Creates the layer. Limits that `wanted` omits are the child's; none may exceed the child's.
     pub fn new(wanted: LimitOverrides) -> SplitLayer {
         SplitLayer { wanted }
     }
@@ -24,22 +24,22 @@ impl<R: Ring> Layer<R> for SplitLayer {
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let below = &below[0];
-        // It is the same device's queue, and no device of its own over another.
+        // The limits apply to the same queue: this is not a device stacked on another one.
         let mut limits = below.limits.clone();
         self.wanted.apply_over(&mut limits)?;
-        // What is split fills parts of one buffer, which lent memory is not.
-        Ok(Profile { limits, lends: false, bytewise: false, ..below.clone() })
+        // Children of a split read fill parts of one buffer, so a backend cannot answer them zero-copy.
+        Ok(Profile { limits, zero_copy_reads: false, bytewise: false, ..below.clone() })
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         Split::children(depth)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
-    fn begins(&self, _: usize) -> Option<Bytes> {
+    fn child_start(&self, _: usize) -> Option<Bytes> {
         Some(Bytes::ZERO)
     }
 

@@ -1,30 +1,30 @@
-//! What the kernel asks for.
+//! FUSE requests, parsed.
 
 use super::wire::{self, Fields, IN_HEADER_LEN, TRANSFER_IN_LEN, fattr, opcode};
 
-/// How every request begins.
+/// `fuse_in_header`: the header of every request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Bytes of the whole request.
     pub len: u32,
-    /// What to do.
+    /// The operation ([`opcode`]).
     pub opcode: u32,
-    /// What the reply names it by.
+    /// Identifies the request; the reply repeats it.
     pub unique: u64,
-    /// The inode.
+    /// The inode number.
     pub node: u64,
 }
 
-/// The kernel sent something that is no request. It never does; the connection cannot go on.
+/// The kernel sent bytes that are no valid request. It never does; the connection cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a FUSE request of {0} bytes that says otherwise of itself")]
+#[error("a FUSE request of {0} bytes whose header has another length")]
 pub struct Malformed(pub usize);
 
 impl Header {
-    /// The header of a request of which `have` bytes were read; `bytes` are its first.
+    /// Parses the header of a request of which `have` bytes were read; `bytes` are the first of them.
     ///
     /// # Errors
-    /// It is shorter than a header, or not as long as it says.
+    /// [`Malformed`]: the request is shorter than a header, or its length field is not `have`.
     #[inline]
     pub fn parse(bytes: &[u8], have: usize) -> Result<Header, Malformed> {
         let header = Header::read(bytes);
@@ -34,7 +34,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The header that begins here. What is not there is 0.
+    /// Reads the header at the start of `bytes`. Fields that are missing are 0.
     #[inline]
     pub(super) fn read(bytes: &[u8]) -> Header {
         let fields = Fields(bytes);
@@ -42,63 +42,63 @@ impl Header {
     }
 }
 
-/// A read or a write. Offsets and lengths are in bytes and not yet checked against the device.
+/// A read or a write. Offset and length are not yet checked against the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
-    /// Where in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How much.
+    /// Length in bytes.
     pub len: u32,
     /// The open file's flags, as `open` has them.
     pub flags: u32,
 }
 
 impl Transfer {
-    /// Whether the file was opened for writes that are on stable storage when they end.
+    /// Whether writes must be on stable storage when they complete (`O_DSYNC` or `O_SYNC`).
     pub const fn is_durable(&self) -> bool {
-        // `O_SYNC` holds the bit of `O_DSYNC` everywhere.
+        // `O_SYNC` includes the bit of `O_DSYNC` on all architectures.
         self.flags & libc::O_DSYNC as u32 != 0
     }
 }
 
-/// What SETATTR is to change.
+/// The attributes that SETATTR changes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// The size.
+    /// New size in bytes.
     pub size: Option<u64>,
-    /// Permissions, without the type.
+    /// New permission bits, without the file type.
     pub mode: Option<u32>,
-    /// The owner.
+    /// New owner.
     pub uid: Option<u32>,
-    /// The group.
+    /// New group.
     pub gid: Option<u32>,
-    /// It came by way of an open file: `ftruncate`, and not `open` with `O_TRUNC`.
+    /// The change was made through an open file: `ftruncate`, not `open` with `O_TRUNC`.
     pub of_open_file: bool,
 }
 
-/// What LSEEK looks for.
+/// `whence` of LSEEK.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seek {
     /// `SEEK_DATA`.
     Data,
     /// `SEEK_HOLE`.
     Hole,
-    /// Something that the kernel answers itself, or that is new.
+    /// A value that the kernel handles itself, or an unknown one.
     Other,
 }
 
-/// A request, taken apart.
+/// A parsed request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Call {
-    /// The first of all.
+    /// INIT, the first request.
     Init {
-        /// The kernel's version.
+        /// The kernel's major protocol version.
         major: u32,
-        /// The kernel's version.
+        /// The kernel's minor protocol version.
         minor: u32,
-        /// How far it would read ahead.
+        /// Bytes that the kernel would read ahead at most.
         max_readahead: u32,
-        /// What it can do.
+        /// Features of the kernel ([`wire::init`]).
         flags: u64,
     },
     /// `stat`.
@@ -109,7 +109,7 @@ pub enum Call {
     Open,
     /// `read`.
     Read(Transfer),
-    /// `write`, with its data behind.
+    /// `write`; its data follows the arguments.
     Write(Transfer),
     /// `statfs`.
     StatFs,
@@ -119,30 +119,31 @@ pub enum Call {
     Sync,
     /// `fallocate`.
     Allocate {
-        /// Where.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
         /// [`wire::falloc`] bits.
         mode: u32,
     },
     /// `lseek`.
     Seek {
-        /// Where to look from.
+        /// Offset to search from, in bytes.
         offset: u64,
-        /// What for.
+        /// What to search for.
         what: Seek,
     },
-    /// The file system was unmounted.
+    /// DESTROY: the file system was unmounted.
     Destroy,
-    /// Nothing that is answered: FORGET, and INTERRUPT, for what is under way ends soon by itself.
+    /// Requests without a reply: FORGET, and INTERRUPT, which is ignored because requests in flight complete
+    /// soon.
     Unanswered,
-    /// Nothing that such a file has.
+    /// An operation that a single regular file does not have.
     Unknown,
 }
 
 impl Call {
-    /// What a request with this header asks for; `args` is what follows the header, as far as it is no data.
+    /// Parses the request with this header; `args` is what follows the header, without a write's data.
     #[inline]
     pub fn parse(header: &Header, args: &[u8]) -> Call {
         let fields = Fields(args);
@@ -169,7 +170,7 @@ impl Call {
             opcode::STATFS => Call::StatFs,
             opcode::INIT if complete(8) => {
                 let flags = u64::from(fields.u32(12));
-                // The second half counts only when the first says so.
+                // The upper half is valid only if the lower half has INIT_EXT.
                 let more = if flags & wire::init::INIT_EXT == 0 { 0 } else { fields.u32(16) };
                 Call::Init {
                     major: fields.u32(0),
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_must_be_as_long_as_it_says() {
+    fn a_wrong_length_in_a_header_is_refused() {
         let mut bytes = [0u8; 80];
         bytes[..4].copy_from_slice(&80u32.to_ne_bytes());
         bytes[4..8].copy_from_slice(&opcode::READ.to_ne_bytes());
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_says_where_how_much_and_whether_it_is_to_last() {
+    fn a_write_has_offset_length_and_durability() {
         let mut args = [0u8; 40];
         args[8..16].copy_from_slice(&4096u64.to_ne_bytes());
         args[16..20].copy_from_slice(&512u32.to_ne_bytes());
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_half_of_the_flags_counts_only_when_announced() {
+    fn the_upper_flags_need_init_ext() {
         let mut args = [0u8; 64];
         args[..4].copy_from_slice(&7u32.to_ne_bytes());
         args[4..8].copy_from_slice(&45u32.to_ne_bytes());

@@ -1,28 +1,28 @@
-//! Requests that come through io_uring: each in the memory of an *entry*, its header apart from its payload, in one of as
-//! many queues as the machine may have processors.
+//! FUSE requests over io_uring: each arrives in the memory of an *entry*, header and payload apart, in one of
+//! as many queues as the machine may have processors.
 
 use super::call::{Call, Header, Malformed};
 use super::wire::uring::{ARGUMENTS_AT, COMMAND_LEN, COMMIT_ID_AT, ENTRY_AT, HEADER_LEN, PAYLOAD_LEN_AT};
 use super::wire::{Fields, IN_HEADER_LEN, OUT_HEADER_LEN, put};
 
-/// A request in an entry.
+/// A request that arrived in an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// How every request begins.
+    /// Header of the request.
     pub header: Header,
-    /// What it asks for. The data of a write is the payload.
+    /// The parsed request. The data of a write is the payload.
     pub call: Call,
-    /// What the answer names it by to the ring.
+    /// Identifies the request when it is committed through the ring.
     pub commit_id: u64,
     /// Bytes of the payload.
     pub payload_len: u32,
 }
 
 impl Arrival {
-    /// Take apart what lies in an entry's header, all [`HEADER_LEN`] bytes of it.
+    /// Parses the header of an entry, all [`HEADER_LEN`] bytes of it.
     ///
     /// # Errors
-    /// It is no request. The kernel never sends that.
+    /// [`Malformed`]: the bytes are no request. The kernel never sends that.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Arrival, Malformed> {
         let header = Header::read(bytes);
@@ -36,7 +36,8 @@ impl Arrival {
     }
 }
 
-/// Write into an entry's header how its request ended: 0 or a positive errno, and how long the payload is then.
+/// Writes the completion of a request to its entry's header: 0 or a positive errno, and the bytes of its
+/// payload.
 #[inline]
 pub fn put_answer(header: &mut [u8], unique: u64, errno: i32, payload_len: u32) {
     put(header, 0, (OUT_HEADER_LEN as u32 + payload_len).to_ne_bytes());
@@ -45,7 +46,7 @@ pub fn put_answer(header: &mut [u8], unique: u64, errno: i32, payload_len: u32) 
     put(header, PAYLOAD_LEN_AT, payload_len.to_ne_bytes());
 }
 
-/// `fuse_uring_cmd_req`: which request is answered, 0 for none, and in which queue the entry is.
+/// Encodes `fuse_uring_cmd_req`: the request to commit (0 for none) and the queue of the entry.
 #[inline]
 pub fn command(commit_id: u64, queue: u16) -> [u8; COMMAND_LEN] {
     let mut bytes = [0; COMMAND_LEN];
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_lies_where_the_kernel_looks() {
+    fn an_answer_has_the_kernels_layout() {
         let mut bytes = [0xaa; HEADER_LEN];
         put_answer(&mut bytes, 7, libc::EIO, 0);
         assert_eq!(bytes[..4], 16u32.to_ne_bytes());

@@ -1,7 +1,7 @@
-//! Bodies of the fuzz targets: any bytes in, a panic only for a mistake of ours.
+//! Bodies of the fuzz targets: no input may panic, unless it reveals a bug.
 //!
-//! `fuse_call` takes bytes for a request as `/dev/fuse` hands it out, `fuse_entry` for one that came through io_uring.
-//! What was asked for is answered as a server would, and the answer is held against what the kernel checks of it.
+//! `fuse_call` parses the input as a request read from `/dev/fuse`, `fuse_entry` as one that arrived through
+//! io_uring. Each request is answered as a server would, and the answer is checked as the kernel checks it.
 
 use super::wire::uring::{HEADER_LEN, PAYLOAD_LEN_AT};
 use super::wire::{CALL_LEN_MAX, Fields, IN_HEADER_LEN, OUT_HEADER_LEN};
@@ -10,14 +10,14 @@ use super::{
     put_end, put_init, put_number, put_open, put_statfs, put_written,
 };
 
-/// A request as it is read from the device: so many bytes, of which we keep what has a meaning.
+/// Parses `data` as a request read from the device.
 pub fn call(data: &[u8]) {
     let Ok(header) = Header::parse(data, data.len()) else { return };
     assert_eq!(header.len as usize, data.len(), "a request is as long as it says");
     answer(header.unique, &Call::parse(&header, &data[IN_HEADER_LEN..data.len().min(CALL_LEN_MAX)]));
 }
 
-/// A request in the memory of an entry.
+/// Parses `data` as a request in the memory of an entry.
 pub fn entry(data: &[u8]) {
     let Ok(arrival) = Arrival::parse(data) else { return };
     answer(arrival.header.unique, &arrival.call);
@@ -44,7 +44,7 @@ fn answer(unique: u64, call: &Call) {
             let offer =
                 Offer { transfer_max: 1 << 20, background_max: 64, passthrough: true, over_io_uring: true };
             let Some(agreed) = negotiate(&offer, major, minor, max_readahead, flags) else { return };
-            // What the kernel did not offer, or we do not know, is not agreed on.
+            // Only features that the kernel offered are agreed on.
             assert_eq!(agreed.flags & !flags, 0);
             assert!(agreed.minor <= minor && agreed.write_max >= 4096);
             assert_eq!(agreed.write_max, u32::from(agreed.pages_max) * 4096);

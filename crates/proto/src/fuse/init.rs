@@ -1,55 +1,55 @@
-//! INIT: what the kernel can do and what of it we use.
+//! INIT: negotiates the features of the connection.
 
 use super::wire::{MAJOR, MINOR, MINOR_MIN, init};
 
-/// Pages of one request where the kernel does not let us choose: 128 KiB.
+/// Pages of one request where the kernel does not negotiate it (no MAX_PAGES): 128 KiB.
 const PAGES_DEFAULT: u16 = 32;
-/// A page, in bytes, as FUSE counts them on every machine that this runs on.
+/// Bytes of a page; FUSE counts pages of 4 KiB on every machine that this runs on.
 const PAGE_LEN: u32 = 4096;
 
-/// What we would like.
+/// The features that this server would like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// Bytes that one request moves at most: a multiple of a page.
+    /// Largest read or write in bytes: a multiple of a page.
     pub transfer_max: u32,
-    /// Requests that the kernel has under way at most.
+    /// Most background requests in flight (`max_background`).
     pub background_max: u16,
-    /// Reads and writes go past us to a backing file, where the kernel can do that.
+    /// Use passthrough: reads and writes bypass the server and go to a backing file.
     pub passthrough: bool,
-    /// Requests come through io_uring, where the kernel can do that.
+    /// Use FUSE over io_uring.
     pub over_io_uring: bool,
 }
 
-/// What was agreed on.
+/// The negotiated features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Agreement {
-    /// The version spoken.
+    /// Negotiated minor version.
     pub minor: u32,
-    /// Flags that both know.
+    /// Flags that both sides know.
     pub flags: u64,
     /// Bytes of one write at most.
     pub write_max: u32,
     /// Pages of one request at most.
     pub pages_max: u16,
-    /// Requests that the kernel has under way at most.
+    /// Most background requests in flight (`max_background`).
     pub background_max: u16,
-    /// How far the kernel may read ahead: as it likes.
+    /// Bytes of read-ahead at most: the kernel's own value.
     pub readahead_max: u32,
 }
 
 impl Agreement {
-    /// Whether the kernel knows how to pass I/O through.
+    /// Whether passthrough was negotiated.
     pub const fn has_passthrough(&self) -> bool {
         self.flags & init::PASSTHROUGH != 0
     }
 
-    /// Whether requests come through io_uring, as soon as every queue has an entry.
+    /// Whether requests arrive over io_uring, once every queue has an entry.
     pub const fn is_over_io_uring(&self) -> bool {
         self.flags & init::OVER_IO_URING != 0
     }
 }
 
-/// Settle on what both sides can do. `None`: the kernel is older than anything that we speak.
+/// Negotiates with the kernel. `None`: the kernel's protocol version is too old or has another major number.
 pub fn negotiate(offer: &Offer, major: u32, minor: u32, readahead_max: u32, flags: u64) -> Option<Agreement> {
     if major != MAJOR || minor < MINOR_MIN {
         return None;
@@ -97,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_fixes_the_pages_gets_requests_of_that_size() {
+    fn without_max_pages_requests_have_32_pages() {
         let got = negotiate(&OFFER, 7, 31, 0, init::ASYNC_DIO).unwrap();
         assert_eq!((got.minor, got.flags), (31, init::ASYNC_DIO));
         assert_eq!((got.write_max, got.pages_max), (128 << 10, 32));
     }
 
     #[test]
-    fn io_uring_is_taken_where_both_want_it() {
+    fn io_uring_is_used_when_both_sides_support_it() {
         let offer = Offer { over_io_uring: true, ..OFFER };
         assert!(negotiate(&offer, 7, 45, 0, u64::MAX).unwrap().is_over_io_uring());
         assert!(!negotiate(&offer, 7, 45, 0, !init::OVER_IO_URING).unwrap().is_over_io_uring());

@@ -1,11 +1,11 @@
-//! FUSE, for a file system that is one regular file: requests as the kernel sends them, and replies to them.
+//! FUSE for a file system that is a single regular file: parses requests, encodes replies.
 //!
-//! Bytes in, meaning out, and back; who owns `/dev/fuse` carries them. The one inode is the root, a regular
-//! file mounted on a file. Operations on names and folders never come for such a root, and are refused like
-//! everything else that has no meaning for it.
+//! No I/O: the owner of `/dev/fuse` reads and writes it. The root inode is the only one, a regular file
+//! mounted on a file. The kernel sends no operations on names and directories for such a root; like all
+//! others that do not apply they are refused.
 //!
-//! *Invariant:* the structures are the kernel's, so the byte order is the machine's own. Nothing that the
-//! kernel sends panics here, and flags that are not known are neither asked for nor minded.
+//! *Invariant:* the structures are the kernel's, in native byte order. Nothing that the kernel sends causes a
+//! panic, and unknown flags are neither requested nor refused.
 
 mod call;
 mod entry;
@@ -22,5 +22,5 @@ pub use reply::{
     put_number, put_open, put_statfs, put_written,
 };
 
-/// The root's number, and so that of the file.
+/// Inode number of the root, and so of the file.
 pub const ROOT: u64 = 1;

@@ -1,42 +1,42 @@
-//! Answers, written where they are sent from. Each function returns the bytes that it wrote.
+//! Encodes replies into the caller's buffer. Each function returns the number of bytes written.
 
 use super::ROOT;
 use super::init::Agreement;
 use super::wire::{MAJOR, NOTIFY_INVAL_INODE, OUT_HEADER_LEN, put};
 
-/// The longest answer save for data that was read: a header and `fuse_attr_out`.
+/// Longest reply other than read data: a header and `fuse_attr_out`.
 pub const REPLY_LEN_MAX: usize = OUT_HEADER_LEN + 104;
-/// Bytes of the answer to INIT.
+/// Bytes of the reply to INIT.
 pub const INIT_OUT_LEN: usize = OUT_HEADER_LEN + 64;
 
-/// For how many seconds the kernel may believe what it was told of the file. A change of size is announced.
+/// Seconds for which the kernel may cache attributes. A change of size is announced with a notification.
 const ATTRIBUTES_VALID_S: u64 = 3600;
 
-/// What `stat` says of the file.
+/// Attributes of the file, as `stat` shows them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// 512-byte blocks that are taken.
+    /// Allocated 512-byte blocks.
     pub blocks: u64,
-    /// Permissions.
+    /// Permission bits.
     pub mode: u32,
     /// The owner.
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// What to read and write at a time, in bytes.
+    /// Preferred I/O size in bytes.
     pub block_len: u32,
-    /// When it was last changed, in seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub time_s: u64,
 }
 
-/// What `statfs` says of the file system.
+/// Attributes of the file system, as `statfs` shows them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatFs {
     /// Bytes of the one file.
     pub size: u64,
-    /// A block, in bytes. A loop device takes it for the unit of discards.
+    /// Block size in bytes. A loop device takes it as its discard granularity.
     pub block_len: u32,
 }
 
@@ -47,15 +47,14 @@ fn header(into: &mut [u8], len: usize, error: i32, unique: u64) -> usize {
     len
 }
 
-/// An answer without anything but how it went: 0 or a positive errno. With `data_len`, that many bytes that
-/// were read follow the header.
+/// Writes a reply with only a status: 0 or a positive errno. `data_len` bytes of read data follow the header.
 #[inline]
 pub fn put_end(into: &mut [u8], unique: u64, errno: i32, data_len: u32) -> usize {
     header(into, OUT_HEADER_LEN + data_len as usize, -errno, unique);
     OUT_HEADER_LEN
 }
 
-/// How much was written.
+/// Writes the reply to WRITE: the number of bytes written.
 #[inline]
 pub fn put_written(into: &mut [u8], unique: u64, len: u32) -> usize {
     put(into, OUT_HEADER_LEN, len.to_ne_bytes());
@@ -63,13 +62,14 @@ pub fn put_written(into: &mut [u8], unique: u64, len: u32) -> usize {
     header(into, OUT_HEADER_LEN + 8, 0, unique)
 }
 
-/// Where LSEEK came to.
+/// Writes the reply to LSEEK: the offset found.
 pub fn put_number(into: &mut [u8], unique: u64, number: u64) -> usize {
     put(into, OUT_HEADER_LEN, number.to_ne_bytes());
     header(into, OUT_HEADER_LEN + 8, 0, unique)
 }
 
-/// The open file: [`fopen`](super::wire::fopen) flags, and the number of its backing file with passthrough.
+/// Writes the reply to OPEN: [`fopen`](super::wire::fopen) flags, and with passthrough the id of the backing
+/// file.
 pub fn put_open(into: &mut [u8], unique: u64, flags: u32, backing: i32) -> usize {
     put(into, OUT_HEADER_LEN, [0; 8]);
     put(into, OUT_HEADER_LEN + 8, flags.to_ne_bytes());
@@ -77,7 +77,7 @@ pub fn put_open(into: &mut [u8], unique: u64, flags: u32, backing: i32) -> usize
     header(into, OUT_HEADER_LEN + 16, 0, unique)
 }
 
-/// The file's attributes.
+/// Writes the reply to GETATTR and SETATTR.
 pub fn put_attributes(into: &mut [u8], unique: u64, of: &Attributes) -> usize {
     let body = &mut into[OUT_HEADER_LEN..];
     body[..104].fill(0);
@@ -97,7 +97,7 @@ pub fn put_attributes(into: &mut [u8], unique: u64, of: &Attributes) -> usize {
     header(into, OUT_HEADER_LEN + 104, 0, unique)
 }
 
-/// The file system: one file and no room for more.
+/// Writes the reply to STATFS: one file and no free space.
 pub fn put_statfs(into: &mut [u8], unique: u64, of: &StatFs) -> usize {
     let body = &mut into[OUT_HEADER_LEN..];
     body[..80].fill(0);
@@ -109,7 +109,7 @@ pub fn put_statfs(into: &mut [u8], unique: u64, of: &StatFs) -> usize {
     header(into, OUT_HEADER_LEN + 80, 0, unique)
 }
 
-/// What was agreed on.
+/// Writes the reply to INIT.
 pub fn put_init(into: &mut [u8], unique: u64, of: &Agreement) -> usize {
     let body = &mut into[OUT_HEADER_LEN..];
     body[..64].fill(0);
@@ -118,23 +118,23 @@ pub fn put_init(into: &mut [u8], unique: u64, of: &Agreement) -> usize {
     put(body, 8, of.readahead_max.to_ne_bytes());
     put(body, 12, (of.flags as u32).to_ne_bytes());
     put(body, 16, of.background_max.to_ne_bytes());
-    // Three quarters, as the kernel has it: from there on writers are slowed down, which is their matter.
+    // The congestion threshold: three quarters, the kernel's own default.
     put(body, 18, (of.background_max - of.background_max / 4).to_ne_bytes());
     put(body, 20, of.write_max.to_ne_bytes());
     put(body, 24, 1u32.to_ne_bytes());
     put(body, 28, of.pages_max.to_ne_bytes());
     put(body, 32, ((of.flags >> 32) as u32).to_ne_bytes());
-    // How deep file systems may be stacked on the backing file: one.
+    // The maximum stacking depth of file systems over the backing file: one.
     put(body, 36, u32::from(of.has_passthrough()).to_ne_bytes());
     header(into, INIT_OUT_LEN, 0, unique)
 }
 
-/// Tell the kernel to forget what it knows of the file, its size above all; with `pages`, also all that it has cached of its
-/// data. Whoever writes that waits for pages that are being read or written.
+/// Writes a notification that invalidates the kernel's cached attributes of the file, above all its size;
+/// with `pages`, its page cache as well. Sending the latter waits for pages that are being read or written.
 pub fn put_inval_inode(into: &mut [u8], pages: bool) -> usize {
     put(into, OUT_HEADER_LEN, ROOT.to_ne_bytes());
     put(into, OUT_HEADER_LEN + 8, (if pages { 0i64 } else { -1 }).to_ne_bytes());
     put(into, OUT_HEADER_LEN + 16, 0i64.to_ne_bytes());
-    // A message of our own has no unique number, and what it is in place of the error.
+    // A notification has 0 in place of the unique number, and its code in place of the error.
     header(into, OUT_HEADER_LEN + 24, NOTIFY_INVAL_INODE, 0)
 }

@@ -1,13 +1,13 @@
-//! The kernel's numbers: operations, flags, sizes of structures. All in the machine's own byte order.
+//! FUSE constants of the kernel: operations, flags, sizes of structures. All in native byte order.
 //!
-//! Source: `include/uapi/linux/fuse.h`, protocol 7.45. `tests/fuse_abi.rs` holds the sizes and offsets used here
-//! against the header of the system that it runs on. Nothing here decides anything.
+//! Source: `include/uapi/linux/fuse.h`, protocol 7.45. `tests/fuse_abi.rs` checks the sizes and offsets used
+//! here against the header of the system that it runs on. This module has no logic.
 
-/// The protocol's major version: all that there is.
+/// Major protocol version: the only one there is.
 pub const MAJOR: u32 = 7;
-/// The newest minor version that is known here; the kernel and we use the lower of the two.
+/// Newest minor version known here; both sides use the lower one.
 pub const MINOR: u32 = 45;
-/// The oldest minor version that is spoken: Linux 4.20, which brought `max_pages`.
+/// Oldest supported minor version: Linux 4.20, which introduced `max_pages`.
 pub const MINOR_MIN: u32 = 28;
 
 /// Bytes of `fuse_in_header`.
@@ -16,11 +16,11 @@ pub const IN_HEADER_LEN: usize = 40;
 pub const OUT_HEADER_LEN: usize = 16;
 /// Bytes of `fuse_write_in` and of `fuse_read_in`.
 pub const TRANSFER_IN_LEN: usize = 40;
-/// The first bytes of a request, behind which a write's data begins.
+/// Bytes before the data of a write: header and arguments.
 pub const HEAD_LEN: usize = IN_HEADER_LEN + TRANSFER_IN_LEN;
-/// The longest request but a write that has a meaning here: a header and `fuse_setattr_in`.
+/// Longest request other than a write that is supported: a header and `fuse_setattr_in`.
 pub const CALL_LEN_MAX: usize = IN_HEADER_LEN + 88;
-/// A read of the device with less room than this is refused, whatever it would bring.
+/// The kernel refuses reads of the device with a smaller buffer (`FUSE_MIN_READ_BUFFER`).
 pub const READ_BUFFER_MIN: usize = 8192;
 
 /// Operations.
@@ -45,7 +45,7 @@ pub mod opcode {
     pub const SYNCFS: u32 = 50;
 }
 
-/// Flags of INIT: the lower half of `flags`, and `flags2` in the upper.
+/// Flags of INIT: `flags` in the lower half, `flags2` in the upper.
 pub mod init {
     #![allow(missing_docs, reason = "the kernel's own names")]
     pub const ASYNC_READ: u64 = 1 << 0;
@@ -59,25 +59,25 @@ pub mod init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// FUSE over io_uring (protocol 7.42): commands for the device, and what lies where in the memory of an entry.
+/// FUSE over io_uring (protocol 7.42): commands to the device, and the layout of an entry's memory.
 pub mod uring {
-    /// Name an entry's memory, and take the first request into it.
+    /// Registers an entry's memory and fetches the first request into it.
     pub const REGISTER: u32 = 1;
-    /// Answer the entry's request, and take the next.
+    /// Commits the entry's request and fetches the next.
     pub const COMMIT_AND_FETCH: u32 = 2;
     /// Bytes of `fuse_uring_cmd_req`.
     pub const COMMAND_LEN: usize = 24;
     /// Bytes of `fuse_uring_req_header`.
     pub const HEADER_LEN: usize = 288;
-    /// Where in it the arguments of the operation lie; before them is room for `fuse_in_header` or `fuse_out_header`.
+    /// Offset of the operation's arguments; before them is space for `fuse_in_header` or `fuse_out_header`.
     pub const ARGUMENTS_AT: usize = 128;
-    /// Where `fuse_uring_ent_in_out` lies.
+    /// Offset of `fuse_uring_ent_in_out`.
     pub const ENTRY_AT: usize = 256;
-    /// Where in that the number is by which a request is committed.
+    /// Offset of the commit id.
     pub const COMMIT_ID_AT: usize = ENTRY_AT + 8;
-    /// Where in that the length of the payload is.
+    /// Offset of the payload length.
     pub const PAYLOAD_LEN_AT: usize = ENTRY_AT + 16;
-    /// Parts of an entry's memory: its header and its payload.
+    /// Number of memory areas of an entry: its header and its payload.
     pub const PARTS: u32 = 2;
 }
 
@@ -90,7 +90,7 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
-/// What SETATTR is to change.
+/// Valid bits of SETATTR.
 pub mod fattr {
     #![allow(missing_docs, reason = "the kernel's own names")]
     pub const MODE: u32 = 1 << 0;
@@ -108,10 +108,10 @@ pub mod falloc {
     pub const ZERO_RANGE: u32 = 16;
 }
 
-/// `FUSE_NOTIFY_INVAL_INODE`: what is known of a file is no longer so.
+/// `FUSE_NOTIFY_INVAL_INODE`: invalidates cached attributes and pages of an inode.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 
-/// Numbers out of bytes that are there, or 0: a short structure of an older kernel lacks its last fields.
+/// Reads fields of a structure. Missing bytes read as 0: older kernels send shorter structures.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {
@@ -124,7 +124,7 @@ impl Fields<'_> {
     }
 }
 
-/// Write a number where it belongs in a structure that is being put together.
+/// Writes a field of a structure.
 pub(super) fn put<const N: usize>(into: &mut [u8], at: usize, bytes: [u8; N]) {
     into[at..at + N].copy_from_slice(&bytes);
 }

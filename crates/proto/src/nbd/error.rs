@@ -1,32 +1,32 @@
-//! Errors of the protocol: those that a reply carries, and those that end a connection.
+//! Errors of the protocol: errors in replies, and errors that end a connection.
 
 use block::Status;
 
 use super::wire::CommandFlags;
 
-/// An error as it travels in a reply. The numbers are the protocol's ("Error values").
+/// An error in a reply, with the protocol's numbers ("Error values").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[repr(u32)]
 pub enum NbdError {
-    /// Not permitted: a write to a read-only export.
+    /// Operation not permitted: a write to a read-only export.
     #[error("operation not permitted")]
     Perm = 1,
-    /// Input or output failed.
+    /// I/O error.
     #[error("input/output error")]
     Io = 5,
     /// Out of memory.
     #[error("out of memory")]
     NoMem = 12,
-    /// The request makes no sense.
+    /// Invalid request.
     #[error("invalid argument")]
     Invalid = 22,
     /// No space left, or a write past the end.
     #[error("no space left on device")]
     NoSpace = 28,
-    /// Too long to be sent unfragmented.
+    /// Too long for an unfragmented reply (DF).
     #[error("value too large")]
     Overflow = 75,
-    /// A fast zero that would not be fast.
+    /// A fast zero that would be slow.
     #[error("operation not supported")]
     NotSupported = 95,
     /// The server is shutting down.
@@ -35,7 +35,7 @@ pub enum NbdError {
 }
 
 impl NbdError {
-    /// Every one of them.
+    /// All errors.
     pub const ALL: [NbdError; 8] = [
         NbdError::Perm,
         NbdError::Io,
@@ -47,13 +47,13 @@ impl NbdError {
         NbdError::Shutdown,
     ];
 
-    /// The number on the wire.
+    /// Number on the wire.
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// From the wire; 0 is success. "Error values": a client SHOULD take a number that it does not
-    /// expect for `EINVAL`.
+    /// Converts a number from the wire; 0 is success. "Error values": a client SHOULD treat an unexpected
+    /// number as `EINVAL`.
     pub fn from_code(code: u32) -> Option<NbdError> {
         (code != 0).then(|| {
             NbdError::ALL.into_iter().find(|error| error.code() == code).unwrap_or(NbdError::Invalid)
@@ -61,14 +61,14 @@ impl NbdError {
     }
 }
 
-/// What a reply says of how a request ended; `None` is success.
+/// Converts the status of a request to the error in its reply; `None` is success.
 ///
-/// "Error values": `ENOTSUP` is for a `WRITE_ZEROES` with `FAST_ZERO` only, so `flags` are those of
-/// the request. `ENOMEM` SHOULD NOT be sent if it can be avoided: only for memory itself.
+/// "Error values": `ENOTSUP` is only for a `WRITE_ZEROES` with `FAST_ZERO`, so `flags` must be those of the
+/// request. `ENOMEM` SHOULD be avoided: it is used for lack of memory only.
 pub const fn error_of(status: Status, flags: CommandFlags) -> Option<NbdError> {
     Some(match status {
         Status::Ok => return None,
-        Status::NotSupported if flags.has(CommandFlags::FAST_ZERO) => NbdError::NotSupported,
+        Status::NotSupported if flags.contains(CommandFlags::FAST_ZERO) => NbdError::NotSupported,
         Status::NotSupported | Status::Invalid => NbdError::Invalid,
         Status::NoSpace => NbdError::NoSpace,
         Status::ReservationConflict | Status::NotPermitted => NbdError::Perm,
@@ -89,7 +89,7 @@ pub const fn error_of(status: Status, flags: CommandFlags) -> Option<NbdError> {
     })
 }
 
-/// What a client makes of an error in a reply; `None` is success.
+/// Converts the error of a reply to a client's status; `None` is success.
 pub const fn status_of(error: Option<NbdError>) -> Status {
     match error {
         None => Status::Ok,
@@ -102,43 +102,43 @@ pub const fn status_of(error: Option<NbdError>) -> Status {
     }
 }
 
-/// Why a connection can only be dropped: the peer broke a rule past which the stream has no meaning.
+/// A protocol violation after which the stream has no meaning, so the connection must be dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fatal {
-    /// A message does not start with the magic that was agreed on.
-    #[error("a message starts with {found:#x} where {expected:#x} was agreed on")]
+    /// A message does not start with the negotiated magic.
+    #[error("a message starts with {found:#x} where {expected:#x} is expected")]
     BadMagic {
-        /// What is there.
+        /// The magic found.
         found: u64,
-        /// What should be.
+        /// The magic expected.
         expected: u64,
     },
-    /// A payload is so long that reading past it would be an attack on us.
-    #[error("a payload of {len} bytes where at most {limit} are taken")]
+    /// A payload is longer than the limit for data that is read and discarded.
+    #[error("the payload of {len} bytes exceeds the limit of {limit}")]
     PayloadTooLong {
-        /// Its length.
+        /// Its length in bytes.
         len: u64,
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// A chunk's length does not fit its type.
+    /// The length of a chunk does not fit its type.
     #[error("a chunk of type {kind:#x} cannot be {len} bytes long")]
     ChunkLength {
-        /// Its type.
+        /// Type of the chunk.
         kind: u16,
-        /// Its length.
+        /// Its length in bytes.
         len: u64,
     },
-    /// A chunk that is not an error has a type that is not known, or not one for this reply.
+    /// A chunk that is no error has a type that is unknown, or invalid for this reply.
     #[error("an unexpected chunk of type {kind:#x}")]
     UnexpectedChunk {
-        /// Its type.
+        /// Type of the chunk.
         kind: u16,
     },
-    /// A chunk lies outside the request that it answers, comes twice, or leaves part unanswered.
+    /// A chunk lies outside the request that it answers, comes twice, or leaves part of it unanswered.
     #[error("a reply does not fit its request: {why}")]
     ReplyMismatch {
-        /// What does not fit.
+        /// What does not match.
         why: &'static str,
     },
 }
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn enotsup_is_only_said_to_a_fast_zero() {
+    fn enotsup_only_answers_fast_zero() {
         let fast = CommandFlags::FAST_ZERO;
         assert_eq!(error_of(Status::NotSupported, fast), Some(NbdError::NotSupported));
         assert_eq!(error_of(Status::NotSupported, CommandFlags::FUA), Some(NbdError::Invalid));
     }
 
     #[test]
-    fn statuses_that_both_sides_know_come_back() {
+    fn statuses_with_an_nbd_error_convert_back() {
         let fast = CommandFlags::FAST_ZERO;
         for status in [
             Status::Ok,

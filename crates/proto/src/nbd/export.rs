@@ -1,9 +1,9 @@
-//! What an export is and can do, and what a handshake agreed on.
+//! Description of an export, and the session that a handshake negotiated.
 
 use super::reply::Style;
 use super::wire::TransmissionFlags;
 
-/// The server's own number for an export; it means nothing to the protocol.
+/// The server's number for an export; not part of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExportId(pub usize);
 
@@ -19,11 +19,11 @@ pub struct BlockSizes {
 }
 
 impl BlockSizes {
-    /// What holds when nothing is said.
+    /// The constraints that apply when none are negotiated.
     pub const DEFAULT: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: u32::MAX };
 
-    /// Whether they are what the section demands of an export of `size` bytes; a server that
-    /// advertises others breaks its MUSTs, and a client that is told others may say so.
+    /// Whether the constraints are valid for an export of `size` bytes ("Block size constraints"). A server
+    /// that advertises others violates its MUSTs.
     pub fn is_valid(&self, size: u64) -> bool {
         let BlockSizes { minimum, preferred, maximum } = *self;
         minimum.is_power_of_two()
@@ -35,39 +35,39 @@ impl BlockSizes {
     }
 }
 
-/// What an export is, as its server describes it.
+/// An export as its server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportInfo {
     /// Its size in bytes.
     pub size: u64,
     /// A line about it for people; empty when there is none.
     pub description: String,
-    /// Its constraints.
+    /// Block size constraints.
     pub block_sizes: BlockSizes,
-    /// Nothing may be written.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Seeks cost.
+    /// Rotational: seeks are slow.
     pub rotational: bool,
-    /// Flush does something.
+    /// `FLUSH` is supported.
     pub can_flush: bool,
-    /// Forced unit access is honoured.
+    /// `FUA` is supported.
     pub can_fua: bool,
-    /// Trim is honoured.
+    /// `TRIM` is supported.
     pub can_trim: bool,
-    /// Write zeroes is honoured.
+    /// `WRITE_ZEROES` is supported.
     pub can_zeroes: bool,
-    /// Fast zero is honoured, or refused at once.
+    /// `FAST_ZERO` is supported.
     pub can_fast_zero: bool,
-    /// A flush on one connection covers what ended on any other.
+    /// A flush on one connection covers completed writes of all connections.
     pub can_multi_conn: bool,
-    /// Cache does something.
+    /// `CACHE` is supported.
     pub can_cache: bool,
-    /// Reads can be sent unfragmented.
+    /// `DF` is supported: reads can be answered in one chunk.
     pub can_df: bool,
 }
 
 impl ExportInfo {
-    /// An export of `size` bytes that can do everything, with the default block sizes.
+    /// Describes an export of `size` bytes that supports everything, with the default block sizes.
     pub fn new(size: u64) -> ExportInfo {
         ExportInfo {
             size,
@@ -86,7 +86,7 @@ impl ExportInfo {
         }
     }
 
-    /// The flags that a client gets to see in this style of replies.
+    /// The transmission flags that a client gets with this style of replies.
     ///
     /// "Transmission flags": `SEND_DF` MUST NOT be set without structured replies; `FAST_ZERO` comes
     /// with `WRITE_ZEROES`; `BLOCK_STATUS_PAYLOAD` MUST NOT be set without extended headers, and
@@ -109,36 +109,36 @@ impl ExportInfo {
     }
 }
 
-/// What a handshake agreed on: all that the transmission phase needs to know.
+/// Result of a handshake: everything that the transmission phase needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Session {
     /// The server's number for the export. A client has 0 here.
     pub export: ExportId,
-    /// The name that the client asked for.
+    /// Name that the client requested.
     pub name: String,
-    /// The export's size in bytes. A server that resizes steps it.
+    /// Size of the export in bytes. A server that resizes the export updates it.
     pub size: u64,
-    /// What the export can do.
+    /// Transmission flags of the export.
     pub flags: TransmissionFlags,
-    /// How messages look.
+    /// Style of replies.
     pub style: Style,
-    /// Constraints that hold.
+    /// Block size constraints.
     pub block_sizes: BlockSizes,
-    /// The client asked for the constraints, so it promised to keep them.
+    /// The client requested the constraints and has thereby promised to observe them.
     pub block_sizes_agreed: bool,
-    /// The number of `base:allocation`, if it was selected for this export.
+    /// Id of `base:allocation`, if it was selected for this export.
     pub base_allocation: Option<u32>,
-    /// The connection is encrypted.
+    /// The connection uses TLS.
     pub tls: bool,
 }
 
 impl Session {
-    /// Whether requests have extended headers.
+    /// Whether extended headers are in use.
     pub fn extended(&self) -> bool {
         self.style == Style::Extended
     }
 
-    /// Whether replies come in chunks.
+    /// Whether replies are chunked (structured or extended).
     pub fn structured(&self) -> bool {
         self.style != Style::Simple
     }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn block_sizes_are_held_to_the_section() {
+    fn block_sizes_follow_the_protocol() {
         let valid =
             |minimum, preferred, maximum, size| BlockSizes { minimum, preferred, maximum }.is_valid(size);
         assert!(BlockSizes::DEFAULT.is_valid(0) && BlockSizes::DEFAULT.is_valid(u64::MAX));
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_need_a_style_are_kept_back_without_it() {
+    fn flags_that_need_a_style_are_not_sent_without_it() {
         use TransmissionFlags as F;
         let info = ExportInfo::new(1 << 20);
-        assert!(!info.transmission_flags(Style::Simple, true).has(F::SEND_DF));
+        assert!(!info.transmission_flags(Style::Simple, true).contains(F::SEND_DF));
         let structured = info.transmission_flags(Style::Structured, true);
-        assert!(structured.has(F::SEND_DF) && !structured.has(F::BLOCK_STATUS_PAYLOAD));
-        assert!(info.transmission_flags(Style::Extended, true).has(F::BLOCK_STATUS_PAYLOAD));
-        assert!(!info.transmission_flags(Style::Extended, false).has(F::BLOCK_STATUS_PAYLOAD));
+        assert!(structured.contains(F::SEND_DF) && !structured.contains(F::BLOCK_STATUS_PAYLOAD));
+        assert!(info.transmission_flags(Style::Extended, true).contains(F::BLOCK_STATUS_PAYLOAD));
+        assert!(!info.transmission_flags(Style::Extended, false).contains(F::BLOCK_STATUS_PAYLOAD));
     }
 
     #[test]
@@ -180,9 +180,9 @@ mod tests {
         use TransmissionFlags as F;
         let info = ExportInfo { read_only: true, ..ExportInfo::new(1 << 20) };
         let flags = info.transmission_flags(Style::Extended, true);
-        assert!(flags.has(F::READ_ONLY));
+        assert!(flags.contains(F::READ_ONLY));
         for flag in [F::SEND_TRIM, F::SEND_WRITE_ZEROES, F::SEND_FAST_ZERO] {
-            assert!(!flags.has(flag), "{flag:?}");
+            assert!(!flags.contains(flag), "{flag:?}");
         }
     }
 
@@ -190,6 +190,6 @@ mod tests {
     fn fast_zero_comes_with_write_zeroes_only() {
         use TransmissionFlags as F;
         let info = ExportInfo { can_zeroes: false, ..ExportInfo::new(1) };
-        assert!(!info.transmission_flags(Style::Simple, false).has(F::SEND_FAST_ZERO));
+        assert!(!info.transmission_flags(Style::Simple, false).contains(F::SEND_FAST_ZERO));
     }
 }

@@ -1,9 +1,9 @@
-//! Block status: how what a backend knows about a range becomes the descriptors of one chunk.
+//! Block status: converts the extents of a backend to the descriptors of one chunk.
 //!
-//! The rules are those of "`NBD_REPLY_TYPE_BLOCK_STATUS`" and "`NBD_CMD_BLOCK_STATUS`": neighbours
-//! differ where feasible; with `REQ_ONE` there is exactly one descriptor and it ends with the range;
-//! without it only the last may go past; every length is a multiple of the minimum block size. A
-//! block that holds several states is given those that hold for all of it: 0 is always right.
+//! Rules of "`NBD_REPLY_TYPE_BLOCK_STATUS`" and "`NBD_CMD_BLOCK_STATUS`": adjacent descriptors differ where
+//! feasible; with `REQ_ONE` there is exactly one descriptor and it ends with the range; without it only the
+//! last may extend past the range; every length is a multiple of the minimum block size. A block with several
+//! states gets the flags that hold for all of it: 0 is always correct.
 
 use block::Extent;
 
@@ -12,56 +12,61 @@ use super::reply::Style;
 use super::request::Request;
 use super::wire::{self, CommandFlags, chunk, put};
 
-/// The longest a 32-bit descriptor gets: a multiple of every minimum block size there can be.
+/// Longest 32-bit descriptor: a multiple of every possible minimum block size.
 const COMPACT_MAX: u64 = 0xffff_0000;
 
-/// The range that a client asks about. `len` is at least 1 and within the export.
+/// A block status query. `len` is at least 1 and within the export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusQuery {
-    /// The number of the metadata context.
+    /// Id of the metadata context.
     pub context: u32,
-    /// Where it starts, in bytes.
+    /// Start of the range, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Length of the range, in bytes.
     pub len: u64,
-    /// One descriptor only, not past the range.
+    /// Return a single descriptor that does not extend past the range.
     pub one: bool,
 }
 
 impl StatusQuery {
-    /// Of `len` bytes as `request` asks.
+    /// Creates the query of `request` for `len` bytes.
     pub fn new(context: u32, request: &Request, len: u64) -> StatusQuery {
-        StatusQuery { context, offset: request.offset, len, one: request.flags.has(CommandFlags::REQ_ONE) }
+        StatusQuery {
+            context,
+            offset: request.offset,
+            len,
+            one: request.flags.contains(CommandFlags::REQ_ONE),
+        }
     }
 }
 
-/// What a descriptor says of an extent in `base:allocation`.
+/// State of an extent in `base:allocation`.
 pub fn allocation_state(extent: &Extent) -> u32 {
     let hole = if extent.hole { wire::STATE_HOLE } else { 0 };
     let zero = if extent.zero { wire::STATE_ZERO } else { 0 };
     hole | zero
 }
 
-/// Bytes that a reply of `descriptors` takes in this style.
+/// Bytes of a reply with this many descriptors.
 pub const fn reply_len(style: Style, descriptors: usize) -> usize {
     let (fixed, each) = layout(style);
     style.chunk_header_len() + fixed + each * descriptors
 }
 
-/// Payload bytes before the descriptors, and bytes of each. With extended headers the server uses
-/// the 64-bit chunk only, whatever the lengths.
+/// Payload bytes before the descriptors, and bytes per descriptor. With extended headers the server always
+/// uses the 64-bit chunk.
 const fn layout(style: Style) -> (usize, usize) {
     if matches!(style, Style::Extended) { (8, 16) } else { (4, 8) }
 }
 
-/// Writes the whole reply to `query` to the front of `out`: one chunk, the last, which tells as
-/// much of `extents` as the rules and `out` allow. `extents` follow each other from `query.offset`
-/// on and may fall short of its end or go past it.
+/// Writes the complete reply to `query` to the front of `out`: a single chunk with as many of `extents` as
+/// the rules and `out` allow. `extents` are contiguous from `query.offset` on and may end before or after the
+/// range.
 ///
-/// `None` when there is nothing to tell: a status MUST have a descriptor, so the answer is an error.
+/// Returns `None` when there is no extent: a status MUST have a descriptor, so the request must fail then.
 ///
 /// # Panics
-/// When `out` is shorter than [`reply_len`] of one descriptor: the caller's own mistake.
+/// If `out` is shorter than [`reply_len`] of one descriptor: a bug of the caller.
 pub fn put_block_status(
     out: &mut [u8],
     session: &Session,
@@ -78,7 +83,7 @@ pub fn put_block_status(
         wide: style == Style::Extended,
         longest: if style == Style::Extended { u64::MAX } else { COMPACT_MAX },
         count: 0,
-        told: 0,
+        covered: 0,
         last: None,
         wanted: query.len,
         // Past the range, but not past the export, nor at all when one is asked for.
@@ -99,9 +104,9 @@ pub fn put_block_status(
     Some(descriptors_at + bytes)
 }
 
-/// Feeds `extents` to the list in whole units.
+/// Adds `extents` to the list in whole blocks of `unit` bytes.
 fn collect(list: &mut Descriptors<'_>, unit: u64, extents: impl IntoIterator<Item = Extent>) {
-    // The part of a unit that extents have covered so far, and the states that hold for all of it.
+    // Bytes of the current block covered so far, and the flags that hold for all of them.
     let (mut partial, mut common) = (0, 0);
     for extent in extents {
         let state = allocation_state(&extent);
@@ -122,26 +127,26 @@ fn collect(list: &mut Descriptors<'_>, unit: u64, extents: impl IntoIterator<Ite
         }
     }
     if partial > 0 && list.is_empty() {
-        // Nobody knows the rest of the only block: 0 may be said of anything.
+        // The rest of the only block is unknown: 0 is correct for any state.
         list.push(unit, 0);
     }
 }
 
-/// Descriptors on their way out. The last one is kept back, as it may still grow.
+/// The descriptors of a reply. The last one is held back because it may still grow.
 struct Descriptors<'a> {
     out: &'a mut [u8],
     wide: bool,
-    /// The longest that one descriptor can be.
+    /// Longest length of a descriptor.
     longest: u64,
     /// Descriptors written to `out`.
     count: u32,
-    /// Bytes of the range told of, with `last`.
-    told: u64,
-    /// Length and state of the one kept back; empty before the first.
+    /// Bytes covered so far, including `last`.
+    covered: u64,
+    /// Length and state of the held descriptor; empty before the first.
     last: Option<(u64, u32)>,
-    /// Bytes asked for: once they are told of, no descriptor may follow.
+    /// Bytes of the query: once they are covered, no descriptor may follow.
     wanted: u64,
-    /// Bytes that may be told of.
+    /// Bytes that may be covered.
     limit: u64,
     max_count: usize,
 }
@@ -157,19 +162,19 @@ impl Descriptors<'_> {
         taken < self.max_count && self.out.len() >= (taken + 1) * each
     }
 
-    /// Takes one more stretch; false when no more is wanted.
+    /// Adds an extent; false once no more are wanted.
     fn push(&mut self, len: u64, state: u32) -> bool {
-        let mut left = len.min(self.limit - self.told);
+        let mut left = len.min(self.limit - self.covered);
         while left > 0 {
             match &mut self.last {
                 Some((last, same)) if *same == state && *last < self.longest => {
                     let grown = left.min(self.longest - *last);
                     *last += grown;
-                    self.told += grown;
+                    self.covered += grown;
                     left -= grown;
                 }
                 Some(_) => {
-                    if self.told >= self.wanted || !self.room() {
+                    if self.covered >= self.wanted || !self.room() {
                         return false;
                     }
                     self.write_last();
@@ -177,12 +182,12 @@ impl Descriptors<'_> {
                 None => {
                     let first = left.min(self.longest);
                     self.last = Some((first, state));
-                    self.told += first;
+                    self.covered += first;
                     left -= first;
                 }
             }
         }
-        self.told < self.limit
+        self.covered < self.limit
     }
 
     fn write_last(&mut self) {
@@ -198,7 +203,7 @@ impl Descriptors<'_> {
         self.count += 1;
     }
 
-    /// How many descriptors there are and their bytes; `None` when there are none.
+    /// Number of descriptors and their bytes; `None` if there are none.
     fn finish(mut self) -> Option<(u32, usize)> {
         self.write_last();
         let each = if self.wide { 16 } else { 8 };

@@ -1,15 +1,15 @@
-//! Bodies of the fuzz targets: any bytes in, a panic only for a mistake of ours.
+//! Bodies of the fuzz targets: no input may panic, unless it reveals a bug.
 //!
-//! Each takes what a fuzzer made, and checks more than that nothing breaks: that bytes consumed are
-//! bytes given, that memory stays bounded, that what our encoders write our parsers read. The targets
-//! under `fuzz/` only call these; `tests/corpus.rs` runs every kept input through them.
+//! Besides the absence of panics each checks that no more bytes are consumed than were given, that memory
+//! stays bounded, and that our parsers accept what our encoders write. The targets under `fuzz/` only call
+//! these functions; `tests/corpus.rs` replays the corpora.
 //!
-//! Input of the state machines starts with two bytes: settings, and the size of the pieces that the
-//! rest is fed in.
+//! Input of the state machines starts with two bytes: settings, and the size of the pieces in which the rest
+//! is fed.
 
 use block::{Bytes, Extent};
 
-use super::client::{self, Goal, TlsWish, Track, Wish};
+use super::client::{self, Goal, HandshakeOptions, TlsPolicy, Track};
 use super::export::{BlockSizes, ExportId, ExportInfo, Session};
 use super::extents::put_block_status;
 use super::reply::{MAX_FIXED, Style};
@@ -19,7 +19,7 @@ use super::uri::Uri;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 
-/// The catalogue that handshakes are tried on: two exports, unlike in all that matters.
+/// The catalogue for handshakes: two exports that differ in all relevant properties.
 pub fn catalogue() -> Vec<Found> {
     let disk = ExportInfo {
         description: "a disk".to_owned(),
@@ -33,7 +33,7 @@ pub fn catalogue() -> Vec<Found> {
     ]
 }
 
-/// A server's configuration, from the bits of a byte.
+/// Decodes a server's configuration from a settings byte.
 fn config(bits: u8) -> server::Config {
     let tls = match bits & 3 {
         0 => TlsMode::Off,
@@ -43,14 +43,14 @@ fn config(bits: u8) -> server::Config {
     server::Config { tls, list: bits & 4 == 0, structured: bits & 8 == 0, extended: bits & 16 == 0 }
 }
 
-/// A client's wish, from the bits of a byte.
-fn wish(bits: u8) -> Wish {
+/// Decodes a client's request from a settings byte.
+fn requested(bits: u8) -> HandshakeOptions {
     let tls = match bits & 3 {
-        0 => TlsWish::Never,
-        1 => TlsWish::IfOffered,
-        _ => TlsWish::Always,
+        0 => TlsPolicy::Never,
+        1 => TlsPolicy::IfOffered,
+        _ => TlsPolicy::Always,
     };
-    Wish {
+    HandshakeOptions {
         export: "disk".to_owned(),
         goal: if bits & 4 == 0 { Goal::Go } else { Goal::List },
         tls,
@@ -60,13 +60,13 @@ fn wish(bits: u8) -> Wish {
     }
 }
 
-/// Settings, the size of pieces, and the stream.
+/// Splits the input into settings, size of pieces, and stream.
 fn split(data: &[u8]) -> Option<(u8, usize, &[u8])> {
     let (&[settings, piece], stream) = data.split_first_chunk()?;
     Some((settings, usize::from(piece) + 1, stream))
 }
 
-/// A client's bytes against a server: the handshake, and what follows as requests.
+/// Feeds a client's bytes to a server: the handshake, then requests.
 pub fn server_handshake(data: &[u8]) {
     let Some((settings, piece, mut stream)) = split(data) else { return };
     let catalogue = catalogue();
@@ -89,7 +89,7 @@ pub fn server_handshake(data: &[u8]) {
     }
 }
 
-/// A client's requests, in the style that the first byte says.
+/// Feeds a client's requests to a server, in the style of the first byte.
 pub fn request(data: &[u8]) {
     let Some((&settings, stream)) = data.split_first() else { return };
     let style = STYLES[usize::from(settings & 3) % 3];
@@ -111,7 +111,7 @@ pub fn request(data: &[u8]) {
     );
 }
 
-/// Reads requests until the bytes make no more, and answers each.
+/// Parses requests until the bytes end, and answers each.
 fn requests(session: &Session, mut stream: &[u8]) {
     while let Ok(Some((request, taken))) = request::parse(stream, session.extended()) {
         assert_eq!(taken, request::header_len(session.extended()));
@@ -131,12 +131,12 @@ fn requests(session: &Session, mut stream: &[u8]) {
     }
 }
 
-/// Answers a request as a server would, and reads the answer as a client does.
+/// Answers a request as a server would, and parses the answer as a client does.
 fn answer(session: &Session, request: &Request, accepted: Accepted, payload: &[u8]) {
     let mut out = [0; 256];
     let query = match accepted {
         Accepted::Submit(order) => {
-            assert!(order.offset.0 + order.len.0 <= session.size, "an order lies within the export");
+            assert!(order.offset.0 + order.len.0 <= session.size, "a request lies within the export");
             if order.op == block::Op::Read {
                 let len = order.len.0 as u32;
                 let taken = session.style.put_data_header(&mut out, request, request.offset, len, true);
@@ -163,7 +163,7 @@ fn answer(session: &Session, request: &Request, accepted: Accepted, payload: &[u
     read_back(session, request, &out[..len]);
 }
 
-/// What a server of ours answers, a client of ours takes.
+/// Checks that our client accepts what our server answers.
 fn read_back(session: &Session, request: &Request, bytes: &[u8]) {
     let (reply, taken) = client::parse_reply(bytes, session.style)
         .expect("our replies are well-formed")
@@ -173,10 +173,10 @@ fn read_back(session: &Session, request: &Request, bytes: &[u8]) {
     track.accept(&reply).expect("our replies fit their requests");
 }
 
-/// A server's bytes against a client's handshake, and what follows as replies.
+/// Feeds a server's bytes to a client: the handshake, then replies.
 pub fn client_handshake(data: &[u8]) {
     let Some((settings, piece, mut stream)) = split(data) else { return };
-    let mut handshake = client::Handshake::new(wish(settings));
+    let mut handshake = client::Handshake::new(requested(settings));
     loop {
         assert!(handshake.output().len() <= 1 << 13, "output is bounded");
         handshake.output().clear();
@@ -197,7 +197,7 @@ pub fn client_handshake(data: &[u8]) {
     }
 }
 
-/// A server's replies, in the style that the first byte says.
+/// Feeds a server's replies to a client, in the style of the first byte.
 pub fn replies(data: &[u8]) {
     let Some((&settings, stream)) = data.split_first() else { return };
     replies_of(STYLES[usize::from(settings) % 3], Some(1), stream);
@@ -225,7 +225,7 @@ fn replies_of(style: Style, context: Option<u32>, mut stream: &[u8]) {
     }
 }
 
-/// The name of an export. What is read, prints as what reads as the same.
+/// Parses a URI. A valid one prints as text that parses to an equal URI.
 pub fn uri(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(uri) = text.parse::<Uri>() {

@@ -1,18 +1,17 @@
-//! The Network Block Device protocol, both halves, without I/O.
+//! The Network Block Device protocol, both sides, without I/O.
 //!
-//! [`wire`] holds the numbers of the protocol document (`doc/proto.md` of the NBD project, with its
-//! extended headers), [`request`] and [`reply`] the messages of the transmission phase, [`server`]
-//! and [`client`] the state machines and rules of either side, [`export`] what is agreed between
-//! them, [`uri`] the names that people give to exports.
+//! [`wire`] has the constants of the protocol document (`doc/proto.md` of the NBD project, with extended
+//! headers), [`request`] and [`reply`] the messages of the transmission phase, [`server`] and [`client`] the
+//! state machines and rules of each side, [`export`] the negotiated session, [`uri`] NBD URIs.
 //!
-//! A server's connection is a [`server::Handshake`] until that says `Ready`, then a loop of
-//! [`request::parse`], [`server::check`] and a [`reply::Style`]'s encoders.
+//! A server's connection is a [`server::Handshake`] until that is `Ready`, then a loop of [`request::parse`],
+//! [`server::check`] and the encoders of a [`reply::Style`].
 //!
-//! *Invariants:* nothing here panics on a peer's bytes; memory per connection is bounded
-//! ([`server::MAX_OPTION_BYTES`]); nothing on the transmission path allocates. Where the document
-//! says MUST or SHOULD, the check that keeps it names the section.
+//! *Invariants:* no byte of a peer causes a panic; memory per connection is bounded
+//! ([`server::MAX_OPTION_BYTES`]); nothing on the transmission path allocates. Each check of a MUST or SHOULD
+//! of the document names the section.
 //!
-//! It does not hold payloads: whoever owns the socket moves the data.
+//! Payloads are not handled here: the owner of the socket moves the data.
 
 pub mod client;
 pub mod error;

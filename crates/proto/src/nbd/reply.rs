@@ -1,30 +1,30 @@
-//! Replies: every header that a server sends, in the style that was agreed on.
+//! Encodes replies of a server in the negotiated style.
 //!
-//! An encoder writes into memory that the caller has, and answers how much of it. None allocates.
-//! Data follows its header on the wire and is the caller's business.
+//! An encoder writes to the caller's memory and returns the number of bytes written. None allocates. Data
+//! follows its header on the wire and is left to the caller.
 //!
-//! *Panics:* when the caller's memory is too short, which is its own mistake. [`MAX_FIXED`] bytes
-//! hold anything but a message or descriptors.
+//! *Panics:* if the caller's memory is too short, which is a bug. [`MAX_FIXED`] bytes hold everything except
+//! messages and descriptors.
 
 use super::error::NbdError;
 use super::request::{Command, Request};
 use super::wire::{self, ReplyFlags, chunk, put};
 
-/// How replies look ("Transmission").
+/// Style of replies ("Transmission").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Style {
     /// A header of 16 bytes and, for a read, its data.
     Simple,
     /// Chunks with headers of 20 bytes; simple replies where there is no payload.
     Structured,
-    /// Chunks with headers of 32 bytes, and requests with as many; never a simple reply.
+    /// Chunks with headers of 32 bytes, and request headers of the same size; no simple replies.
     Extended,
 }
 
-/// The longest of all headers of fixed length: an extended chunk's and its offset, error or hole.
+/// Longest header of fixed length: an extended chunk's with its offset, error or hole.
 pub const MAX_FIXED: usize = wire::EXTENDED_CHUNK_LEN + 14;
 
-/// A simple reply's header.
+/// Encodes the header of a simple reply.
 #[inline]
 pub fn simple(cookie: u64, error: Option<NbdError>) -> [u8; wire::SIMPLE_REPLY_LEN] {
     let mut out = [0; wire::SIMPLE_REPLY_LEN];
@@ -35,7 +35,7 @@ pub fn simple(cookie: u64, error: Option<NbdError>) -> [u8; wire::SIMPLE_REPLY_L
 }
 
 impl Style {
-    /// Bytes of a chunk's header. Of no use to [`Style::Simple`], whose replies are not chunks.
+    /// Bytes of a chunk header. Not meaningful for [`Style::Simple`], whose replies have no chunks.
     pub const fn chunk_header_len(self) -> usize {
         match self {
             Style::Simple => wire::SIMPLE_REPLY_LEN,
@@ -44,7 +44,7 @@ impl Style {
         }
     }
 
-    /// Bytes that go before a read's data: header, and offset where the style has one.
+    /// Bytes before the data of a read: the header, and the offset where the style has one.
     pub const fn data_header_len(self) -> usize {
         match self {
             Style::Simple => wire::SIMPLE_REPLY_LEN,
@@ -53,8 +53,8 @@ impl Style {
         }
     }
 
-    /// The header of a chunk with `len` bytes of payload. "Extended reply": the offset is that of
-    /// the request, whatever the chunk is about.
+    /// Writes the header of a chunk with `len` bytes of payload. "Extended reply": its offset is that of the
+    /// request, whatever the chunk's content.
     #[inline]
     pub(super) fn put_chunk_header(
         self,
@@ -68,7 +68,7 @@ impl Style {
         let extended = self == Style::Extended;
         let magic = if extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
         put(out, 0, &magic.to_be_bytes());
-        put(out, 4, &ReplyFlags::NONE.with_if(done, ReplyFlags::DONE).0.to_be_bytes());
+        put(out, 4, &ReplyFlags::empty().with_if(done, ReplyFlags::DONE).bits().to_be_bytes());
         put(out, 6, &kind.to_be_bytes());
         put(out, 8, &to.cookie.to_be_bytes());
         if extended {
@@ -80,9 +80,9 @@ impl Style {
         }
     }
 
-    /// What goes before `len` bytes of data read from `offset`. With `done` it is the reply's last
-    /// chunk, which is only right when the data is already at hand ("`NBD_CMD_READ`": MUST NOT be
-    /// while an error is still possible). In the simple style it must be all of the read.
+    /// Writes the header before `len` bytes of data read from `offset`. `done` marks the last chunk, which is
+    /// only allowed once the data is available ("`NBD_CMD_READ`": MUST NOT be set while an error is still
+    /// possible). A simple reply must cover the whole read.
     #[inline]
     pub fn put_data_header(self, out: &mut [u8], to: &Request, offset: u64, len: u32, done: bool) -> usize {
         if self == Style::Simple {
@@ -93,7 +93,7 @@ impl Style {
         put(out, at, &offset.to_be_bytes())
     }
 
-    /// A stretch of a read that is all zeroes, without sending them. Not for the simple style, nor
+    /// Writes a hole: a range of a read that is all zeroes, which are not sent. Not for the simple style, nor
     /// for part of a read with `DF`.
     pub fn put_hole(self, out: &mut [u8], to: &Request, offset: u64, len: u32, done: bool) -> usize {
         let at = self.put_chunk_header(out, to, done, chunk::OFFSET_HOLE, 12);
@@ -101,12 +101,12 @@ impl Style {
         put(out, at, &len.to_be_bytes())
     }
 
-    /// The whole reply to a request that has no data to send: one that is not a read or a block
+    /// Writes the complete reply to a request without data to send: one that is neither a read nor a block
     /// status query, or one that failed.
     ///
-    /// "Simple reply message": with structured replies it MAY still be simple unless it answers a
-    /// read, which saves four bytes; block status queries are answered in chunks as well. With
-    /// extended headers it MUST NOT be.
+    /// "Simple reply message": with structured replies it MAY be simple unless it answers a read, which saves
+    /// four bytes; block status queries are answered in chunks as well. With extended headers it MUST NOT be
+    /// simple.
     #[inline]
     pub fn put_end(self, out: &mut [u8], to: &Request, error: Option<NbdError>) -> usize {
         let chunked = match self {
@@ -121,8 +121,8 @@ impl Style {
         }
     }
 
-    /// An error chunk with a message for people, at an offset when it is known where. The message is
-    /// cut at [`wire::MAX_STRING`] bytes, and at what `out` holds. A simple reply carries the number
+    /// Writes an error chunk with a message for people, and the offset of the error if known. The message is
+    /// truncated to [`wire::MAX_STRING`] bytes and to the space in `out`. A simple reply has the error number
     /// only.
     pub fn put_error(
         self,
@@ -151,7 +151,7 @@ impl Style {
     }
 }
 
-/// The front of `message` that is at most `room` bytes and whole characters.
+/// Truncates `message` to whole characters of at most `room` bytes.
 fn cut(message: &str, room: usize) -> &str {
     let mut end = message.len().min(room);
     while !message.is_char_boundary(end) {

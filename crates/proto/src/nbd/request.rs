@@ -1,36 +1,36 @@
-//! Requests: the header that a client sends, both styles.
+//! Parses and encodes request headers, compact and extended.
 //!
-//! Parsing is of headers only. A request's payload follows it on the wire and is the caller's
-//! business, whatever becomes of the request: `payload_len` bytes, always to be read past.
+//! Only headers are parsed. The payload of `payload_len` bytes follows on the wire and is left to the caller,
+//! which must read past it even if the request is refused.
 
 use super::error::Fatal;
 use super::wire::{self, CommandFlags, put};
 
-/// What a client asks for ("Request types").
+/// Command of a request ("Request types").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Command {
-    /// Send data.
+    /// Read data.
     Read,
-    /// Store data.
+    /// Write data.
     Write,
     /// End the session; there is no reply.
     Disc,
-    /// Bring what was written to stable storage.
+    /// Flush writes to stable storage.
     Flush,
-    /// The range is no longer needed.
+    /// Discard the range.
     Trim,
-    /// The range will be needed.
+    /// Prefetch the range.
     Cache,
     /// Make the range read as zeroes.
     WriteZeroes,
-    /// Describe the range.
+    /// Report the block status of the range.
     BlockStatus,
-    /// None that is known.
+    /// Unknown.
     Other(u16),
 }
 
 impl Command {
-    /// From the wire.
+    /// Converts a number from the wire.
     pub const fn from_code(code: u16) -> Command {
         match code {
             0 => Command::Read,
@@ -45,7 +45,7 @@ impl Command {
         }
     }
 
-    /// The number on the wire.
+    /// Number on the wire.
     pub const fn code(self) -> u16 {
         match self {
             Command::Read => 0,
@@ -61,36 +61,36 @@ impl Command {
     }
 }
 
-/// A request's header. Plain data; nothing in it has been checked.
+/// A request header. Plain data; nothing in it has been checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What is asked for.
+    /// The command.
     pub command: Command,
-    /// How.
+    /// Flags of the command.
     pub flags: CommandFlags,
-    /// The client's name for it, repeated in every reply.
+    /// The client's identifier of the request, repeated in every reply.
     pub cookie: u64,
-    /// Where it starts on the export, in bytes.
+    /// Offset on the export, in bytes.
     pub offset: u64,
-    /// The header's length field: of the range, or of the payload, or (write) of both.
+    /// The header's length field: bytes of the range, of the payload, or (write) of both.
     pub len: u64,
-    /// Bytes that follow the header on the wire, to be read past even when the request is refused.
+    /// Bytes of payload that follow the header, to be read past even if the request is refused.
     pub payload_len: u64,
 }
 
-/// Bytes of a request's header.
+/// Bytes of a request header.
 pub const fn header_len(extended: bool) -> usize {
     if extended { wire::EXTENDED_REQUEST_LEN } else { wire::REQUEST_LEN }
 }
 
-/// Reads the header at the front of `bytes`: the request and the header's length, or `None` when it
-/// is not whole yet.
+/// Parses the header at the front of `bytes`: the request and the header's length, or `None` while it is
+/// incomplete.
 ///
-/// "Request message": a compact request has a payload if it is a write; an extended one if
-/// `PAYLOAD_LEN` is set. A wrong magic is noticed as soon as its four bytes are there.
+/// "Request message": a compact request has a payload if it is a write; an extended one if `PAYLOAD_LEN` is
+/// set. A wrong magic is detected as soon as its four bytes have arrived.
 ///
 /// # Errors
-/// [`Fatal::BadMagic`]: the stream has no meaning any more.
+/// [`Fatal::BadMagic`]: the stream has no meaning.
 #[inline]
 pub fn parse(bytes: &[u8], extended: bool) -> Result<Option<(Request, usize)>, Fatal> {
     let expected = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
@@ -115,15 +115,15 @@ fn parse_extended(bytes: &[u8]) -> Option<(Request, usize)> {
     let header: &[u8; wire::EXTENDED_REQUEST_LEN] = bytes.first_chunk()?;
     let (flags, command, cookie, offset) = parse_common(header)?;
     let len = wire::u64_at(header, 24)?;
-    let payload_len = if flags.has(CommandFlags::PAYLOAD_LEN) { len } else { 0 };
+    let payload_len = if flags.contains(CommandFlags::PAYLOAD_LEN) { len } else { 0 };
     Some((Request { command, flags, cookie, offset, len, payload_len }, wire::EXTENDED_REQUEST_LEN))
 }
 
-/// The fields that both styles have in the same place.
+/// Parses the fields that both layouts have in common.
 #[inline]
 fn parse_common(header: &[u8]) -> Option<(CommandFlags, Command, u64, u64)> {
     Some((
-        CommandFlags(wire::u16_at(header, 4)?),
+        CommandFlags::from_bits_retain(wire::u16_at(header, 4)?),
         Command::from_code(wire::u16_at(header, 6)?),
         wire::u64_at(header, 8)?,
         wire::u64_at(header, 16)?,
@@ -131,35 +131,34 @@ fn parse_common(header: &[u8]) -> Option<(CommandFlags, Command, u64, u64)> {
 }
 
 impl Request {
-    /// A request without payload. The client's half builds and then encodes these.
+    /// Creates a request without payload, for a client to encode.
     pub const fn new(command: Command, cookie: u64, offset: u64, len: u64) -> Request {
-        Request { command, flags: CommandFlags::NONE, cookie, offset, len, payload_len: 0 }
+        Request { command, flags: CommandFlags::empty(), cookie, offset, len, payload_len: 0 }
     }
 
-    /// A write whose `len` bytes of data follow it.
+    /// Creates a write; its `len` bytes of data must follow it.
     pub const fn write(cookie: u64, offset: u64, len: u64) -> Request {
-        let flags = CommandFlags::NONE;
+        let flags = CommandFlags::empty();
         Request { command: Command::Write, flags, cookie, offset, len, payload_len: len }
     }
 
-    /// The same with these flags as well.
+    /// Adds flags to the request.
     #[must_use]
     pub const fn with_flags(self, flags: CommandFlags) -> Request {
-        Request { flags: self.flags.with(flags), ..self }
+        Request { flags: self.flags.union(flags), ..self }
     }
 
-    /// Writes the header to the front of `out` and answers its length. With extended headers a
-    /// request with a payload, and any write, gets `PAYLOAD_LEN`, as "Request message" demands.
+    /// Writes the header to the front of `out` and returns its length. With extended headers, a request with
+    /// a payload and any write gets `PAYLOAD_LEN`, as "Request message" demands.
     ///
     /// # Panics
-    /// When `out` is shorter than [`header_len`], or `len` does not fit a compact header: both are
-    /// the caller's own mistakes.
+    /// If `out` is shorter than [`header_len`], or `len` does not fit a compact header: a bug of the caller.
     pub fn put(&self, out: &mut [u8], extended: bool) -> usize {
         let has_payload = self.payload_len > 0 || self.command == Command::Write;
         let flags = self.flags.with_if(extended && has_payload, CommandFlags::PAYLOAD_LEN);
         let magic = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         put(out, 0, &magic.to_be_bytes());
-        put(out, 4, &flags.0.to_be_bytes());
+        put(out, 4, &flags.bits().to_be_bytes());
         put(out, 6, &self.command.code().to_be_bytes());
         put(out, 8, &self.cookie.to_be_bytes());
         put(out, 16, &self.offset.to_be_bytes());

@@ -1,7 +1,7 @@
-//! Names that people give to exports: `nbd://host:port/export` and its kin (`doc/uri.md`).
+//! NBD URIs: `nbd://host:port/export` and the other schemes (`doc/uri.md` of the NBD project).
 //!
-//! Four schemes: `nbd` and `nbd+unix`, and `nbds` and `nbds+unix` which insist on TLS. What is kept
-//! here is decoded; printing encodes it again, so that a printed name reads back as the same.
+//! Schemes: `nbd` and `nbd+unix`, and `nbds` and `nbds+unix`, which require TLS. Fields hold decoded text;
+//! printing encodes it again, so a printed URI parses to an equal one.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -11,36 +11,36 @@ use std::str::FromStr;
 
 use super::wire::{DEFAULT_PORT, MAX_STRING};
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Server {
-    /// At a TCP port.
+    /// A TCP port.
     Tcp {
-        /// A name or an address; an IPv6 address has no brackets here. Never empty.
+        /// Host name or address; an IPv6 address without brackets. Never empty.
         host: String,
-        /// The port.
+        /// Port number.
         port: u16,
     },
-    /// At a Unix socket; a path that starts with a NUL is a name in the abstract namespace.
+    /// A Unix socket; a path that starts with a NUL is in the abstract namespace.
     Unix(PathBuf),
 }
 
-/// The name of an export.
+/// An NBD URI.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Uri {
-    /// Where its server is.
+    /// Address of the server.
     pub server: Server,
-    /// What the server calls it; empty for the default one.
+    /// Name of the export; empty for the default export.
     pub export: String,
-    /// The connection has to be encrypted.
+    /// TLS is required.
     pub tls: bool,
-    /// Whom to be towards the server; some ways of TLS need it.
+    /// User name for TLS modes that need one.
     pub user: Option<String>,
     /// Other parameters in their order: `tls-…` and `x-…`.
     pub params: Vec<(String, String)>,
 }
 
-/// Why a text is not the name of an export.
+/// Why a text is not an NBD URI.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{text}\" is not an NBD URI: {why}")]
 pub struct ParseUriError {
@@ -48,25 +48,25 @@ pub struct ParseUriError {
     why: &'static str,
 }
 
-/// Parameters that are known besides `socket` and those that start with `x-`. What the document does
-/// not name is what other clients take; all are kept for whoever sets TLS up.
+/// Known parameters besides `socket` and those that start with `x-`. Some are not in the document but
+/// accepted by other clients; all are kept for the TLS setup.
 const KNOWN_PARAMS: [&str; 6] =
     ["tls-type", "tls-hostname", "tls-verify-peer", "tls-certificates", "tls-username", "tls-psk-file"];
 
 impl Uri {
-    /// An export at a Unix socket.
+    /// Creates the URI of an export at a Unix socket.
     pub fn unix(socket: impl Into<PathBuf>, export: impl Into<String>) -> Uri {
         let server = Server::Unix(socket.into());
         Uri { server, export: export.into(), tls: false, user: None, params: Vec::new() }
     }
 
-    /// An export at a TCP port.
+    /// Creates the URI of an export at a TCP port.
     pub fn tcp(host: impl Into<String>, port: u16, export: impl Into<String>) -> Uri {
         let server = Server::Tcp { host: host.into(), port };
         Uri { server, export: export.into(), tls: false, user: None, params: Vec::new() }
     }
 
-    /// The value of a parameter.
+    /// Value of a parameter.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -81,7 +81,7 @@ impl FromStr for Uri {
 }
 
 fn parse(text: &str) -> Result<Uri, &'static str> {
-    let (scheme, rest) = text.split_once("://").ok_or("there is no \"://\"")?;
+    let (scheme, rest) = text.split_once("://").ok_or("it has no \"://\"")?;
     let (tls, unix) = match scheme.to_ascii_lowercase().as_str() {
         "nbd" => (false, false),
         "nbds" => (true, false),
@@ -121,7 +121,7 @@ fn parse_host_port(text: &str) -> Result<Server, &'static str> {
     let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
         let (host, rest) = bracketed.split_once(']').ok_or("a [ has no ]")?;
         if !host.contains(':') {
-            return Err("what stands in brackets is not an IPv6 address");
+            return Err("the text in brackets is not an IPv6 address");
         }
         match rest.strip_prefix(':') {
             Some(port) => (host, port),
@@ -136,7 +136,7 @@ fn parse_host_port(text: &str) -> Result<Server, &'static str> {
         digits if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().map_err(|_| "the port is above 65535")?
         }
-        _ => return Err("the port is not a number (an IPv6 address stands in brackets)"),
+        _ => return Err("the port is not a number (an IPv6 address must be in brackets)"),
     };
     let host = decode_text(host)?;
     if host.contains(['\0', '[', ']']) {
@@ -147,7 +147,7 @@ fn parse_host_port(text: &str) -> Result<Server, &'static str> {
 
 type Params = Vec<(String, String)>;
 
-/// The socket, if there is one, and the other parameters.
+/// Parses the socket, if present, and the other parameters.
 fn parse_query(query: &str) -> Result<(Option<PathBuf>, Params), &'static str> {
     let mut socket = None;
     let mut params = Params::new();
@@ -162,7 +162,7 @@ fn parse_query(query: &str) -> Result<(Option<PathBuf>, Params), &'static str> {
         } else if KNOWN_PARAMS.contains(&key.as_str()) || key.starts_with("x-") {
             params.push((key, decode_text(value)?));
         } else {
-            return Err("a parameter is not known (socket, tls-… and x-… are)");
+            return Err("unknown parameter (known: socket, tls-…, x-…)");
         }
     }
     Ok((socket, params))
@@ -184,10 +184,10 @@ fn decode(text: &str) -> Result<Vec<u8>, &'static str> {
 }
 
 fn decode_text(text: &str) -> Result<String, &'static str> {
-    String::from_utf8(decode(text)?).map_err(|_| "what is percent-encoded is not UTF-8")
+    String::from_utf8(decode(text)?).map_err(|_| "the percent-encoded text is not UTF-8")
 }
 
-/// Bytes as they stand in a URI: those that need no encoding anywhere, and `also`.
+/// Percent-encodes all bytes except unreserved characters and those in the second field.
 struct Encoded<'a>(&'a [u8], &'static [u8]);
 
 impl fmt::Display for Encoded<'_> {

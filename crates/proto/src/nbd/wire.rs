@@ -1,13 +1,15 @@
-//! The protocol's numbers: magics, flags, options, reply types, limits. All big-endian on the wire.
+//! Constants of the protocol: magics, flags, options, reply types, limits. All big-endian on the wire.
 //!
-//! Source: the sections "Values" and "Protocol phases" of the protocol document, and those of its
-//! extension for extended headers. Nothing here decides anything.
+//! Source: the sections "Values" and "Protocol phases" of the protocol document, and those of its extension
+//! for extended headers. This module has no logic.
+
+use bitflags::bitflags;
 
 /// The first eight bytes of a server's greeting, `NBDMAGIC`.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Newstyle servers go on with this, and every option starts with it: `IHAVEOPT`.
+/// `IHAVEOPT`: follows in the greeting of a newstyle server, and starts every option.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What an oldstyle server sends in its place.
+/// Sent by an oldstyle server in place of `IHAVEOPT`.
 pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 /// Starts every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
@@ -38,19 +40,19 @@ pub const SIMPLE_REPLY_LEN: usize = 16;
 pub const CHUNK_LEN: usize = 20;
 /// Bytes of an extended chunk's header.
 pub const EXTENDED_CHUNK_LEN: usize = 32;
-/// Zeroes that follow the answer to `EXPORT_NAME` unless the client asked not to have them.
+/// Zeroes after the answer to `EXPORT_NAME`, unless the client set `NO_ZEROES`.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// The longest string the protocol allows, in bytes ("Conventions").
 pub const MAX_STRING: usize = 4096;
-/// A payload of up to this many bytes is never to be taken for an attack ("Block size constraints").
+/// A payload of up to this many bytes is never treated as a denial of service ("Block size constraints").
 pub const PORTABLE_PAYLOAD: u32 = 1 << 25;
 /// The port registered for NBD.
 pub const DEFAULT_PORT: u16 = 10809;
 
 /// Options, sent by the client during the handshake.
 pub mod option {
-    /// Choose an export and start transmission; has no way to report an error.
+    /// Choose an export and start transmission; has no error reply.
     pub const EXPORT_NAME: u32 = 1;
     /// End the session.
     pub const ABORT: u32 = 2;
@@ -88,21 +90,21 @@ pub mod rep {
     pub const ERR_UNSUP: u32 = ERR | 1;
     /// The server's configuration forbids it.
     pub const ERR_POLICY: u32 = ERR | 2;
-    /// The option's data makes no sense, or not now.
+    /// The option's data is invalid, or the option is invalid at this point.
     pub const ERR_INVALID: u32 = ERR | 3;
     /// The server's platform cannot do it.
     pub const ERR_PLATFORM: u32 = ERR | 4;
-    /// TLS comes first.
+    /// TLS is required.
     pub const ERR_TLS_REQD: u32 = ERR | 5;
-    /// There is no such export.
+    /// The export does not exist.
     pub const ERR_UNKNOWN: u32 = ERR | 6;
     /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = ERR | 7;
-    /// The client has to ask for block sizes first.
+    /// The client must request block sizes first.
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERR | 8;
     /// Too large to process.
     pub const ERR_TOO_BIG: u32 = ERR | 9;
-    /// Extended headers come first, or are there to stay.
+    /// Extended headers are required, or cannot be undone.
     pub const ERR_EXT_HEADER_REQD: u32 = ERR | 10;
 }
 
@@ -120,11 +122,11 @@ pub mod info {
 
 /// Types of chunks of structured and extended replies. Bit 15 marks an error.
 pub mod chunk {
-    /// Nothing more; only as the last chunk.
+    /// No content; only as the last chunk.
     pub const NONE: u16 = 0;
     /// An offset and data.
     pub const OFFSET_DATA: u16 = 1;
-    /// An offset and a count of zeroes.
+    /// An offset and the length of a hole.
     pub const OFFSET_HOLE: u16 = 2;
     /// A context and descriptors of 32 bits each.
     pub const BLOCK_STATUS: u16 = 5;
@@ -138,110 +140,89 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = ERR | 2;
 }
 
-/// The one metadata context that the document itself defines.
+/// The only metadata context that the document itself defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// `base:allocation`: nothing is allocated for the range.
 pub const STATE_HOLE: u32 = 1;
 /// `base:allocation`: the range reads as zeroes.
 pub const STATE_ZERO: u32 = 2;
 
-/// Declares a set of bits: a newtype with `has`, `with` and `without`.
+/// Declares a set of flags. Bits that the document does not define yet are kept.
 macro_rules! flag_set {
-    ($(#[$about:meta])* $name:ident: $repr:ty { $($(#[$doc:meta])* $flag:ident = $bit:literal;)+ }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
-        pub struct $name(pub $repr);
+    (
+        $(#[doc = $about:literal])*
+        $name:ident: $repr:ty { $($(#[doc = $doc:literal])* $flag:ident = $bit:literal;)+ }
+    ) => {
+        bitflags! {
+            $(#[doc = $about])*
+            #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
+            pub struct $name: $repr {
+                $($(#[doc = $doc])* const $flag = 1 << $bit;)+
+            }
+        }
 
         impl $name {
-            /// None of them.
-            pub const NONE: $name = $name(0);
-            $($(#[$doc])* pub const $flag: $name = $name(1 << $bit);)+
-            /// All that are known.
-            pub const KNOWN: $name = $name(0 $(| 1 << $bit)+);
-
-            /// Whether all of `other` are in this set.
-            pub const fn has(self, other: $name) -> bool {
-                self.0 & other.0 == other.0
-            }
-
-            /// Both sets together.
-            #[must_use]
-            pub const fn with(self, other: $name) -> $name {
-                $name(self.0 | other.0)
-            }
-
-            /// This set less the other.
-            #[must_use]
-            pub const fn without(self, other: $name) -> $name {
-                $name(self.0 & !other.0)
-            }
-
-            /// This set together with `other` if `condition` holds.
+            /// Adds `other` if `condition` holds.
             #[must_use]
             pub const fn with_if(self, condition: bool, other: $name) -> $name {
-                if condition { self.with(other) } else { self }
-            }
-
-            /// Whether it is empty.
-            pub const fn is_empty(self) -> bool {
-                self.0 == 0
+                if condition { self.union(other) } else { self }
             }
         }
     };
 }
 
 flag_set! {
-    /// What a server says about itself in its greeting.
+    /// Flags in a server's greeting.
     HandshakeFlags: u16 {
-        /// It speaks fixed newstyle: every option gets a reply.
+        /// Fixed newstyle: every option gets a reply.
         FIXED_NEWSTYLE = 0;
-        /// It can leave out the zeroes after `EXPORT_NAME`.
+        /// The server can omit the zeroes after `EXPORT_NAME`.
         NO_ZEROES = 1;
     }
 }
 
 flag_set! {
-    /// What a client answers to the greeting. A server closes on a bit that it does not know.
+    /// A client's reply to the greeting. A server closes the connection on an unknown bit.
     ClientFlags: u32 {
-        /// It speaks fixed newstyle.
+        /// The client speaks fixed newstyle.
         FIXED_NEWSTYLE = 0;
-        /// It wants no zeroes after `EXPORT_NAME`.
+        /// The server should omit the zeroes after `EXPORT_NAME`.
         NO_ZEROES = 1;
     }
 }
 
 flag_set! {
-    /// What an export can do.
+    /// Properties of an export.
     TransmissionFlags: u16 {
-        /// Always set: there are flags.
+        /// Always set.
         HAS_FLAGS = 0;
-        /// Nothing may be written.
+        /// Writes are refused.
         READ_ONLY = 1;
-        /// `FLUSH` works.
+        /// `FLUSH` is supported.
         SEND_FLUSH = 2;
-        /// `FUA` works.
+        /// `FUA` is supported.
         SEND_FUA = 3;
-        /// Seeks cost.
+        /// Rotational: seeks are slow.
         ROTATIONAL = 4;
-        /// `TRIM` works.
+        /// `TRIM` is supported.
         SEND_TRIM = 5;
-        /// `WRITE_ZEROES` and `NO_HOLE` work.
+        /// `WRITE_ZEROES` and `NO_HOLE` are supported.
         SEND_WRITE_ZEROES = 6;
-        /// `DF` works; only with structured or extended replies.
+        /// `DF` is supported; only with structured or extended replies.
         SEND_DF = 7;
-        /// A flush on one connection covers writes on all of them.
+        /// A flush on one connection covers writes of all connections.
         CAN_MULTI_CONN = 8;
-        /// `CACHE` works.
+        /// `CACHE` is supported.
         SEND_CACHE = 10;
-        /// `FAST_ZERO` works.
+        /// `FAST_ZERO` is supported.
         SEND_FAST_ZERO = 11;
-        /// `BLOCK_STATUS` takes a payload; only with extended headers.
+        /// `BLOCK_STATUS` accepts a payload; only with extended headers.
         BLOCK_STATUS_PAYLOAD = 12;
     }
 }
 
 flag_set! {
-    /// How a command is to be done.
+    /// Flags of a command.
     CommandFlags: u16 {
         /// On stable storage before the reply.
         FUA = 0;
@@ -251,7 +232,7 @@ flag_set! {
         DF = 2;
         /// `BLOCK_STATUS`: one extent only.
         REQ_ONE = 3;
-        /// `WRITE_ZEROES`: fail at once unless faster than writing.
+        /// `WRITE_ZEROES`: fail at once unless it is faster than writing zeroes.
         FAST_ZERO = 4;
         /// The header's length is that of a payload; with extended headers only.
         PAYLOAD_LEN = 5;
@@ -259,34 +240,34 @@ flag_set! {
 }
 
 flag_set! {
-    /// Flags of a chunk. A client ignores those that it does not know.
+    /// Flags of a chunk. A client ignores unknown ones.
     ReplyFlags: u16 {
-        /// It is the last of its reply.
+        /// Last chunk of the reply.
         DONE = 0;
     }
 }
 
-/// The `N` bytes at `at`, if they are all there.
+/// The `N` bytes at offset `at`, if present.
 pub(crate) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk::<N>().copied()
 }
 
-/// A big-endian number at `at`, if it is all there.
+/// The big-endian number at offset `at`, if present.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes_at(bytes, at).map(u16::from_be_bytes)
 }
 
-/// A big-endian number at `at`, if it is all there.
+/// The big-endian number at offset `at`, if present.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes_at(bytes, at).map(u32::from_be_bytes)
 }
 
-/// A big-endian number at `at`, if it is all there.
+/// The big-endian number at offset `at`, if present.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes_at(bytes, at).map(u64::from_be_bytes)
 }
 
-/// Copies `from` into `to` at `at` and answers where it ended.
+/// Copies `from` to offset `at` of `to` and returns the offset of its end.
 pub(crate) fn put(to: &mut [u8], at: usize, from: &[u8]) -> usize {
     let end = at + from.len();
     to[at..end].copy_from_slice(from);

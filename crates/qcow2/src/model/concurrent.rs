@@ -1,17 +1,17 @@
-//! Several threads at once, each with sectors of its own that share clusters with the others' ones, while copies of the
-//! disk lose their power.
+//! Several threads at once, each with sectors of its own in clusters shared with the others, while power cuts
+//! are applied to copies of the disk.
 
 use super::disk::{Faults, Medium, MemoryDisk};
 use super::rng::Rng;
 use super::run::{Base, shape};
 use super::sectors::{Sectors, ZEROES, fill};
 use crate::cache::SECTOR;
-use crate::{CreateOptions, Disk, Mistake, Options, Source, check, create};
+use crate::{CreateOptions, Disk, Options, SeededFault, Source, check, create};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const THREADS: u64 = 4;
-/// Sectors that one thread owns in a row.
+/// Consecutive sectors owned by one thread.
 const PIECE: u64 = 8;
 
 struct Shared {
@@ -28,10 +28,10 @@ fn stamps(base: Option<&Base>, all: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Shared {
-    /// One request of one thread; it checks what it reads.
+    /// One request of one thread, with a check of the data read.
     fn request(&self, rng: &mut Rng, thread: u64, number: u64) -> Result<(), String> {
         let pieces = self.all / PIECE / THREADS;
-        // Close together, so that they meet.
+        // Close together, so that threads share clusters.
         let most = if rng.chance(500) { pieces } else { pieces.min(4) };
         let piece = rng.below(most);
         let start = (piece * THREADS + thread) * PIECE;
@@ -71,12 +71,12 @@ impl Shared {
         }
     }
 
-    /// Copies of the disk, and what they may hold.
+    /// Copies of the disk, with the content they may have.
     fn cuts(&self, wanted: usize) -> Vec<(Medium, Sectors)> {
         let mut cuts = Vec::new();
         while cuts.len() < wanted && !self.ended.load(SeqCst) {
             {
-                // Whatever is on the disk was begun before.
+                // Everything on the disk was started before this.
                 let sectors = self.sectors.lock().expect("no panic");
                 cuts.push((self.disk.medium(), sectors.clone()));
             }
@@ -106,12 +106,12 @@ fn check_cut(
     sectors.after_cut(&bytes).map(drop)
 }
 
-/// How many states were checked.
-fn run(seed: u64, mistake: Mistake, requests: u64) -> Result<usize, String> {
+/// Returns the number of states checked.
+fn run(seed: u64, fault: SeededFault, requests: u64) -> Result<usize, String> {
     let mut rng = Rng::new(seed);
     let mut options: CreateOptions = shape(&mut rng);
-    if mistake != Mistake::None {
-        // Few clusters, which all threads meet in.
+    if fault != SeededFault::None {
+        // Few clusters, shared by all threads.
         options = CreateOptions::new(512 << 10);
     }
     let size = options.size - options.size % (PIECE * THREADS * SECTOR as u64);
@@ -129,7 +129,7 @@ fn run(seed: u64, mistake: Mistake, requests: u64) -> Result<usize, String> {
     let caches = *rng.pick(&[0, 32 << 20]);
     let how = Options { writable: true, l2_cache_len: caches, refcount_cache_len: caches };
     let mut image = Disk::open(disk.clone(), backing, how).map_err(|error| error.to_string())?;
-    image.mistake = mistake;
+    image.fault = fault;
     disk.set_faults(Faults { len_max: u64::MAX, pauses: 60, ..Faults::default() });
     let all = size / SECTOR as u64;
     let sectors = Mutex::new(Sectors::new(stamps(base.as_ref(), all)));
@@ -157,18 +157,18 @@ fn run(seed: u64, mistake: Mistake, requests: u64) -> Result<usize, String> {
 }
 
 #[test]
-fn threads_that_share_clusters_lose_nothing_and_power_cuts_leave_what_they_flushed() {
+fn threads_sharing_clusters_lose_no_data_and_power_cuts_preserve_flushed_data() {
     let states = super::number("BLOCKYARD_QCOW2_STATES").unwrap_or(60) as usize;
     let (mut checked, mut seed) = (0, 1);
     while checked < states {
-        checked += run(seed, Mistake::None, 200).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        checked += run(seed, SeededFault::None, 200).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
         seed += 1;
     }
     println!("{checked} crash states of {} runs, 0 bad", seed - 1);
 }
 
 #[test]
-fn requests_that_do_not_wait_for_each_other_are_found() {
-    let found = (1..400).find_map(|seed| run(seed, Mistake::NoRanges, 200).err());
+fn missing_range_locks_are_detected() {
+    let found = (1..400).find_map(|seed| run(seed, SeededFault::NoRanges, 200).err());
     println!("{}", found.expect("a race is found"));
 }

@@ -1,4 +1,4 @@
-//! A disk in memory that can lose its power: all that was written since the last sync is torn apart by sectors.
+//! A disk in memory with power cuts, which may lose any sectors written since the last sync.
 
 use super::rng::Rng;
 use crate::Storage;
@@ -6,34 +6,34 @@ use crate::cache::SECTOR;
 use std::io;
 use std::sync::Mutex;
 
-/// Something that was done to the file and may be lost.
+/// A change of the file that may be lost.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Write { at: u64, bytes: Vec<u8> },
     SetLen(u64),
 }
 
-/// What was done, in its order.
+/// An event, in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Change(Change),
     Sync,
 }
 
-/// What goes wrong.
+/// Fault plan.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Faults {
-    /// Of a thousand writes, how many fail, with ENOSPC or EIO, after any part of them was done.
+    /// Permille of writes that fail, with ENOSPC or EIO, after any part of them was done.
     pub(crate) writes: u32,
-    /// Of a thousand syncs.
+    /// Permille of syncs that fail.
     pub(crate) syncs: u32,
-    /// The file cannot be longer.
+    /// Most bytes of the file.
     pub(crate) len_max: u64,
-    /// Of a thousand reads and writes, how many let other threads go first.
+    /// Permille of reads and writes that let other threads go first.
     pub(crate) pauses: u32,
 }
 
-/// What is on the medium, and what may get there.
+/// Durable content, and changes that may become durable.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Medium {
     pub(crate) durable: Vec<u8>,
@@ -44,7 +44,7 @@ pub(crate) struct Medium {
 struct Inner {
     now: Vec<u8>,
     medium: Medium,
-    /// Since [`MemoryDisk::mark`].
+    /// Events since [`MemoryDisk::mark`].
     events: Vec<Event>,
     faults: Faults,
     rng: Rng,
@@ -77,11 +77,11 @@ impl Medium {
         }
     }
 
-    /// What is left after the power went: some of the sectors that were pending, in any order of their survival, and one
-    /// of the lengths that the file had.
+    /// The content after a power cut: a random subset of the pending sectors, and one of the lengths that the
+    /// file had.
     pub(crate) fn cut(&self, rng: &mut Rng) -> Vec<u8> {
         let survives = *rng.pick(&[0, 100, 500, 900, 1000]);
-        // Now and then one step is lost as a whole, and the rest not.
+        // Occasionally a single change is lost, and all others are kept.
         let lost = rng.below(self.pending.len() as u64 + 1) as usize;
         let loses_one = rng.chance(300);
         let (mut file, mut lens) = (self.durable.clone(), vec![self.durable.len()]);
@@ -100,7 +100,7 @@ impl Medium {
                 }
             }
         }
-        // A length that was set is at least that of what was durable, or the file was cut behind all that is in use.
+        // The length is not below that of the durable content, unless the file was truncated.
         let len = if survives == 1000 { *lens.last().expect("one") } else { *rng.pick(&lens) };
         let least = self.pending.iter().filter_map(|change| match change {
             Change::SetLen(len) => Some(*len as usize),
@@ -123,7 +123,7 @@ impl MemoryDisk {
         self.0.lock().expect("nobody panics in here")
     }
 
-    /// Now and then a request takes so long that others overtake it.
+    /// Occasionally delays a request so that others overtake it.
     fn pause(&self) {
         let pauses = {
             let mut inner = self.inner();
@@ -139,24 +139,24 @@ impl MemoryDisk {
         self.inner().faults = faults;
     }
 
-    /// Begin to gather events; returns what is on the medium.
+    /// Starts recording events; returns the current medium.
     pub(crate) fn mark(&self) -> Medium {
         let mut inner = self.inner();
         inner.events.clear();
         inner.medium.clone()
     }
 
-    /// What was done since the mark.
+    /// Events since the mark.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.inner().events.clone()
     }
 
-    /// What is on the medium now, and may get there.
+    /// The current medium.
     pub(crate) fn medium(&self) -> Medium {
         self.inner().medium.clone()
     }
 
-    /// What a killed process leaves.
+    /// The content after the process is killed.
     pub(crate) fn now(&self) -> Vec<u8> {
         self.inner().now.clone()
     }
@@ -222,7 +222,7 @@ impl Storage for MemoryDisk {
         Ok(())
     }
 
-    /// What was there is gone at once, and something else may be read.
+    /// The content is lost at once, and other data may be read.
     fn punch(&self, at: u64, len: u64) {
         let mut inner = self.inner();
         let end = (at + len).min(inner.now.len() as u64);

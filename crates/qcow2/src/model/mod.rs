@@ -1,11 +1,12 @@
-//! Random requests, faults and power cuts, against what each sector may hold.
+//! Random requests, faults and power cuts, checked against the possible content of each sector.
 //!
-//! Each run is one image of random shape under random requests. After each request the power is cut in copies of the disk:
-//! at any write to the storage, with any of the sectors lost that were written since the last sync. Each such *state* is
-//! checked by [`crate::check`], opened, repaired, read and compared; one in five by `qemu-img check`, too.
+//! Each run is one image of random shape under random requests. After each request, power cuts are applied to
+//! copies of the disk: after any write to the storage, losing any of the sectors written since the last sync.
+//! Each such *state* is checked by [`crate::check`], opened, repaired, read and compared; one in five is also
+//! checked by `qemu-img check`.
 //!
-//! `BLOCKYARD_QCOW2_SEED` replays one run. `BLOCKYARD_QCOW2_STATES` goes on until that many states were checked, all of them by
-//! `qemu-img check`, too.
+//! `BLOCKYARD_QCOW2_SEED` reproduces one run. `BLOCKYARD_QCOW2_STATES` continues until that many states were
+//! checked, all of them by `qemu-img check` as well.
 
 mod concurrent;
 pub(crate) mod disk;
@@ -13,7 +14,7 @@ pub(crate) mod rng;
 mod run;
 mod sectors;
 
-use crate::Mistake;
+use crate::SeededFault;
 use run::Run;
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,13 +23,13 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// Runs of seeds from `seed` on, until so many states were checked; prints what they found.
+/// Runs seeds from `seed` on, until so many states were checked; prints the result.
 fn until(states: u64, seed: u64) {
     let (next, checked, by_qemu) = (AtomicU64::new(seed), AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
         while checked.load(Relaxed) < states {
             let seed = next.fetch_add(1, Relaxed);
-            let run = Run::new(seed, Mistake::None).go();
+            let run = Run::new(seed, SeededFault::None).go();
             let run = run.unwrap_or_else(|why| panic!("BLOCKYARD_QCOW2_SEED={seed} finds: {why}"));
             by_qemu.fetch_add(run.by_qemu, Relaxed);
             let now = checked.fetch_add(run.states, Relaxed) + run.states;
@@ -45,9 +46,9 @@ fn until(states: u64, seed: u64) {
 }
 
 #[test]
-fn every_power_cut_leaves_what_was_flushed_and_a_consistent_image() {
+fn every_power_cut_preserves_flushed_data_and_consistency() {
     if let Some(seed) = number("BLOCKYARD_QCOW2_SEED") {
-        let run = Run::new(seed, Mistake::None).go().unwrap_or_else(|why| panic!("{why}"));
+        let run = Run::new(seed, SeededFault::None).go().unwrap_or_else(|why| panic!("{why}"));
         println!("{} states are good", run.states);
         return;
     }
@@ -55,11 +56,13 @@ fn every_power_cut_leaves_what_was_flushed_and_a_consistent_image() {
     until(states.unwrap_or(300), if states.is_some() { 1_000_000 } else { 1 });
 }
 
-/// The model is worth what it finds.
+/// The model is useful only if it detects faults.
 #[test]
-fn seeded_faults_are_found() {
-    for mistake in [Mistake::NoEarlySync, Mistake::FreeAtOnce, Mistake::NoFill, Mistake::ForgetTable] {
-        let found = (1..200).find_map(|seed| Run::new(seed, mistake).without_qemu().go().err());
-        println!("{mistake:?}: {}", found.expect("it is found"));
+fn seeded_faults_are_detected() {
+    for fault in
+        [SeededFault::NoEarlySync, SeededFault::FreeAtOnce, SeededFault::NoFill, SeededFault::ForgetTable]
+    {
+        let found = (1..200).find_map(|seed| Run::new(seed, fault).without_qemu().go().err());
+        println!("{fault:?}: {}", found.expect("it is detected"));
     }
 }

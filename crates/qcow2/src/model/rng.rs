@@ -1,4 +1,4 @@
-//! Seeded randomness, so that a seed that is printed replays its run.
+//! Seeded random numbers, so that a printed seed reproduces its run.
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]

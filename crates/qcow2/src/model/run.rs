@@ -4,16 +4,16 @@ use super::disk::{Faults, MemoryDisk};
 use super::rng::Rng;
 use super::sectors::{Sectors, Stamp, ZEROES, fill};
 use crate::cache::SECTOR;
-use crate::{CreateOptions, Disk, Mistake, Options, Report, Source, check, create};
+use crate::{CreateOptions, Disk, Options, Report, SeededFault, Source, check, create};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Requests of a run.
+/// Requests per run.
 const REQUESTS: u64 = 60;
-/// The writer of a backing file.
+/// Stamp of a backing file's content.
 const BASE: Stamp = 1;
 
 /// A backing file in memory.
@@ -35,7 +35,7 @@ impl Source for Base {
     }
 }
 
-/// A folder where QEMU looks at states.
+/// A directory for states to be checked by QEMU.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -58,8 +58,8 @@ impl Drop for Folder {
 
 pub(crate) struct Run {
     rng: Rng,
-    mistake: Mistake,
-    /// It is there, and is to look at one in so many states.
+    fault: SeededFault,
+    /// qemu-img is available; it checks one in `qemu_every` states.
     qemu: bool,
     qemu_every: u64,
     folder: Folder,
@@ -72,16 +72,16 @@ pub(crate) struct Run {
     sectors: Sectors,
     next: Stamp,
     shape: String,
-    /// An internal snapshot: what it holds.
+    /// Content of an internal snapshot.
     snapshot: Option<Vec<u8>>,
     /// A fault was injected, which may leak clusters.
     failed_once: bool,
-    /// States that were checked, and by QEMU.
+    /// States checked, and those checked by QEMU.
     pub(crate) states: u64,
     pub(crate) by_qemu: u64,
 }
 
-/// A shape for an image; small, so that it has many tables.
+/// A random shape of an image; small, so that it has many tables.
 pub(crate) fn shape(rng: &mut Rng) -> CreateOptions {
     let bits = *rng.pick(&[9, 9, 9, 10, 12, 12, 14, 16, 16]);
     let bits = if rng.chance(10) { 21 } else { bits };
@@ -106,7 +106,8 @@ pub(crate) fn shape(rng: &mut Rng) -> CreateOptions {
     }
 }
 
-/// An image with content of which some is compressed or in a snapshot: its file, and whether it has a snapshot.
+/// An image made by QEMU, with data that may be compressed or in a snapshot: its file, and whether it has a
+/// snapshot.
 fn made_by_qemu(
     rng: &mut Rng,
     options: &CreateOptions,
@@ -147,7 +148,7 @@ fn made_by_qemu(
 }
 
 impl Run {
-    pub(crate) fn new(seed: u64, mistake: Mistake) -> Run {
+    pub(crate) fn new(seed: u64, fault: SeededFault) -> Run {
         let mut rng = Rng::new(seed);
         let mut options = shape(&mut rng);
         let size = options.size;
@@ -203,7 +204,7 @@ impl Run {
             states: 0,
             by_qemu: 0,
             rng,
-            mistake,
+            fault,
             folder,
             base,
             size,
@@ -228,7 +229,7 @@ impl Run {
 
     fn open(&self, disk: Arc<MemoryDisk>) -> io::Result<Disk> {
         let mut image = Disk::open(disk, self.backing(), self.options)?;
-        image.mistake = self.mistake;
+        image.fault = self.fault;
         Ok(image)
     }
 
@@ -252,7 +253,7 @@ impl Run {
                 medium.event(event);
                 let wanted = if count + 1 == events.len() { 600 } else { 3000 / (events.len() as u32 + 20) };
                 if self.rng.chance(wanted) {
-                    // Before it was answered, what it does is possible, and what it promises is not promised.
+                    // Before the request completes, its effect is possible but not guaranteed.
                     let mut during = then.clone();
                     let last = count + 1 == events.len();
                     if last {
@@ -267,14 +268,14 @@ impl Run {
             }
             let failed = self.image.as_ref().is_some_and(Disk::has_failed);
             if failed || self.rng.chance(30) {
-                self.lose_power(failed)
+                self.cut_power(failed)
                     .map_err(|why| format!("request {number}, {what}, and a cut: {why}"))?;
             }
         }
         self.close()
     }
 
-    /// A clean end: all of it is there, and nothing to be repaired.
+    /// Clean close: all data is present, and nothing needs repair.
     fn close(&mut self) -> Result<(), String> {
         self.image = None;
         let file = self.disk.now();
@@ -302,9 +303,9 @@ impl Run {
         now.read(0, &bytes).map_err(|why| format!("at the end: {why}"))
     }
 
-    /// Go on with what a power cut, or a kill, leaves.
-    fn lose_power(&mut self, power: bool) -> Result<(), String> {
-        // The old server is gone: what it would do at its end it does to the old disk, which nobody looks at.
+    /// Continues with the content after a power cut, or a kill.
+    fn cut_power(&mut self, power: bool) -> Result<(), String> {
+        // The old server no longer exists: dropping it writes to the old disk, which is not used any more.
         let medium = self.disk.medium();
         let file = if power || self.rng.chance(500) { medium.cut(&mut self.rng) } else { self.disk.now() };
         let stamps = self.state(file.clone(), &self.sectors.clone())?;
@@ -313,7 +314,7 @@ impl Run {
         self.sectors.settle(&stamps);
         let before = self.disk.mark();
         self.image = Some(self.open(self.disk.clone()).map_err(|error| format!("opening again: {error}"))?);
-        // The power may go while it is repaired.
+        // A power cut may happen during repair.
         let mut medium = before;
         for event in self.disk.events() {
             medium.event(&event);
@@ -325,7 +326,7 @@ impl Run {
         Ok(())
     }
 
-    /// Check a state: what is read of it.
+    /// Checks a state; returns the stamps read.
     fn state(&mut self, file: Vec<u8>, sectors: &Sectors) -> Result<Vec<Stamp>, String> {
         self.states += 1;
         if self.qemu && self.states.is_multiple_of(self.qemu_every) {
@@ -358,11 +359,11 @@ impl Run {
         Ok(stamps)
     }
 
-    /// A range of sectors: small ones, whole clusters, and long ones.
+    /// A random range of sectors: small ones, whole clusters, and long ones.
     fn range(&mut self) -> std::ops::Range<u64> {
         let all = self.size / SECTOR as u64;
         let per_cluster = (self.cluster / SECTOR as u64).max(1);
-        // Some places more often than others.
+        // Some offsets more often than others.
         let places = if self.rng.chance(500) { all } else { all.min(per_cluster * 6) };
         let first = self.rng.below(places);
         let (first, len) = match self.rng.below(4) {
@@ -431,14 +432,14 @@ impl Run {
             }
         };
         if before_failed && choice < 80 && result.is_ok() {
-            return Err(format!("{what}: it succeeded after a sync that failed"));
+            return Err(format!("{what}: it succeeded after a failed sync"));
         }
         self.image = Some(image);
         Ok(what)
     }
 }
 
-/// What a repaired image is like.
+/// Leaks are freed when an image is opened for writing.
 #[test]
 fn leaks_are_freed_when_an_image_is_opened() {
     let disk = Arc::new(MemoryDisk::new(Vec::new(), Rng::new(1)));
@@ -449,7 +450,7 @@ fn leaks_are_freed_when_an_image_is_opened() {
     image.flush().expect("a flush");
     image.write_zeroes(0, 65536, false).expect("zeroes");
     image.flush().expect("a flush");
-    // Killed before the count went down on disk.
+    // Killed before the refcount was decremented on disk.
     let killed = Arc::new(MemoryDisk::new(disk.now(), Rng::new(1)));
     assert_eq!(check(&*killed).expect("it is sound"), Report { leaked: 1, ..Report::default() });
     drop(

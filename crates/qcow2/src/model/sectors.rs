@@ -1,18 +1,19 @@
-//! What each sector of the disk may hold: now, and after a power cut.
+//! Possible content of each sector of the disk: now, and after a power cut.
 
 use crate::cache::SECTOR;
 
-/// A write, and what it leaves: the bytes of [`fill`] with that number; zeroes for 0, and from [`ZEROES`] on.
+/// Identifies a write and its content: the bytes of [`fill`] with that number; zeroes for 0, and from
+/// [`ZEROES`] on.
 pub(crate) type Stamp = u64;
 
-/// The first of the writes that leave zeroes: each has a number of its own, as one may be durable and the other not.
+/// The first stamp of writes of zeroes: each has its own number, because one may be durable and another not.
 pub(crate) const ZEROES: Stamp = 1 << 40;
 
 fn content(stamp: Stamp) -> Stamp {
     if stamp >= ZEROES { 0 } else { stamp }
 }
 
-/// Fill a sector with bytes that name it and its writer.
+/// Fills a sector with bytes that contain its number and its stamp.
 pub(crate) fn fill(into: &mut [u8], sector: u64, stamp: Stamp) {
     if stamp == 0 {
         return into.fill(0);
@@ -22,7 +23,7 @@ pub(crate) fn fill(into: &mut [u8], sector: u64, stamp: Stamp) {
     }
 }
 
-/// Who wrote a sector; an error: nobody did all of it.
+/// The stamp of a sector; an error if no single write produced all of it.
 pub(crate) fn stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(0);
@@ -41,9 +42,9 @@ pub(crate) fn stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
 #[derive(Clone, Debug)]
 struct Sector {
     now: Vec<Stamp>,
-    /// Begun, and not ended.
+    /// The write in flight.
     in_flight: Option<Stamp>,
-    /// After a cut, in the order of their writes.
+    /// Possible content after a power cut, in the order of the writes.
     cut: Vec<Stamp>,
 }
 
@@ -62,7 +63,7 @@ impl Sectors {
         Sectors(stamps.map(|stamp| Sector { now: vec![stamp], in_flight: None, cut: vec![stamp] }).collect())
     }
 
-    /// A write of that begins: it may be there after a cut.
+    /// A write starts: its content is possible after a power cut.
     pub(crate) fn begin(&mut self, sectors: std::ops::Range<u64>, stamp: Stamp) {
         for sector in &mut self.0[sectors.start as usize..sectors.end as usize] {
             add(&mut sector.cut, stamp);
@@ -70,7 +71,7 @@ impl Sectors {
         }
     }
 
-    /// It ended. `sure`: it was done, and not perhaps.
+    /// A write ends. `sure`: it certainly took effect.
     pub(crate) fn end(&mut self, sectors: std::ops::Range<u64>, stamp: Stamp, sure: bool) {
         for sector in &mut self.0[sectors.start as usize..sectors.end as usize] {
             sector.in_flight = None;
@@ -82,10 +83,10 @@ impl Sectors {
         }
     }
 
-    /// A flush of what was there when this copy was made has succeeded.
+    /// A flush that started when `before` was copied has succeeded.
     pub(crate) fn flushed(&mut self, before: &Sectors) {
         for (sector, before) in self.0.iter_mut().zip(&before.0) {
-            // What was begun since may be there, too.
+            // Writes started since then may be present, too.
             let later = sector.cut.iter().filter(|stamp| !before.cut.contains(stamp)).copied();
             let mut cut = before.now.clone();
             cut.extend(before.in_flight);
@@ -94,12 +95,12 @@ impl Sectors {
         }
     }
 
-    /// Nothing may differ from what was read, now and after a cut.
+    /// The content is known, now and after a power cut.
     pub(crate) fn settle(&mut self, stamps: &[Stamp]) {
         *self = Sectors::new(stamps.iter().copied());
     }
 
-    /// Check what was read; it will be read again.
+    /// Checks data that was read, and excludes other content from now on.
     pub(crate) fn read(&mut self, first: u64, bytes: &[u8]) -> Result<(), String> {
         for (number, bytes) in (first..).zip(bytes.chunks_exact(SECTOR)) {
             let sector = &mut self.0[number as usize];
@@ -113,7 +114,7 @@ impl Sectors {
         Ok(())
     }
 
-    /// Check what is there after a cut.
+    /// Checks the content after a power cut.
     pub(crate) fn after_cut(&self, bytes: &[u8]) -> Result<Vec<Stamp>, String> {
         let check = |(number, (bytes, sector)): (usize, (&[u8], &Sector))| {
             let found =
@@ -128,7 +129,7 @@ impl Sectors {
 }
 
 impl Sectors {
-    /// After a cut, what the others may hold is possible, too.
+    /// Adds the possible content after a power cut of `others`.
     pub(crate) fn merge(&mut self, others: &Sectors) {
         for (sector, other) in self.0.iter_mut().zip(&others.0) {
             other.cut.iter().for_each(|stamp| add(&mut sector.cut, *stamp));

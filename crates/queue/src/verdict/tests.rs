@@ -1,47 +1,18 @@
-//! The loop, one behaviour each, over nodes as small as these behaviours allow.
+//! Tests of the verdict loop with minimal nodes.
 
 use super::*;
-use crate::{FileId, FileOp, IoId, NoChild, NodeEvent, Patience, RingFull};
+use crate::testing::NoFiles;
+use crate::{ChildKind, Cx};
+use crate::{NoChild, NodeEvent};
 use block::{Bytes, Op, Region};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 mod timeouts;
 
-/// Carries nothing but the time, and remembers whom it was asked to cancel.
-#[derive(Default)]
-pub(crate) struct TestRing {
-    now: Nanos,
-    cancelled: Vec<Cookie>,
-}
+pub(crate) type TestRing = crate::testing::TestRing<NoFiles>;
 
-impl Ring for TestRing {
-    fn now(&self) -> Nanos {
-        self.now
-    }
-    fn allocate(&mut self, _: u32) -> Option<Segment> {
-        None
-    }
-    fn free(&mut self, _: Segment) {}
-    fn bytes(&self, _: Segment) -> &[u8] {
-        &[]
-    }
-    fn bytes_mut(&mut self, _: Segment) -> &mut [u8] {
-        &mut []
-    }
-    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
-        None
-    }
-    fn start(&mut self, _: IoId, _: FileId, _: FileOp, _: &[Segment]) -> Result<(), RingFull> {
-        Err(RingFull)
-    }
-    fn timer(&mut self, _: IoId, _: Nanos) {}
-    fn cancel(&mut self, id: IoId) {
-        self.cancelled.push(id.cookie);
-    }
-}
-
-/// A backend that answers with what its list says, front first, then the last again and again.
+/// State of a [`Disk`].
 #[derive(Default)]
 pub(super) struct Log {
     answers: Vec<Verdict>,
@@ -84,7 +55,7 @@ impl Node<TestRing> for Disk {
 const OK: Verdict = Verdict::Up(Status::Ok);
 const FAILED: Verdict = Verdict::Up(Status::Transport);
 
-/// Tries one child after the other, `rounds` times over.
+/// Tries its children in order, `rounds` times.
 struct Failover {
     children: Vec<NodeId>,
     next: usize,
@@ -105,12 +76,12 @@ impl Node<TestRing> for Failover {
     }
 }
 
-/// Starts `count` children of `len` bytes one behind the other, as many at once as are spare.
+/// Starts `count` adjacent children, as many at once as are spare.
 struct Fan {
     child: NodeId,
     count: u64,
     kind: ChildKind,
-    /// By tag: started, ended, first error.
+    /// By tag: children started, children completed, first error.
     state: Vec<(u64, u64, Status)>,
 }
 
@@ -169,7 +140,7 @@ impl Bench {
         let mut stack = Stack::default();
         build(&mut stack);
         let config = QueueConfig { id: QueueId(3), depth: 4, segments_per_tag: 4, timeout_ns: Some(1000) };
-        let ring = TestRing { now: Nanos(100), ..TestRing::default() };
+        let ring = TestRing::at(Nanos(100));
         Bench { queue: Queue::new(config, stack).expect("a stack that fits"), ring }
     }
     fn submit_at(&mut self, offset: u64, len: u64) -> Tag {
@@ -248,7 +219,7 @@ fn copies_are_not_counted_but_their_parent_is() {
 }
 
 #[test]
-fn pieces_are_counted_but_their_parent_is_not() {
+fn children_are_counted_but_their_parent_is_not() {
     let disk = Disk::answering(&[OK]);
     let mut bench = over_one(Fan::new(1, 4, ChildKind::Piece), 8, &disk);
     bench.submit();
@@ -258,7 +229,7 @@ fn pieces_are_counted_but_their_parent_is_not() {
 }
 
 #[test]
-fn pieces_of_a_copy_are_not_counted() {
+fn children_of_a_copy_are_not_counted() {
     let disk = Disk::answering(&[OK]);
     let mut bench = Bench::new(|stack| {
         stack.layer(Box::new(Fan::new(1, 2, ChildKind::Copy)), 8);
@@ -301,7 +272,7 @@ fn submitting_under_a_tag_that_is_in_use_panics() {
 }
 
 #[test]
-fn a_retry_loop_is_parked_after_so_many_retries_and_goes_on_next_turn() {
+fn a_retry_loop_is_parked_after_64_retries_and_continues_next_turn() {
     let disk = Disk::answering(&[FAILED]);
     let layer = Failover { children: vec![NodeId(1)], next: 0, rounds: 100 };
     let mut bench = over_one(layer, 0, &disk);
@@ -314,7 +285,7 @@ fn a_retry_loop_is_parked_after_so_many_retries_and_goes_on_next_turn() {
 }
 
 #[test]
-fn busy_parks_and_is_offered_again_once_a_turn_in_order() {
+fn busy_requests_are_offered_again_once_a_turn_in_order() {
     let disk = Disk::answering(&[Verdict::Busy, Verdict::Busy, Verdict::Busy, OK]);
     let mut bench = alone(&disk);
     bench.submit_at(0, 512);
@@ -330,7 +301,7 @@ fn busy_parks_and_is_offered_again_once_a_turn_in_order() {
 }
 
 #[test]
-fn a_frozen_queue_holds_back_and_thaws_in_order() {
+fn a_frozen_queue_holds_requests_back_and_submits_them_in_order() {
     let disk = Disk::answering(&[OK]);
     let mut bench = alone(&disk);
     bench.queue.freeze();
@@ -345,7 +316,7 @@ fn a_frozen_queue_holds_back_and_thaws_in_order() {
 }
 
 #[test]
-fn what_was_held_back_and_lies_past_the_end_of_a_device_that_shrank_fails() {
+fn a_held_back_request_beyond_the_new_end_of_the_device_fails() {
     let disk = Disk::answering(&[OK]);
     let mut bench = alone(&disk);
     bench.queue.freeze();
@@ -358,7 +329,7 @@ fn what_was_held_back_and_lies_past_the_end_of_a_device_that_shrank_fails() {
 }
 
 #[test]
-fn a_queue_is_drained_when_only_those_held_back_are_left() {
+fn a_queue_is_drained_when_only_held_back_requests_are_left() {
     let disk = Disk::answering(&[Verdict::Held, Verdict::Busy, OK]);
     let mut bench = alone(&disk);
     assert!(bench.queue.is_drained());
@@ -368,14 +339,14 @@ fn a_queue_is_drained_when_only_those_held_back_are_left() {
     bench.submit();
     assert!(!bench.queue.is_drained());
     bench.queue.turn(&mut bench.ring);
-    assert!(!bench.queue.is_drained(), "what was parked went on, one is held");
+    assert!(!bench.queue.is_drained(), "the parked request completed, one is held");
     bench.complete(disk.held(0), Status::Ok);
     assert!(bench.queue.is_drained());
     assert_eq!(bench.queue.in_flight(), 1);
 }
 
 #[test]
-fn a_request_that_is_asked_for_again_waits_with_those_held_back() {
+fn a_requeued_request_waits_with_those_held_back() {
     const REQUEUE: Verdict = Verdict::Up(Status::Requeue);
     let disk = Disk::answering(&[REQUEUE, Verdict::Held, OK]);
     let mut bench = alone(&disk);
@@ -391,7 +362,7 @@ fn a_request_that_is_asked_for_again_waits_with_those_held_back() {
 }
 
 #[test]
-fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
+fn a_new_stack_takes_over_held_back_requests_and_the_old_one_is_returned() {
     let (old, new) = (Disk::answering(&[Verdict::Held]), Disk::answering(&[OK]));
     let mut bench = alone(&old);
     bench.submit_at(0, 512);
@@ -400,7 +371,7 @@ fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
     assert!(!bench.queue.is_drained());
     bench.complete(old.held(0), Status::Ok);
     assert!(bench.queue.is_drained());
-    // One with a layer and children needs more tags; those of the front-end keep theirs.
+    // A layer with children needs more tags; requests of the front-end keep theirs.
     let mut stack = Stack::default();
     stack.layer(Box::new(Fan::new(1, 2, ChildKind::Piece)), 2);
     stack.backend(Box::new(new.clone()));
@@ -416,7 +387,7 @@ fn a_replaced_stack_takes_over_what_was_held_back_and_the_old_one_comes_back() {
     bench.queue.account(Nanos(5));
     let after = entered(&bench);
     assert!(before[0] > 0 && before[1] > 0);
-    assert_eq!((after[0], after[1]), (before[0], 0), "a node that is as it was goes on counting");
+    assert_eq!((after[0], after[1]), (before[0], 0), "counters of a node that did not change continue");
     bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.submit_at(1024, 512);
     assert_eq!(old.seen(), [(0, 512), (1024, 512)]);
@@ -470,18 +441,18 @@ fn two_layers_with_one_child_each_do_not_deadlock() {
 }
 
 #[test]
-fn many_more_pieces_than_children_grow_nothing() {
+fn many_more_parts_than_children_do_not_grow_lists() {
     let disk = Disk::answering(&[OK]);
     let mut bench = over_one(Fan::new(1, 4096, ChildKind::Piece), 2, &disk);
-    let room = |queue: &Queue<TestRing>| (queue.common.spawned.capacity(), queue.ended.capacity());
-    let before = room(&bench.queue);
+    let capacity = |queue: &Queue<TestRing>| (queue.common.spawned.capacity(), queue.ended.capacity());
+    let before = capacity(&bench.queue);
     bench.submit();
     assert_eq!((bench.statuses(), disk.seen().len()), (vec![Status::Ok], 4096));
-    assert_eq!(room(&bench.queue), before);
+    assert_eq!(capacity(&bench.queue), before);
     assert_eq!(bench.writes(), 4096);
 }
 
-/// Starts children for what it holds only at the end of the batch.
+/// Starts a child for each held request at the end of the batch.
 struct Late(Vec<Cookie>);
 
 impl Node<TestRing> for Late {
@@ -498,7 +469,7 @@ impl Node<TestRing> for Late {
 }
 
 #[test]
-fn children_started_at_the_end_of_a_batch_go_down_in_that_turn() {
+fn children_started_in_commit_are_submitted_in_the_same_turn() {
     let disk = Disk::answering(&[OK]);
     let mut bench = over_one(Late(Vec::new()), 4, &disk);
     bench.submit();
@@ -538,18 +509,18 @@ impl Probe for Letters {
 }
 
 #[test]
-fn the_points_of_a_life_are_passed_in_order() {
+fn events_of_a_request_are_reported_in_order() {
     let disk = Disk::answering(&[Verdict::Busy, OK]);
     let mut bench = over_one(Failover { children: vec![NodeId(1)], next: 0, rounds: 1 }, 0, &disk);
     let letters = Letters::default();
     bench.queue.set_probe(Some(Box::new(letters.clone())));
     bench.submit();
     bench.queue.turn(&mut bench.ring);
-    assert_eq!(*letters.0.borrow(), "Q>DRDC<.", "no room is known only once it was offered");
+    assert_eq!(*letters.0.borrow(), "Q>DRDC<.", "parking is reported after the request entered the node");
 }
 
 #[test]
-fn every_node_counts_what_it_is_done_with_and_the_time_until_then() {
+fn every_node_counts_completed_requests_and_their_time() {
     let disk = Disk::answering(&[Verdict::Busy, Verdict::Held, OK]);
     let mut bench = over_one(Failover { children: vec![NodeId(1)], next: 0, rounds: 1 }, 0, &disk);
     bench.submit();
@@ -560,7 +531,7 @@ fn every_node_counts_what_it_is_done_with_and_the_time_until_then() {
         [nodes[0], nodes[1]].map(|node| (node.ios, node.ticks_ns, node.in_flight))
     };
     bench.ring.now.0 += 100;
-    assert_eq!(look(&mut bench), [(0, 100, 1), (0, 0, 0)], "what is parked has not come to the disk");
+    assert_eq!(look(&mut bench), [(0, 100, 1), (0, 0, 0)], "a parked request has not entered the disk");
     bench.queue.turn(&mut bench.ring);
     bench.ring.now.0 += 20;
     assert_eq!(look(&mut bench), [(0, 120, 1), (0, 20, 1)]);
@@ -572,7 +543,7 @@ fn every_node_counts_what_it_is_done_with_and_the_time_until_then() {
 }
 
 #[test]
-fn a_requests_memory_stays_while_its_tag_is_in_use() {
+fn segments_of_a_request_stay_while_its_tag_is_in_use() {
     let mut bench = alone(&Disk::answering(&[OK]));
     let (a, b) = (bench.queue.tag().expect("free"), bench.queue.tag().expect("free"));
     let piece = |offset| Segment { offset, len: 512, region: Region(1) };
@@ -580,7 +551,7 @@ fn a_requests_memory_stays_while_its_tag_is_in_use() {
     let of_b = bench.queue.run(b, &[piece(512), piece(1024), piece(8192)]).expect("room");
     assert_eq!(bench.queue.segments(of_a, 1024).collect::<Vec<_>>(), [piece(0), piece(4096)]);
     assert_eq!(bench.queue.segments(of_b, 1536).count(), 3);
-    assert_eq!(bench.queue.run(a, &[piece(0); 5]), None, "more than there is room for");
+    assert_eq!(bench.queue.run(a, &[piece(0); 5]), None, "more than segments_per_tag");
     assert_eq!(bench.queue.run(a, &[piece(7)]), Some(Data::One(piece(7))));
 }
 
@@ -607,10 +578,10 @@ fn a_full_queue_has_no_tag_until_one_is_released() {
 }
 
 #[test]
-fn tags_left_to_a_front_end_are_never_given_out() {
+fn reserved_tags_are_never_returned_by_tag() {
     let disk = Disk::answering(&[OK]);
     let mut bench = alone(&disk);
-    bench.queue.leave_tags(3);
+    bench.queue.reserve_tags(3);
     for _ in 0..2 {
         bench.queue.submit(Tag(1), Owner(7), Request::flush(), &mut bench.ring);
         assert_eq!(bench.queue.done().map(|done| done.tag).collect::<Vec<_>>(), [Tag(1)]);
@@ -619,13 +590,13 @@ fn tags_left_to_a_front_end_are_never_given_out() {
     assert_eq!(bench.queue.tag(), None);
 }
 
-/// Holds what it gets until something comes on a socket, or its alarm; lets go when it was asked twice.
+/// Holds requests until a socket event or its alarm. Closes at the second call.
 #[derive(Default)]
 struct Remote {
     pub(super) held: Vec<Cookie>,
     gathered: usize,
     committed: Rc<RefCell<Vec<usize>>>,
-    /// End what is held when a batch ends, rather than when something comes.
+    /// Resumes held requests in `commit` rather than at an event.
     at_commit: bool,
     asked_to_close: u32,
 }
@@ -653,7 +624,7 @@ impl Node<TestRing> for Remote {
 }
 
 #[test]
-fn what_comes_on_a_socket_ends_the_requests_that_its_node_names() {
+fn a_socket_event_completes_the_requests_that_its_node_resumes() {
     let mut bench = Bench::new(|stack| _ = stack.backend(Box::new(Remote::default())));
     bench.submit_at(0, 0);
     bench.submit_at(512, 0);
@@ -672,12 +643,12 @@ fn an_alarm_reaches_its_node_and_no_request() {
     bench.submit_at(0, 0);
     bench.queue.complete(crate::sockets::alarm_cookie(NodeId(1)), 0, &mut bench.ring);
     assert_eq!(bench.done()[0].1, Status::Timeout);
-    // Also when no request has ever been there.
+    // Also without any held request.
     bench.queue.complete(crate::sockets::alarm_cookie(NodeId(1)), 0, &mut bench.ring);
 }
 
 #[test]
-fn retries_of_what_a_batch_ended_are_part_of_that_batch_up_to_a_bound() {
+fn retries_after_commit_belong_to_the_same_turn_up_to_a_bound() {
     for (rounds, commits, parked) in [(2, 3, false), (100, 17, true)] {
         let committed = <Rc<RefCell<Vec<usize>>>>::default();
         let mut bench = Bench::new(|stack| {
@@ -689,7 +660,7 @@ fn retries_of_what_a_batch_ended_are_part_of_that_batch_up_to_a_bound() {
         bench.queue.turn(&mut bench.ring);
         assert_eq!(committed.borrow()[..2], [1, 1], "the second try was started within the same turn");
         assert_eq!(committed.borrow().len(), commits);
-        assert_eq!(bench.queue.has_parked(), parked, "what is left is not forgotten");
+        assert_eq!(bench.queue.has_parked(), parked, "requests that are left are not forgotten");
         while bench.queue.has_parked() {
             bench.queue.turn(&mut bench.ring);
         }
@@ -698,7 +669,7 @@ fn retries_of_what_a_batch_ended_are_part_of_that_batch_up_to_a_bound() {
 }
 
 #[test]
-fn children_started_at_the_end_of_a_batch_are_started_by_what_gathers_below_in_that_turn() {
+fn children_started_in_commit_pass_a_batching_node_below_in_the_same_turn() {
     let committed = <Rc<RefCell<Vec<usize>>>>::default();
     let mut bench = Bench::new(|stack| {
         stack.layer(Box::new(Late(Vec::new())), 4);
@@ -708,12 +679,16 @@ fn children_started_at_the_end_of_a_batch_are_started_by_what_gathers_below_in_t
     bench.submit();
     bench.submit();
     bench.queue.turn(&mut bench.ring);
-    assert_eq!(*committed.borrow(), [0, 2, 0], "asked once more after children came, and after they ended");
+    assert_eq!(
+        *committed.borrow(),
+        [0, 2, 0],
+        "commit is called again after children were submitted, and after they completed"
+    );
     assert_eq!(bench.statuses(), [Status::Transport; 2]);
     assert!(!bench.queue.has_parked());
 }
 
-/// Starts a child for what it holds at the end of a batch, and so many in all, one after the other.
+/// Starts a child for each held request in `commit`, that many in total, one after the other.
 struct Endless(Vec<Cookie>, usize);
 
 impl Node<TestRing> for Endless {
@@ -744,7 +719,7 @@ impl Node<TestRing> for Endless {
 }
 
 #[test]
-fn children_that_are_left_after_many_rounds_go_down_in_the_next_turn() {
+fn children_left_after_many_commits_are_submitted_in_the_next_turn() {
     let disk = Disk::answering(&[OK]);
     let mut bench = over_one(Endless(Vec::new(), 40), 1, &disk);
     bench.submit();
@@ -758,7 +733,7 @@ fn children_that_are_left_after_many_rounds_go_down_in_the_next_turn() {
 }
 
 #[test]
-fn a_stack_is_closed_when_all_its_nodes_say_so() {
+fn a_stack_is_closed_when_all_nodes_are() {
     let mut bench = Bench::new(|stack| _ = stack.backend(Box::new(Remote::default())));
     assert!(!bench.queue.close(&mut bench.ring));
     assert!(bench.queue.close(&mut bench.ring));

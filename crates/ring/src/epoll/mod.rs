@@ -1,5 +1,6 @@
-//! The engine where io_uring is not to be had: sockets by epoll, files by a few threads. Sockets are tried
-//! first and watched for edges, so a request costs one `recv`, one `sendmsg` and one `epoll_wait`.
+//! The epoll engine, used where io_uring is not available: sockets by epoll, files by a few threads. Sockets
+//! are tried first and watched edge-triggered, so a request costs one `recv`, one `sendmsg` and one
+//! `epoll_wait`.
 //!
 //! Owned by a ring, on its thread.
 
@@ -20,30 +21,34 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use workers::Workers;
 
-/// Readinesses taken at a time.
+/// Most events fetched per call.
 const BATCH: usize = 64;
-/// What the waker is watched under; a socket's id is smaller.
+/// `epoll` data of the waker; the ids of sockets are smaller.
 const WAKER: u64 = u64::MAX;
-/// Marks what a file is watched under; the rest is a front-end's token.
+/// Marks the `epoll` data of a watched file; the rest is a front-end's token.
 const WATCH: u64 = 1 << 62;
-/// How many turns may pass on what is at hand before the kernel is asked for news.
-const TURNS_WITHOUT_LOOKING: u32 = 1;
+/// Marks the `epoll` data of a file that is watched until that ends; the rest is a front-end's token.
+const EDGES: u64 = 1 << 61;
+/// Turns without a system call while events or ready sockets are pending, before the kernel is polled again.
+const TURNS_WITHOUT_POLL: u32 = 1;
 
 /// The engine.
 pub(crate) struct Epoll {
     fd: OwnedFd,
     sockets: Sockets<Socket>,
-    /// Sockets that may be received from.
+    /// Sockets that are ready for receiving.
     ready: VecDeque<SocketId>,
-    /// Sockets that could be, were there a chunk.
+    /// Sockets that are ready but found no chunk.
     starved: VecDeque<SocketId>,
-    /// Chunks that may be received into; last in, first out, as that one is warm.
+    /// Chunks available for receiving; last in, first out, because that one is in the cache.
     chunks: Vec<u16>,
     workers: Workers,
-    /// Files that are watched.
+    /// Watched files.
     watched: Vec<(Token, RawFd)>,
-    turns_without_looking: u32,
-    /// The kernel knows `epoll_pwait2` (5.11).
+    /// Files that are watched until that ends.
+    edges: Vec<(Token, RawFd, FileId)>,
+    turns_without_poll: u32,
+    /// The kernel supports `epoll_pwait2` (5.11).
     fine_timeouts: bool,
 }
 
@@ -60,7 +65,8 @@ impl Epoll {
             chunks: (0..core.chunks.count()).rev().collect(),
             workers: Workers::new(core.waker.clone()),
             watched: Vec::new(),
-            turns_without_looking: 0,
+            edges: Vec::new(),
+            turns_without_poll: 0,
             fine_timeouts: true,
         })
     }
@@ -98,7 +104,7 @@ impl Epoll {
         let (fd, _) = core.files.target(file);
         self.watched.push((token, fd));
         if control(&self.fd, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, WATCH | token.bits()).is_err() {
-            // What cannot be waited for can be read.
+            // A file that epoll cannot watch is always readable.
             self.watch_over(core, token, i64::from(libc::EPOLLIN));
         }
     }
@@ -107,10 +113,27 @@ impl Epoll {
         self.watch_over(core, token, -i64::from(libc::ECANCELED));
     }
 
+    pub(crate) fn watch_edges(&mut self, core: &mut Core, token: Token, file: FileId) {
+        let (fd, _) = core.files.begin(file);
+        self.edges.push((token, fd, file));
+        let events = libc::EPOLLIN | libc::EPOLLET;
+        if control(&self.fd, libc::EPOLL_CTL_ADD, fd, events, EDGES | token.bits()).is_err() {
+            self.watch_edges_end(core, token);
+        }
+    }
+
+    pub(crate) fn watch_edges_end(&mut self, core: &mut Core, token: Token) {
+        let Some(position) = self.edges.iter().position(|(other, ..)| *other == token) else { return };
+        let (_, fd, file) = self.edges.swap_remove(position);
+        let _ = control(&self.fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        drop(core.files.end(file));
+        core.events.push_back(Event::Ended { token, result: -i64::from(libc::ECANCELED) });
+    }
+
     fn watch_over(&mut self, core: &mut Core, token: Token, result: i64) {
         let Some(position) = self.watched.iter().position(|(other, _)| *other == token) else { return };
         let (_, fd) = self.watched.swap_remove(position);
-        // It was never added when it could not be.
+        // The file is not in the set if it could not be watched.
         let _ = control(&self.fd, libc::EPOLL_CTL_DEL, fd, 0, 0);
         core.events.push_back(Event::Ended { token, result });
     }
@@ -124,22 +147,22 @@ impl Epoll {
         }
         self.serve_ready(core);
         let at_hand = !core.events.is_empty() || !self.ready.is_empty();
-        if at_hand && self.turns_without_looking < TURNS_WITHOUT_LOOKING {
-            self.turns_without_looking += 1;
+        if at_hand && self.turns_without_poll < TURNS_WITHOUT_POLL {
+            self.turns_without_poll += 1;
             return Ok(());
         }
-        self.turns_without_looking = 0;
+        self.turns_without_poll = 0;
         if !wait || at_hand {
-            self.look(core, Some(0))?;
+            self.poll(core, Some(0))?;
         } else if !self.spin(core)? {
             let limit = core.sleep_max();
-            self.look(core, limit)?;
+            self.poll(core, limit)?;
         }
         self.serve_ready(core);
         Ok(())
     }
 
-    /// Look for readiness without sleeping; whether there was some.
+    /// Polls for readiness without sleeping; whether there was any.
     fn spin(&mut self, core: &mut Core) -> io::Result<bool> {
         let budget_ns = core.spin.budget();
         if budget_ns == 0 {
@@ -148,7 +171,7 @@ impl Epoll {
         let budget_ns = core.sleep_max().map_or(budget_ns, |timer_ns| timer_ns.min(budget_ns));
         let start = sys::now();
         loop {
-            if self.look(core, Some(0))? {
+            if self.poll(core, Some(0))? {
                 core.spin.learn(true);
                 return Ok(true);
             }
@@ -159,8 +182,8 @@ impl Epoll {
         }
     }
 
-    /// Ask the kernel what is ready, waiting for at most `limit` nanoseconds; whether anything is.
-    fn look(&mut self, core: &mut Core, limit: Option<u64>) -> io::Result<bool> {
+    /// Polls the kernel for readiness for at most `limit` nanoseconds; whether there was any.
+    fn poll(&mut self, core: &mut Core, limit: Option<u64>) -> io::Result<bool> {
         let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let count = match self.wait(&mut batch, limit) {
             Ok(count) => count,
@@ -171,6 +194,10 @@ impl Epoll {
             let (about, events) = (event.u64, event.events);
             match about {
                 WAKER => self.woken(core),
+                edge if edge & EDGES != 0 => {
+                    let token = Token::from_bits(edge & !EDGES);
+                    core.events.push_back(Event::Ended { token, result: events.into() });
+                }
                 watch if watch & WATCH != 0 => {
                     self.watch_over(core, Token::from_bits(watch & !WATCH), events.into());
                 }
@@ -198,7 +225,7 @@ impl Epoll {
                 count => return Ok(count as usize),
             }
         }
-        // Rounded up: waking before a timer is due would be for nothing.
+        // Rounded up: waking before a timer is due would be useless.
         let timeout_ms = limit.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as i32);
         // SAFETY: room for `BATCH` events until the call returns.
         let count =

@@ -1,5 +1,5 @@
-//! Sockets on epoll: a socket is tried when it is asked for something, and again when an edge says that it
-//! may go on. Readiness for writing is watched only while a send is stuck.
+//! Sockets on epoll: an operation is tried at once, and again when an edge reports readiness. Readiness for
+//! writing is watched only while a send is blocked.
 
 use super::{Epoll, control};
 use crate::config::{Chunk, Event, ReceiveEnd, SocketId};
@@ -12,11 +12,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receiving {
-    /// Nothing is wanted.
+    /// Not receiving.
     Idle,
-    /// Chunks are.
+    /// Receiving chunks.
     Armed,
-    /// A segment is, from so many bytes on.
+    /// Filling a segment, of which so many bytes are done.
     Filling(Segment, u32),
 }
 
@@ -25,11 +25,11 @@ pub(super) struct Socket {
     fd: OwnedFd,
     receiving: Receiving,
     pub(super) sending: Sending,
-    /// There may be something to read.
+    /// There may be data to read.
     readable: bool,
-    /// The peer ended its side or the socket failed: no further edge will come, so read to the end.
+    /// The peer closed its side or the socket failed: no further edge will come, so read to the end.
     hung_up: bool,
-    /// It is in the line of those to be received from, or of those that starve.
+    /// It is in the list of ready or of starved sockets.
     queued: bool,
     /// Readiness for writing is watched.
     watches_writes: bool,
@@ -116,7 +116,7 @@ impl Epoll {
         core.events.push_back(Event::Filled { socket: id, owner: socket.owner, result });
     }
 
-    /// Receive once from each socket that is in line.
+    /// Receives once from each ready socket.
     pub(super) fn serve_ready(&mut self, core: &mut Core) {
         for _ in 0..self.ready.len() {
             let Some(id) = self.ready.pop_front() else { return };
@@ -196,7 +196,7 @@ impl Epoll {
                     if socket.watches_writes {
                         return;
                     }
-                    // The edge comes at once if there is room by now.
+                    // If the socket has become writable by now, the edge comes at once.
                     let fd = socket.fd.as_raw_fd();
                     socket.watches_writes = true;
                     match control(epoll, libc::EPOLL_CTL_MOD, fd, READS | libc::EPOLLOUT, id.0.into()) {
@@ -208,7 +208,7 @@ impl Epoll {
             }
         };
         if std::mem::take(&mut socket.watches_writes) {
-            // A failure leaves it watched, which costs a look now and then.
+            // A failure leaves it watched, which costs a spurious event now and then.
             let _ = control(epoll, libc::EPOLL_CTL_MOD, socket.fd.as_raw_fd(), READS, id.0.into());
         }
         let result = socket.sending.end(error);
@@ -229,7 +229,7 @@ impl Epoll {
                 let result = socket.sending.end(Some(-i64::from(libc::ECANCELED)));
                 core.events.push_back(Event::Sent { socket: id, owner, result });
             }
-            // Someone may hold a duplicate of the descriptor, which would keep it in the set.
+            // A duplicate of the descriptor would keep the socket in the set.
             let _ = control(&self.fd, libc::EPOLL_CTL_DEL, socket.fd.as_raw_fd(), 0, 0);
         }
         core.events.push_back(Event::Closed { socket: id, owner });
@@ -237,7 +237,7 @@ impl Epoll {
 }
 
 impl Socket {
-    /// One `recv` that does not wait. Fewer bytes than there is room for mean that there were no more.
+    /// One non-blocking `recv`. Fewer bytes than requested mean that there were no more.
     fn receive(&mut self, base: *mut u8, len: u32) -> i64 {
         loop {
             // SAFETY: the caller named `len` bytes of our own memory, which nobody else uses now.
@@ -248,13 +248,13 @@ impl Socket {
                 continue;
             }
             self.readable = result == i64::from(len) || (self.hung_up && result > 0);
-            // What has ended once will say so again.
+            // A socket that has ended or failed stays readable: the next `recv` reports it again.
             self.readable |= result <= 0 && result != -i64::from(libc::EAGAIN);
             return result;
         }
     }
 
-    /// One `sendmsg` that does not wait.
+    /// One non-blocking `sendmsg`.
     fn send_some(&mut self) -> i64 {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let fd = self.fd.as_raw_fd();

@@ -1,5 +1,5 @@
-//! I/O threads of the epoll engine: they do the file operations that may wait. Started when there is work
-//! that no idle one takes, up to four; they go with the ring.
+//! I/O threads of the epoll engine, which run blocking file operations. Up to four are started as work
+//! exceeds the idle ones; they end with the ring.
 
 use crate::files;
 use crate::waker::{WORKED, Waker};
@@ -10,10 +10,10 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// How many there are at most: enough to keep a disk busy, few enough to be cheap.
+/// Most threads: enough to keep a disk busy, few enough to be cheap.
 const THREADS_MAX: usize = 4;
 
-/// One operation.
+/// An operation for a thread.
 struct Job {
     slot: u32,
     fd: RawFd,
@@ -22,7 +22,8 @@ struct Job {
     count: usize,
 }
 
-// SAFETY: the list and the memory that it names stay until the answer is taken; nobody else touches the list.
+// SAFETY: the list and the memory that it refers to stay until the completion is taken; nobody else uses the
+// list meanwhile.
 unsafe impl Send for Job {}
 
 #[derive(Default)]
@@ -58,11 +59,11 @@ impl Workers {
         Workers { shared: Arc::new(shared), threads: Vec::new(), taken: Vec::new() }
     }
 
-    /// Hand over an operation. The list, the memory that it names and the descriptor must stay until its
-    /// slot is among those that ended, or was taken back.
+    /// Queues an operation. The list, the memory that it refers to and the descriptor must stay valid until
+    /// the slot is returned by [`ended`](Workers::ended), or [`take_back`](Workers::take_back) succeeds.
     ///
     /// # Errors
-    /// There is no thread, and none can be started: nothing was handed over.
+    /// No thread exists and none can be started: nothing was queued.
     pub(super) fn start(&mut self, slot: u32, fd: RawFd, op: FileOp, list: &[libc::iovec]) -> io::Result<()> {
         let job = Job { slot, fd, op, iovecs: list.as_ptr(), count: list.len() };
         let mut state = self.shared.lock();
@@ -80,7 +81,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Take back an operation that no thread has begun; whether there was one.
+    /// Removes a queued operation that no thread has started; whether there was one.
     pub(super) fn take_back(&mut self, slot: u32) -> bool {
         let mut state = self.shared.lock();
         let before = state.jobs.len();
@@ -88,7 +89,7 @@ impl Workers {
         state.jobs.len() < before
     }
 
-    /// Those that ended since the last call: slot and result.
+    /// Operations completed since the last call: slot and result.
     pub(super) fn ended(&mut self) -> std::vec::Drain<'_, (u32, i64)> {
         std::mem::swap(&mut self.taken, &mut self.shared.lock().ended);
         self.taken.drain(..)
@@ -96,7 +97,7 @@ impl Workers {
 }
 
 impl Drop for Workers {
-    /// What has begun is finished first: the memory belongs to it until then.
+    /// Waits for running operations: until they end, they use the memory.
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.jobs.clear();
@@ -104,7 +105,7 @@ impl Drop for Workers {
         drop(state);
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread of ours does not panic; if one did, there is nothing left to wait for.
+            // The threads do not panic; if one did, there is nothing left to wait for.
             let _ = thread.join();
         }
     }
@@ -138,7 +139,7 @@ fn serve(shared: &Shared) {
     }
 }
 
-/// Signals are for the threads that expect them.
+/// Blocks all signals: they are for the threads that expect them.
 fn block_signals() {
     // SAFETY: a set of zeroes is valid to be filled, and only this thread's mask is changed.
     unsafe {

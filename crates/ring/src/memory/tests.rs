@@ -1,4 +1,4 @@
-//! What the arena and its regions promise.
+//! Tests of the arena and its regions.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn blocks_are_aligned_and_apart() {
 }
 
 #[test]
-fn what_is_freed_is_joined_before_more_is_mapped() {
+fn free_blocks_are_joined_before_more_is_mapped() {
     let mut memory = Memory::new(CHUNK as u64);
     let all: Vec<_> = std::iter::from_fn(|| memory.allocate(64 << 10)).collect();
     assert_eq!(all.len(), CHUNK >> 16);
@@ -43,7 +43,7 @@ fn what_is_freed_is_joined_before_more_is_mapped() {
 }
 
 #[test]
-fn what_was_freed_last_is_handed_out_first() {
+fn the_last_block_freed_is_allocated_first() {
     let mut memory = Memory::new(CHUNK as u64);
     let (first, second) = (memory.allocate(4096).unwrap(), memory.allocate(4096).unwrap());
     memory.free(first);
@@ -53,7 +53,7 @@ fn what_was_freed_last_is_handed_out_first() {
 }
 
 #[test]
-fn trimming_gives_large_blocks_back_as_zeroes() {
+fn trimmed_blocks_read_as_zeroes() {
     let mut memory = Memory::new(CHUNK as u64);
     let segment = memory.allocate(1 << 20).unwrap();
     let kept = memory.allocate(512).unwrap();
@@ -77,7 +77,7 @@ fn large_blocks_are_joined_from_used_ones_before_the_process_grows() {
 }
 
 #[test]
-fn memory_is_registered_in_place_and_becomes_like_other_memory_after() {
+fn registered_memory_becomes_ordinary_memory_when_released() {
     let mut memory = Memory::new(CHUNK as u64);
     memory.serve_registered(Mapping::new(REGISTERED).unwrap(), 5).unwrap();
     let (first, second) = (memory.allocate(4096).unwrap(), memory.allocate(4096).unwrap());
@@ -85,7 +85,7 @@ fn memory_is_registered_in_place_and_becomes_like_other_memory_after() {
     memory.free(first);
     memory.set_registered(None);
     assert_eq!(memory.pointer_and_fixed(second).1, None);
-    // What was in use is freed to where the rest of it is now.
+    // Segments in use are freed to the pool that their region belongs to now.
     memory.free(second);
     memory.trim();
     let whole = memory.allocate(REGISTERED as u32).unwrap();
@@ -104,37 +104,37 @@ fn a_segment_past_its_region_is_refused() {
     memory.bytes(Segment { offset: CHUNK as u64 - 1, ..segment });
 }
 
-fn lent(len: usize) -> (ForeignMemory, std::sync::Weak<Vec<u8>>) {
+fn borrowed(len: usize) -> (ForeignMemory, std::sync::Weak<Vec<u8>>) {
     let keep = Arc::new(vec![0u8; len + 4096]);
     let weak = Arc::downgrade(&keep);
     let start = keep.as_ptr().addr().next_multiple_of(4096) - keep.as_ptr().addr();
     let base = NonNull::new(keep.as_ptr().wrapping_add(start).cast_mut()).unwrap();
-    // SAFETY: the range lies in `keep`, and nobody looks at it.
+    // SAFETY: the range lies in `keep`, and nobody accesses it.
     (unsafe { ForeignMemory::new(base, len, keep) }, weak)
 }
 
 #[test]
 #[should_panic(expected = "does not lie")]
-fn foreign_memory_is_not_shown() {
+fn foreign_memory_cannot_be_read() {
     let mut memory = Memory::new(0);
-    let region = memory.add_foreign(lent(8192).0).unwrap();
+    let region = memory.add_foreign(borrowed(8192).0).unwrap();
     let segment = Segment { offset: 4096, len: 4096, region };
     assert!(!memory.pointer(segment).is_null());
     memory.bytes(segment);
 }
 
 #[test]
-fn removed_memory_lives_until_older_operations_are_over() {
+fn removed_memory_lives_until_older_operations_have_completed() {
     let mut memory = Memory::new(0);
-    let (first, weak) = lent(4096);
+    let (first, weak) = borrowed(4096);
     let region = memory.add_foreign(first).unwrap();
     memory.remove_foreign(region, 10);
     memory.bury(10);
     assert!(weak.upgrade().is_some());
-    assert_ne!(memory.add_foreign(lent(4096).0).unwrap(), region);
+    assert_ne!(memory.add_foreign(borrowed(4096).0).unwrap(), region);
     memory.bury(11);
     assert!(weak.upgrade().is_none());
-    assert_eq!(memory.add_foreign(lent(4096).0).unwrap(), region);
+    assert_eq!(memory.add_foreign(borrowed(4096).0).unwrap(), region);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_drivers_memory_is_named_by_entry_and_offset() {
 
 #[test]
 #[should_panic(expected = "does not lie in")]
-fn a_drivers_memory_cannot_be_looked_at() {
+fn a_drivers_memory_cannot_be_read() {
     let mut memory = Memory::new(0);
     let region = memory.add_kernel(0, 4).unwrap();
     memory.bytes(Segment { offset: 0, len: 512, region });
@@ -167,10 +167,25 @@ fn an_entry_past_a_drivers_last_is_refused() {
 
 #[test]
 #[should_panic(expected = "does not lie in")]
-fn memory_that_was_taken_back_is_not_there() {
+fn removed_memory_cannot_be_used() {
     let mut memory = Memory::new(0);
     let region = memory.add_own(Mapping::new(8192).unwrap(), None).unwrap();
     memory.bytes_mut(Segment { offset: 4096, len: 4096, region }).fill(1);
     memory.remove_own(region);
     memory.bytes(Segment { offset: 0, len: 1, region });
+}
+
+#[test]
+fn two_segments_are_accessed_at_once_unless_they_overlap() {
+    let mut memory = Memory::new(1 << 30);
+    let block = memory.allocate(1024).unwrap();
+    let (low, high) = block.split_at(512);
+    memory.bytes_mut(low).fill(7);
+    let (from, to) = memory.bytes_of_two(low, high);
+    to.copy_from_slice(from);
+    assert_eq!(memory.bytes(block), [7; 1024]);
+    let overlapping = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        memory.bytes_of_two(low, block.slice(511, 2));
+    }));
+    assert!(overlapping.is_err());
 }

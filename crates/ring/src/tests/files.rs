@@ -1,11 +1,11 @@
-//! Files: what is started, what is done in place, and what happens to those that are removed.
+//! Files: asynchronous and inline operations, and the removal of files.
 
 use super::*;
 use queue::{FileId, FileOp, Patience};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A file on whatever `TMPDIR` is, without a name.
+/// An unnamed file in `TMPDIR`.
 fn file() -> Arc<OwnedFd> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();
@@ -20,7 +20,7 @@ fn run(ring: &mut KernelRing, file: FileId, op: FileOp, data: &[Segment]) -> i64
 }
 
 #[test]
-fn what_is_written_is_read_back_in_one_piece_or_many() {
+fn written_data_is_read_back_with_one_segment_or_many() {
     on_both(RingConfig::default(), |mut ring| {
         for registered in [false, true] {
             if registered && ring.register_memory().is_err() {
@@ -64,7 +64,7 @@ fn a_read_ends_short_at_the_end_of_the_file() {
 }
 
 #[test]
-fn ranges_are_allocated_punched_looked_for_and_fetched() {
+fn ranges_are_allocated_punched_sought_and_prefetched() {
     on_both(RingConfig::default(), |mut ring| {
         let file = ring.add_file(file()).unwrap();
         let len = 1 << 20;
@@ -89,7 +89,7 @@ fn ranges_are_allocated_punched_looked_for_and_fetched() {
 }
 
 #[test]
-fn in_place_without_patience_answers_or_says_that_it_cannot_tell() {
+fn inline_without_patience_completes_or_is_refused() {
     on_both(RingConfig::default(), |mut ring| {
         let file = ring.add_file(file()).unwrap();
         let data = filled(&mut ring, 8192, pattern);
@@ -126,7 +126,7 @@ fn an_error_is_a_negative_errno() {
 }
 
 #[test]
-fn hundreds_of_operations_end_once_each() {
+fn hundreds_of_operations_complete_once_each() {
     on_both(RingConfig { entries: 16, ..RingConfig::default() }, |mut ring| {
         let file = ring.add_file(file()).unwrap();
         let pieces: Vec<_> = (0..600u32).map(|n| filled(&mut ring, 512, |_| n as u8)).collect();
@@ -147,7 +147,7 @@ fn hundreds_of_operations_end_once_each() {
 }
 
 #[test]
-fn a_removed_file_ends_what_is_under_way_and_its_number_is_used_again() {
+fn a_removed_file_completes_its_operations_and_its_number_is_reused() {
     on_both(RingConfig::default(), |mut ring| {
         let fd = file();
         let weak = Arc::downgrade(&fd);
@@ -163,10 +163,10 @@ fn a_removed_file_ends_what_is_under_way_and_its_number_is_used_again() {
 }
 
 #[test]
-fn what_has_not_begun_is_cancelled_and_the_rest_ends_by_itself() {
+fn queued_operations_are_cancelled_and_running_ones_complete() {
     on_both(RingConfig::default(), |mut ring| {
         // An empty pipe stands for a disk that does not answer. Four reads occupy all I/O threads of the
-        // epoll engine; two segments make them `preadv2`, which takes offset -1 for the pipe's own.
+        // epoll engine; two segments make them `preadv2`, which takes offset -1 for the pipe's own position.
         let (reader, writer) = std::io::pipe().unwrap();
         let file = ring.add_file(Arc::new(reader.into())).unwrap();
         let data = [ring.allocate(512).unwrap(), ring.allocate(512).unwrap()];
@@ -195,20 +195,20 @@ struct Pages {
     len: usize,
 }
 
-// SAFETY: an address; the tests share it with nobody.
+// SAFETY: an address; the tests do not share it.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody names any more.
+        // SAFETY: our own mapping, which nobody uses any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
 #[test]
-fn lent_memory_is_written_sent_and_given_back() {
+fn borrowed_memory_is_written_sent_and_released() {
     use std::io::Read;
     on_both(RingConfig::default(), |mut ring| {
         let len = 8192;
@@ -217,12 +217,12 @@ fn lent_memory_is_written_sent_and_given_back() {
         // SAFETY: a new mapping.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         let pages = Arc::new(Pages { base: NonNull::new(base.cast()).unwrap(), len });
-        // SAFETY: two pages, ours alone.
+        // SAFETY: two pages of our own.
         unsafe { pages.base.as_ptr().write_bytes(42, len) };
         let weak = Arc::downgrade(&pages);
-        // SAFETY: the pages live as long as `pages`, and nobody looks at them.
-        let lent = unsafe { ForeignMemory::new(pages.base, len, pages) };
-        let region = ring.add_foreign(lent);
+        // SAFETY: the pages live as long as `pages`, and nobody accesses them.
+        let foreign = unsafe { ForeignMemory::new(pages.base, len, pages) };
+        let region = ring.add_foreign(foreign);
         let segment = Segment { offset: 4096, len: 4096, region };
 
         let file = ring.add_file(file()).unwrap();
@@ -244,14 +244,14 @@ fn lent_memory_is_written_sent_and_given_back() {
 }
 
 #[test]
-fn what_a_front_end_asks_for_ends_under_its_token() {
+fn a_front_ends_operation_completes_with_its_token() {
     on_both(RingConfig::default(), |mut ring| {
         let file = ring.add_file(file()).unwrap();
         let data = filled(&mut ring, 512, pattern);
         let token = Token { front: 3, index: 65_535, number: u32::MAX };
         ring.start_for(token, file, FileOp::Write { offset: 0, durable: false }, &[data]).unwrap();
         assert_eq!(ended(&mut ring), (token, 512));
-        // A plain file's driver knows no commands.
+        // The driver of a regular file has no commands.
         let token = Token { front: 0, index: 0, number: 7 };
         ring.command(token, file, 1, [0; 16]);
         assert_eq!(ended(&mut ring), (token, -i64::from(libc::EOPNOTSUPP)));
@@ -260,7 +260,7 @@ fn what_a_front_end_asks_for_ends_under_its_token() {
 }
 
 #[test]
-fn a_watched_file_tells_once_that_it_can_be_read() {
+fn a_watched_file_reports_once_that_it_is_readable() {
     on_both(RingConfig::default(), |mut ring| {
         let (reader, writer) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
@@ -280,8 +280,8 @@ fn a_watched_file_tells_once_that_it_can_be_read() {
             ring.turn(Wait::No).unwrap();
             assert_eq!(ring.next_event(), None);
             rustix::io::write(&writer, b"x").unwrap();
-            let (told, readiness) = ended(&mut ring);
-            assert_eq!((told, readiness & i64::from(libc::EPOLLIN)), (token, i64::from(libc::EPOLLIN)));
+            let (ready, readiness) = ended(&mut ring);
+            assert_eq!((ready, readiness & i64::from(libc::EPOLLIN)), (token, i64::from(libc::EPOLLIN)));
             let mut byte = [0; 8];
             assert_eq!(rustix::io::read(&*reader, &mut byte).unwrap(), 1);
         }
@@ -295,4 +295,78 @@ fn ended(ring: &mut KernelRing) -> (Token, i64) {
         Event::Ended { token, result } => (token, result),
         other => panic!("{other:?}"),
     }
+}
+
+/// An eventfd, and whether writes to it wait.
+fn eventfd(flags: libc::c_int) -> Arc<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: takes no pointers; the descriptor is new.
+    Arc::new(unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | flags)) })
+}
+
+/// The count of an eventfd, which is reset; 0 if it was not signalled.
+fn count(fd: &OwnedFd) -> u64 {
+    use std::os::fd::AsRawFd;
+    crate::sys::set_nonblocking(fd.as_raw_fd(), true).unwrap();
+    let mut count = [0; 8];
+    // SAFETY: eight writable bytes.
+    unsafe { libc::read(fd.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
+    u64::from_ne_bytes(count)
+}
+
+#[test]
+fn each_signal_of_a_watched_eventfd_is_reported_until_the_watch_ends() {
+    use std::os::fd::AsRawFd;
+    on_both(RingConfig::default(), |mut ring| {
+        let kick = eventfd(libc::EFD_NONBLOCK);
+        crate::sys::eventfd_write(kick.as_raw_fd());
+        let file = ring.add_file(kick.clone()).unwrap();
+        let token = Token { front: 4, index: 3, number: 77 };
+        ring.watch_edges(token, file);
+        // Signalled before it was watched, and then without anybody reading the count.
+        for _ in 0..5 {
+            let Event::Ended { token: got, result } = next(&mut ring) else { panic!("no such event") };
+            assert!(got == token && result > 0);
+            assert_eq!(within(&mut ring, Duration::from_millis(20)), None);
+            crate::sys::eventfd_write(kick.as_raw_fd());
+        }
+        ring.watch_edges_end(token);
+        ring.remove_file(file);
+        loop {
+            match next(&mut ring) {
+                Event::Ended { result, .. } if result == -i64::from(libc::ECANCELED) => break,
+                Event::Ended { result, .. } => assert!(result > 0),
+                other => panic!("{other:?}"),
+            }
+        }
+        crate::sys::eventfd_write(kick.as_raw_fd());
+        assert_eq!(within(&mut ring, Duration::from_millis(20)), None);
+        assert_eq!(Arc::strong_count(&kick), 1, "the file was closed");
+    });
+}
+
+#[test]
+fn a_signal_reaches_an_eventfd_and_one_that_overflows_stalls_nobody() {
+    on_both(RingConfig::default(), |mut ring| {
+        for flags in [libc::EFD_NONBLOCK, 0] {
+            let call = eventfd(flags);
+            let file = ring.add_event_file(call.clone()).unwrap();
+            ring.signal(file);
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while count(&call) == 0 {
+                assert!(Instant::now() < deadline, "the signal never came");
+                ring.turn(Wait::No).unwrap();
+            }
+            ring.remove_file(file);
+        }
+        let call = eventfd(0);
+        let full = u64::MAX - 1;
+        // SAFETY: eight readable bytes.
+        unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&*call), (&raw const full).cast(), 8) };
+        let file = ring.add_event_file(call.clone()).unwrap();
+        ring.signal(file);
+        ring.turn(Wait::No).unwrap();
+        ring.remove_file(file);
+        assert_eq!(count(&call), full, "its owner reads it at last");
+    });
 }

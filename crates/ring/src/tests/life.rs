@@ -1,4 +1,4 @@
-//! The ring's own life: choosing an engine, timers, waking, sleeping, being dropped.
+//! Life cycle of a ring: selection of the engine, timers, waking, sleeping, dropping.
 
 use super::*;
 use queue::FileOp;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 
 #[test]
-fn the_engine_is_chosen_and_named() {
+fn the_engine_is_selected_and_reported() {
     let ring = KernelRing::new(RingConfig { engine: Choice::Epoll, ..RingConfig::default() }).unwrap();
     assert_eq!(ring.engine().name, "epoll");
     assert!(ring.engine().why.is_some());
@@ -22,11 +22,11 @@ fn the_engine_is_chosen_and_named() {
     }
 }
 
-/// Names the engine that a child process of the next test must come to.
+/// Names the engine that a child process of the next test must select.
 const CHILD: &str = "BLOCKYARD_RING_TEST_CHILD";
 
 #[test]
-fn the_environment_chooses_where_the_configuration_does_not() {
+fn the_environment_selects_the_engine_if_the_configuration_does_not() {
     if let Ok(wanted) = std::env::var(CHILD) {
         if wanted == "refused" {
             let error = KernelRing::new(RingConfig::default()).unwrap_err();
@@ -51,7 +51,7 @@ fn the_environment_chooses_where_the_configuration_does_not() {
 }
 
 #[test]
-fn receive_buffers_that_make_no_sense_are_refused() {
+fn receive_buffers_with_invalid_sizes_are_refused() {
     for (receive_buffers, receive_buffer_len) in [(0, 4096), (40_000, 4096), (8, 100)] {
         let config = RingConfig { receive_buffers, receive_buffer_len, ..RingConfig::default() };
         assert!(KernelRing::new(config).is_err());
@@ -75,9 +75,9 @@ fn timers_come_in_order_and_not_early() {
 }
 
 #[test]
-fn a_cancelled_timer_ends_once() {
+fn a_cancelled_timer_completes_once() {
     on_both(RingConfig::default(), |mut ring| {
-        // Where the processor is busy it may have come before it was cancelled: then once more.
+        // On a busy machine it may have expired before it was cancelled: then it also completes only once.
         let is_cancelled = (0..100).any(|_| {
             let at = later(&mut ring, 5);
             ring.timer(id(1), at);
@@ -119,15 +119,15 @@ fn waking_from_another_thread_is_one_event() {
 fn no_wake_is_lost_between_two_threads() {
     on_both(RingConfig::default(), |mut ring| {
         use std::sync::atomic::{AtomicU32, Ordering};
-        let (waker, said) = (ring.waker(), Arc::new(AtomicU32::new(0)));
-        let count = said.clone();
+        let (waker, calls) = (ring.waker(), Arc::new(AtomicU32::new(0)));
+        let count = calls.clone();
         let thread = thread::spawn(move || {
             for n in 1..=5000 {
                 count.store(n, Ordering::Release);
                 waker.wake();
             }
         });
-        while said.load(Ordering::Acquire) < 5000 {
+        while calls.load(Ordering::Acquire) < 5000 {
             assert_eq!(next(&mut ring), Event::Woken);
         }
         thread.join().unwrap();
@@ -152,7 +152,7 @@ fn an_idle_ring_uses_no_cpu() {
             peer.write_all(b"warm").unwrap();
             let Event::Received { chunk, .. } = next(&mut ring) else { panic!("expected bytes") };
             ring.give_back(chunk);
-            // What a machine does with the processor meanwhile may be charged to whoever was there.
+            // The kernel may charge other work of the machine to the thread that was running.
             let mut least = Duration::MAX;
             for _ in 0..20 {
                 let before = cpu();
@@ -168,7 +168,7 @@ fn an_idle_ring_uses_no_cpu() {
 }
 
 #[test]
-fn a_ring_that_polls_does_the_same() {
+fn a_polling_ring_behaves_alike() {
     on_both(RingConfig { poll_us: Some(200), ..RingConfig::default() }, |mut ring| {
         let (socket, mut peer) = pair(&mut ring, 1);
         ring.receive(socket);
@@ -225,14 +225,14 @@ fn a_ring_is_dropped_with_everything_in_flight() {
         ring.waker().wake();
         let start = Instant::now();
         drop(ring);
-        // Well under the ten seconds for which it would wait for what does not end.
+        // Well under the ten seconds that it would wait for operations that do not complete.
         assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
         drop(writer);
     });
 }
 
 #[test]
-fn descriptors_are_let_go_of() {
+fn descriptors_are_released() {
     on_both(RingConfig::default(), |mut ring| {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let number = ours.as_raw_fd();
@@ -240,14 +240,14 @@ fn descriptors_are_let_go_of() {
         ring.receive(socket);
         ring.close(socket);
         while !matches!(next(&mut ring), Event::Closed { .. }) {}
-        // The peer sees the end: the kernel holds no reference either.
+        // The peer sees the end of the stream, so the kernel holds no reference either.
         let mut byte = [0];
         assert_eq!(std::io::Read::read(&mut &theirs, &mut byte).unwrap(), 0, "descriptor {number}");
     });
 }
 
 #[test]
-fn large_free_blocks_go_back_to_the_system_once_the_ring_is_idle() {
+fn large_free_blocks_are_returned_to_the_system_once_the_ring_is_idle() {
     on_both(RingConfig::default(), |mut ring| {
         let (large, small) = (filled(&mut ring, 1 << 20, |_| 7), filled(&mut ring, 4096, |_| 7));
         let kept = filled(&mut ring, 1 << 20, |_| 7);

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-/// Receive until the stream ends or `len` bytes have come, giving chunks back at once.
+/// Receives until the stream ends or `len` bytes have arrived, giving chunks back at once.
 fn collect(ring: &mut KernelRing, socket: SocketId, len: usize) -> (Vec<u8>, Option<ReceiveEnd>) {
     let mut got = Vec::new();
     while got.len() < len {
@@ -88,7 +88,7 @@ fn many_chunks_come_in_order() {
 }
 
 #[test]
-fn running_out_of_chunks_is_a_pause() {
+fn receiving_pauses_without_chunks() {
     on_both(tight(), |mut ring| {
         let (socket, mut peer) = pair(&mut ring, 1);
         let sent: Vec<u8> = (0..10_000).map(pattern).collect();
@@ -109,7 +109,7 @@ fn running_out_of_chunks_is_a_pause() {
 }
 
 #[test]
-fn one_chunk_given_back_serves_whoever_has_bytes() {
+fn one_returned_chunk_serves_any_socket_with_data() {
     on_both(RingConfig { receive_buffers: 1, ..tight() }, |mut ring| {
         let mut sockets: Vec<_> = (0..5).map(|owner| pair(&mut ring, owner)).collect();
         let mut blocker = pair(&mut ring, 99);
@@ -133,7 +133,7 @@ fn one_chunk_given_back_serves_whoever_has_bytes() {
         }
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2, 3, 4]);
-        // Starved once more, with nothing to read: must neither spin nor stay deaf.
+        // Starved again, with nothing to read: it must neither spin nor miss later data.
         ring.give_back(held);
         assert_eq!(within(&mut ring, Duration::from_millis(20)), None);
         sockets[3].1.write_all(b"again").unwrap();
@@ -178,7 +178,7 @@ fn chunks_received_before_the_stop_come_first() {
         ring.receive(socket);
         ring.turn(Wait::No).unwrap();
         peer.write_all(b"early").unwrap();
-        // The kernel may have taken the bytes by now, or not: they must show, here or in the fill.
+        // The kernel may have received the bytes by now, or not: they must appear here or in the fill.
         ring.turn(Wait::No).unwrap();
         ring.receive_stop(socket);
         let (mut got, end) = collect(&mut ring, socket, usize::MAX);
@@ -280,7 +280,7 @@ fn sending_to_a_peer_that_left_is_an_error_and_no_signal() {
 }
 
 #[test]
-fn a_reset_is_told_with_its_errno() {
+fn a_reset_is_reported_with_its_errno() {
     on_both(RingConfig::default(), |mut ring| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -303,7 +303,7 @@ fn a_reset_is_told_with_its_errno() {
 }
 
 #[test]
-fn closing_ends_all_that_is_in_flight_and_closed_comes_last() {
+fn closing_completes_all_operations_and_closed_comes_last() {
     on_both(RingConfig::default(), |mut ring| {
         for fill in [false, true] {
             let (socket, _peer) = pair(&mut ring, 4);
@@ -313,7 +313,7 @@ fn closing_ends_all_that_is_in_flight_and_closed_comes_last() {
             } else {
                 ring.receive(socket);
             }
-            // Nobody reads: more than a socket holds stays stuck.
+            // Nobody reads, so a send larger than the socket buffer blocks.
             let big = ring.allocate(8 << 20).unwrap();
             ring.send(socket, &[big]);
             ring.turn(Wait::No).unwrap();
@@ -358,7 +358,7 @@ fn closing_while_starved_ends_too() {
         let end = ReceiveEnd::Stopped;
         assert_eq!(next(&mut ring), Event::ReceiveEnded { socket, owner: 5, end });
         assert_eq!(next(&mut ring), Event::Closed { socket, owner: 5 });
-        // Chunks outlive their socket, and its slot's next user is another socket.
+        // Chunks outlive their socket, and the slot's next user is another socket.
         for event in chunks {
             let Event::Received { chunk, segment, .. } = event else { panic!("{event:?}") };
             assert!(ring.bytes(segment).iter().all(|byte| *byte == 7));

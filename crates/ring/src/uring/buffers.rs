@@ -1,4 +1,4 @@
-//! Rings of buffers from which the kernel takes one for each completion that brings bytes.
+//! Provided buffer rings, from which the kernel takes a buffer for each completion with data.
 
 use super::setup::WideRing;
 use crate::chunks::Chunks;
@@ -9,19 +9,19 @@ use io_uring::types::BufRingEntry;
 use std::io;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The number under which the kernel knows that of receives.
+/// Buffer group of receives.
 pub(super) const GROUP: u16 = 0;
 
-/// A ring of buffers. Shared with the kernel: we write entries and the tail, it reads.
+/// A ring of buffers shared with the kernel: we write entries and the tail, the kernel reads them.
 pub(super) struct BufferRing {
     mapping: Mapping,
-    /// Entries less one; a power of two of them.
+    /// Number of entries, a power of two, less one.
     mask: u16,
     tail: u16,
 }
 
 impl BufferRing {
-    /// Register an empty one for at most that many buffers. It must outlive the io_uring.
+    /// Registers an empty ring for at most `buffers` buffers. It must outlive the io_uring.
     pub(super) fn new(ring: &WideRing, buffers: u16, group: u16) -> io::Result<BufferRing> {
         let entries = buffers.next_power_of_two();
         let mapping =
@@ -32,7 +32,7 @@ impl BufferRing {
         Ok(BufferRing { mapping, mask: entries - 1, tail: 0 })
     }
 
-    /// Let the kernel have a buffer, which must stay, and which it must not have already.
+    /// Gives the kernel a buffer, which must stay valid and which it must not have already.
     #[inline]
     pub(super) fn give(&mut self, number: u16, address: *mut u8, len: u32) {
         let base = self.mapping.base().as_ptr().cast::<BufRingEntry>();
@@ -43,18 +43,18 @@ impl BufferRing {
         entry.set_len(len);
         entry.set_bid(number);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the tail is an aligned u16 within the first entry, as the kernel lays it out; setting the
-        // fields of that entry leaves it alone.
+        // SAFETY: the tail is an aligned u16 within the first entry, as in the kernel's layout; setting the
+        // fields of that entry does not touch it.
         let tail = unsafe { AtomicU16::from_ptr(BufRingEntry::tail(base).cast_mut()) };
         tail.store(self.tail, Ordering::Release);
     }
 }
 
-/// Those of receives: the chunks of a ring.
+/// The buffer ring of receives: the chunks of a ring.
 pub(super) struct Buffers(BufferRing);
 
 impl Buffers {
-    /// Register the ring and fill it with all chunks. It must outlive the io_uring.
+    /// Registers the ring and fills it with all chunks. It must outlive the io_uring.
     pub(super) fn new(ring: &WideRing, chunks: &Chunks, memory: &Memory) -> io::Result<Buffers> {
         let made = BufferRing::new(ring, chunks.count(), GROUP);
         let mut buffers = Buffers(made.map_err(|error| {
@@ -66,7 +66,7 @@ impl Buffers {
         Ok(buffers)
     }
 
-    /// Let the kernel have a chunk.
+    /// Gives the kernel a chunk.
     #[inline]
     pub(super) fn give(&mut self, chunk: Chunk, chunks: &Chunks, memory: &Memory) {
         let address = memory.own_pointer(chunks.segment(chunk, chunks.len()));

@@ -1,8 +1,8 @@
-//! Commands that a driver answers again and again with numbers of two bytes, such as the tags of its requests, and
-//! commands that name memory with its length.
+//! Commands that a driver answers repeatedly with 16-bit numbers, such as the tags of its requests, and
+//! commands with address and length of memory.
 //!
-//! *Invariant:* a buffer is the kernel's, or its numbers are being read; it goes back within the same reap, so a few
-//! small ones serve all commands of a thread.
+//! *Invariant:* a buffer belongs to the kernel except while its numbers are read; it is given back within the
+//! same reap, so a few small ones serve all commands of a thread.
 
 use super::buffers::BufferRing;
 use super::setup::WideRing;
@@ -15,23 +15,23 @@ use io_uring::{cqueue, opcode, squeue};
 use queue::FileId;
 use std::io;
 
-/// The number under which the kernel knows them.
+/// Buffer group of numbers.
 const GROUP: u16 = 1;
-/// How many buffers there are.
+/// Number of buffers.
 const COUNT: u16 = 64;
-/// How long each is: 128 numbers, as many as ublk hands out at once.
+/// Bytes of a buffer: 128 numbers, as many as ublk delivers at once.
 const LEN: u32 = 256;
 /// `IORING_URING_CMD_MULTISHOT`.
 const MULTISHOT: u32 = 1 << 1;
 
-/// The buffers, and the memory that they are.
+/// The buffer ring, and the memory of its buffers.
 pub(super) struct Numbers {
     ring: BufferRing,
     memory: Mapping,
 }
 
 impl Numbers {
-    /// It must outlive the io_uring.
+    /// Registers the buffers. They must outlive the io_uring.
     fn new(ring: &WideRing) -> io::Result<Numbers> {
         let memory = Mapping::new(usize::from(COUNT) * LEN as usize)?;
         let mut numbers = Numbers { ring: BufferRing::new(ring, COUNT, GROUP)?, memory };
@@ -41,7 +41,7 @@ impl Numbers {
 
     fn pointer(&self, buffer: u16) -> *mut u8 {
         debug_assert!(buffer < COUNT);
-        // SAFETY: there are `COUNT` buffers in the mapping.
+        // SAFETY: the mapping holds `COUNT` buffers.
         unsafe { self.memory.base().as_ptr().add(usize::from(buffer) * LEN as usize) }
     }
 
@@ -50,7 +50,8 @@ impl Numbers {
         self.ring.give(buffer, address, LEN);
     }
 
-    /// A copy of one of the first `LEN / 2` numbers of a buffer that the kernel has filled and not been given back.
+    /// Reads one of the first `LEN / 2` numbers of a buffer that the kernel has filled and that was not given
+    /// back.
     fn read(&self, buffer: u16, index: usize) -> u16 {
         debug_assert!(index < LEN as usize / 2);
         // SAFETY: the index lies within the buffer, which is aligned, and nobody writes to it now.
@@ -58,12 +59,13 @@ impl Numbers {
     }
 }
 
-/// Sets fields of an entry that the crate has no words for: how long what it names is, flags, a group of buffers.
+/// Sets fields of an entry that the io-uring crate cannot set: length, flags and buffer group.
 fn complete(entry: &mut squeue::Entry, len: u32, flags: u32, group: u16) {
     const { assert!(size_of::<squeue::Entry>() == 64) };
     let bytes = (&raw mut *entry).cast::<u8>();
-    // SAFETY: an entry is the kernel's `struct io_uring_sqe` and nothing else: 64 bytes, all integers, with `len` at 24,
-    // the flags of an operation at 28 and `buf_group` at 40. It is 8-byte aligned, and borrowed by us alone.
+    // SAFETY: an entry is exactly the kernel's `struct io_uring_sqe`: 64 bytes, all integers, with `len` at
+    // 24, the flags of an operation at 28 and `buf_group` at 40. It is 8-byte aligned and borrowed
+    // exclusively.
     unsafe {
         bytes.add(24).cast::<u32>().write(len);
         bytes.add(28).cast::<u32>().write(flags);
@@ -72,7 +74,7 @@ fn complete(entry: &mut squeue::Entry, len: u32, flags: u32, group: u16) {
 }
 
 impl Uring {
-    /// Hand a driver a command with memory of ours, which must stay until the command has ended.
+    /// Sends a command with memory of the ring, which must stay valid until the command has completed.
     pub(crate) fn command_from(
         &mut self,
         core: &Core,
@@ -90,7 +92,7 @@ impl Uring {
         self.push(target.aim(entry).user_data(kind::COMMAND | token.bits()));
     }
 
-    /// Hand a driver a command that it answers with numbers.
+    /// Sends a command that the driver answers with numbers.
     pub(crate) fn command_numbers(
         &mut self,
         core: &mut Core,
@@ -124,7 +126,7 @@ impl Uring {
         self.push_cancel(kind::NUMBERS | token.bits());
     }
 
-    /// Numbers have come, or the command is over, or both.
+    /// Handles a completion: numbers, the end of the command, or both.
     pub(super) fn numbered(&mut self, core: &mut Core, token: Token, result: i32, flags: u32) {
         if let (Some(numbers), Some(buffer)) = (&mut self.numbers, cqueue::buffer_select(flags)) {
             let count = result.clamp(0, LEN as i32) as usize / 2;
@@ -135,7 +137,7 @@ impl Uring {
             numbers.give(buffer);
         }
         if !cqueue::more(flags) {
-            // Bytes that came with the last answer are no part of how the command ended.
+            // Bytes that came with the last completion do not affect the command's result.
             core.events.push_back(Event::Ended { token, result: result.min(0).into() });
         }
     }

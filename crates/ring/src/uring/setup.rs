@@ -1,19 +1,24 @@
-//! Making an io_uring that suits us, or saying why there is none.
+//! Sets up an io_uring with the best features of the kernel, or explains why there is none.
 
 use crate::sys;
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 use std::io;
+use std::time::Duration;
 
-/// Entries are of 128 bytes: commands of `/dev/fuse` carry more than fits into 64. The kernel looks at the second half of
-/// those only.
+/// Entries have 128 bytes: commands to `/dev/fuse` carry more than fits into 64. The kernel ignores the
+/// second half of other entries.
 pub(super) type WideRing = IoUring<squeue::Entry128, cqueue::Entry>;
 
 /// Completions that fit before the kernel's overflow list is used: 64 KiB of them.
 const COMPLETIONS: u32 = 4096;
-/// Most files and sockets that are registered; those beyond are named by descriptor.
+/// Most registered files and sockets; those beyond are referred to by descriptor.
 const FIXED_MAX: u64 = 4096;
 
-/// What a ring is asked to do, best first, and what lacks of the best.
+/// Pauses between attempts to create a ring while the kernel has no memory.
+const RETRY_PAUSES: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(40), Duration::from_millis(160)];
+
+/// Setup modes, best first, and the feature that is missing from the best one.
 const MODES: [(Mode, Option<&str>); 4] = [
     (Mode { single: true, defer: true, coop: true }, None),
     (Mode { single: true, defer: false, coop: true }, Some("no DEFER_TASKRUN: the kernel is older than 6.1")),
@@ -33,8 +38,8 @@ struct Mode {
     coop: bool,
 }
 
-/// Opcodes that we cannot do without, and the kernel that brought them. The last stands for multishot
-/// receive, which came with it and cannot be asked for.
+/// Required opcodes, and the kernel version that introduced each. The last stands for multishot receive,
+/// which arrived with it and cannot be probed.
 const NEEDED: [(u8, &str); 13] = [
     (opcode::Readv::CODE, "READV (5.1)"),
     (opcode::Writev::CODE, "WRITEV (5.1)"),
@@ -51,21 +56,33 @@ const NEEDED: [(u8, &str); 13] = [
     (opcode::SendZc::CODE, "multishot RECV (6.0)"),
 ];
 
-/// A ring, and what it lacks of the best there is.
+/// Creates a ring; returns the feature that it lacks, if any.
 pub(super) fn build(entries: u32) -> io::Result<(WideRing, Option<String>)> {
     let mut refused = None;
     for (mode, lacks) in MODES {
-        match build_mode(entries, &mode) {
+        match build_patiently(entries, &mode) {
             Ok(ring) => {
                 check(&ring)?;
                 return Ok((ring, lacks.map(str::to_owned)));
             }
-            // What this kernel does not know is EINVAL; anything else will not get better.
+            // An unknown mode is EINVAL; any other error would occur in all modes.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
             Err(error) => return Err(explain(error)),
         }
     }
     Err(explain(refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into())))
+}
+
+/// Tries again if the kernel has no memory: it frees rings of ended processes in the background, and asks for
+/// memory in pieces that it may have to free first.
+fn build_patiently(entries: u32, mode: &Mode) -> io::Result<WideRing> {
+    for pause in RETRY_PAUSES {
+        match build_mode(entries, mode) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => std::thread::sleep(pause),
+            done => return done,
+        }
+    }
+    build_mode(entries, mode)
 }
 
 fn build_mode(entries: u32, mode: &Mode) -> io::Result<WideRing> {
@@ -114,13 +131,14 @@ fn explain(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{why}: {error}"))
 }
 
-/// The kernel's table of our files and sockets: an operation on an entry needs no look-up by descriptor.
+/// The kernel's table of registered files and sockets, which saves the look-up of the descriptor per
+/// operation. Not a [`slab::Slab`]: the entries are the kernel's, and their number is fixed.
 pub(super) struct Fixed {
     free: Vec<u32>,
 }
 
 impl Fixed {
-    /// An empty table; one that never has room when the kernel refuses.
+    /// Creates an empty table; it has no space if the kernel refuses.
     pub(super) fn new(ring: &WideRing) -> Fixed {
         let len = sys::open_files_max().min(FIXED_MAX) as u32;
         let free = match ring.submitter().register_files_sparse(len) {
@@ -130,7 +148,7 @@ impl Fixed {
         Fixed { free }
     }
 
-    /// Enter a descriptor. `None`: it has to be named as such.
+    /// Registers a descriptor. `None`: it has to be referred to by descriptor.
     pub(super) fn add(&mut self, ring: &WideRing, fd: libc::c_int) -> Option<u32> {
         let number = self.free.pop()?;
         match ring.submitter().register_files_update(number, &[fd]) {
@@ -143,7 +161,7 @@ impl Fixed {
     }
 
     pub(super) fn remove(&mut self, ring: &WideRing, number: u32) {
-        // An entry that cannot be emptied stays taken.
+        // An entry that cannot be emptied stays occupied.
         if ring.submitter().register_files_update(number, &[-1]).is_ok() {
             self.free.push(number);
         }

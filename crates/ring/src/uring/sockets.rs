@@ -1,5 +1,5 @@
-//! Sockets on io_uring. Receiving is one multishot entry that takes a provided buffer for each arrival;
-//! sending is one `sendmsg` at a time, finished here when it ends short.
+//! Sockets on io_uring. Receiving is a multishot entry that takes a provided buffer for each arrival; sending
+//! is one `sendmsg` at a time, continued here when it ends short.
 
 use super::buffers::GROUP;
 use super::{Target, Uring, kind};
@@ -12,18 +12,18 @@ use io_uring::{cqueue, opcode};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// What is going on in the direction towards us.
+/// State of receiving.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receiving {
-    /// Nothing.
+    /// Not receiving.
     Idle,
     /// The kernel has a multishot entry.
     Armed,
-    /// It had, and found no buffer; it gets another when there is one.
+    /// The multishot entry ended without a buffer; it is submitted again when one is available.
     Starved,
-    /// The entry was asked to end.
+    /// The entry is being cancelled.
     Stopping,
-    /// The kernel fills a segment, from so many bytes on.
+    /// The kernel fills a segment, of which so many bytes are done.
     Filling(Segment, u32),
 }
 
@@ -52,7 +52,7 @@ fn data(kind: u64, id: SocketId) -> u64 {
 
 impl Uring {
     pub(crate) fn add_socket(&mut self, fd: OwnedFd, owner: u32) -> io::Result<SocketId> {
-        // The kernel waits for us; a non-blocking socket would make it answer EAGAIN.
+        // Operations must wait in the kernel; a non-blocking socket would make them fail with EAGAIN.
         sys::set_nonblocking(fd.as_raw_fd(), false)?;
         sys::widen_unix_socket(fd.as_raw_fd());
         let (fixed, ring) = (&mut self.fixed, &self.ring);
@@ -77,7 +77,8 @@ impl Uring {
         self.push(target.aim(entry).user_data(data(kind::RECEIVE, id)));
     }
 
-    /// Arm those that found no buffer, now that there are some. Those that find none again come back.
+    /// Arms the sockets that found no buffer, once there are some. Sockets that find none again are starved
+    /// again.
     #[inline]
     pub(super) fn feed_starved(&mut self, core: &Core) {
         if self.starved.is_empty() || core.chunks.available == 0 || self.draining {
@@ -137,7 +138,8 @@ impl Uring {
         let socket = self.sockets.of(id);
         let goes_on = socket.receiving == Receiving::Armed && !socket.closing && !self.draining;
         match -result {
-            // The kernel may end it at any time, with or without bytes: it has to be armed anew.
+            // The kernel may end a multishot entry at any time, with or without bytes: it has to be armed
+            // again.
             libc::ENOBUFS if goes_on => {
                 socket.receiving = Receiving::Starved;
                 self.starved.push_back(id);
@@ -252,7 +254,7 @@ impl Uring {
         }
     }
 
-    /// Let a socket go that was closed and of which the kernel has nothing left.
+    /// Removes a closed socket once no operation of it is in flight.
     fn close_if_quiet(&mut self, core: &mut Core, id: SocketId) {
         let socket = self.sockets.of(id);
         if !socket.closing || socket.receiving != Receiving::Idle || socket.sending.is_under_way() {

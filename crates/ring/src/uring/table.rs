@@ -1,22 +1,22 @@
-//! The kernel's table of buffers that it knows by number: ours for direct I/O, and places where a driver puts the
-//! memory of its requests. Made when it is first needed.
+//! The io_uring's table of registered buffers: the arena's for direct I/O, and entries for the memory of
+//! drivers' requests. Created when it is first needed.
 
 use super::setup::WideRing;
 use std::io;
 
-/// The most that an io_uring has (`IORING_MAX_REG_BUFFERS`): 128 KiB of pointers.
+/// Most entries of an io_uring (`IORING_MAX_REG_BUFFERS`): 128 KiB of pointers.
 const ENTRIES: u16 = 1 << 14;
 
-/// Which entries are taken.
+/// Allocation of entries.
 #[derive(Default)]
 pub(super) struct Table {
     made: bool,
-    /// Stretches of free entries, first and count, by their first.
+    /// Contiguous free ranges, first and count, sorted by first.
     free: Vec<(u16, u16)>,
 }
 
 impl Table {
-    /// Take `count` entries next to each other: the number of the first.
+    /// Takes `count` contiguous entries; returns the index of the first.
     ///
     /// # Errors
     /// The kernel has no such table (5.19), or it is full.
@@ -36,13 +36,13 @@ impl Table {
         Ok(first)
     }
 
-    /// How many entries next to each other there are to be had, in each stretch, in the order in which they are taken. A kernel
-    /// without such a table shows when they are.
+    /// Length of each contiguous free range, in the order in which they are used. A kernel without such a
+    /// table only fails when entries are taken.
     pub(super) fn stretches(&self) -> Vec<u16> {
         if self.made { self.free.iter().map(|free| free.1).collect() } else { vec![ENTRIES] }
     }
 
-    /// Give back what [`take`](Table::take) gave. The entries are empty.
+    /// Returns entries of [`take`](Table::take), which must be empty.
     pub(super) fn give_back(&mut self, first: u16, count: u16) {
         let at = self.free.partition_point(|free| free.0 < first);
         self.free.insert(at, (first, count));
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_given_back_are_joined_again() {
+    fn returned_entries_are_joined() {
         let mut table = Table { made: true, free: vec![(30, 10)] };
         for (first, count) in [(10, 10), (0, 10), (20, 10)] {
             table.give_back(first, count);
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_had_lies_next_to_each_other() {
+    fn only_contiguous_entries_are_taken() {
         assert_eq!(Table::default().stretches(), [ENTRIES]);
         let table = Table { made: true, free: vec![(0, 3), (10, 7), (30, 5)] };
         assert_eq!(table.stretches(), [3, 7, 5]);

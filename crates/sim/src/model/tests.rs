@@ -17,10 +17,10 @@ fn content(version: Option<u64>) -> [u8; SECTOR_LEN] {
 }
 
 fn begin(model: &mut Model, op: Op) -> Ticket {
-    model.begin(op, Flags::NONE, AT, ONE)
+    model.begin(op, Flags::empty(), AT, ONE)
 }
 
-/// A write from beginning to end; its version.
+/// A completed write; returns its version.
 fn write(model: &mut Model, flags: Flags, status: Status) -> Option<u64> {
     let ticket = model.begin(Op::Write, flags, AT, ONE);
     model.end(ticket, status);
@@ -28,7 +28,7 @@ fn write(model: &mut Model, flags: Flags, status: Status) -> Option<u64> {
 }
 
 fn flush(model: &mut Model) {
-    let ticket = model.begin(Op::Flush, Flags::NONE, Sectors(0), Sectors(0));
+    let ticket = model.begin(Op::Flush, Flags::empty(), Sectors(0), Sectors(0));
     model.end(ticket, Status::Ok);
 }
 
@@ -49,19 +49,19 @@ fn may_survive(model: &Model, version: Option<u64>) -> bool {
 }
 
 #[test]
-fn a_write_that_ended_hides_what_was_before() {
+fn a_write_that_ended_hides_earlier_writes() {
     let mut model = model();
     assert!(may_read(&model, None));
-    let first = write(&mut model, Flags::NONE, Status::Ok);
-    let second = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
+    let second = write(&mut model, Flags::empty(), Status::Ok);
     assert!(may_read(&model, second) && !may_read(&model, first) && !may_read(&model, None));
     assert!(!may_read(&model, Some(999)));
 }
 
 #[test]
-fn a_read_may_see_a_write_that_is_under_way_or_not() {
+fn a_read_may_see_a_write_in_flight_or_not() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let read = begin(&mut model, Op::Read);
     let second = begin(&mut model, Op::Write);
     assert!(end_read(&mut model.clone(), read, first));
@@ -74,7 +74,7 @@ fn a_read_may_see_a_write_that_is_under_way_or_not() {
 #[test]
 fn a_sector_is_read_torn_only_while_it_is_written() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let read = begin(&mut model, Op::Read);
     let second = begin(&mut model, Op::Write);
     let mut torn = content(first);
@@ -91,7 +91,7 @@ fn a_sector_is_read_torn_only_while_it_is_written() {
 }
 
 #[test]
-fn of_two_writes_at_once_either_may_win() {
+fn either_of_two_concurrent_writes_may_win() {
     let mut model = model();
     let (first, second) = (begin(&mut model, Op::Write), begin(&mut model, Op::Write));
     model.end(second, Status::Ok);
@@ -101,23 +101,23 @@ fn of_two_writes_at_once_either_may_win() {
 }
 
 #[test]
-fn a_write_that_failed_may_have_happened() {
+fn a_write_that_failed_may_have_taken_effect() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let failed = write(&mut model, Flags::FUA, Status::IoError);
     assert!(may_read(&model, first) && may_read(&model, failed) && !may_read(&model, None));
 }
 
 #[test]
-fn a_discard_leaves_zeroes_or_what_was_there_unless_it_promises() {
+fn a_discard_leaves_zeroes_or_the_old_content_unless_it_promises_zeroes() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let discard = begin(&mut model, Op::Discard);
     model.end(discard, Status::Ok);
     assert!(may_read(&model, first) && may_read(&model, None));
 
     let mut model = Model::new(Sectors(8), true);
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let discard = begin(&mut model, Op::Discard);
     model.end(discard, Status::Ok);
     assert!(!may_read(&model, first) && may_read(&model, None));
@@ -126,7 +126,7 @@ fn a_discard_leaves_zeroes_or_what_was_there_unless_it_promises() {
 #[test]
 fn write_zeroes_leaves_zeroes() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let zeroes = begin(&mut model, Op::WriteZeroes);
     assert!(may_read(&model, first) && may_read(&model, None));
     model.end(zeroes, Status::Ok);
@@ -134,17 +134,17 @@ fn write_zeroes_leaves_zeroes() {
 }
 
 #[test]
-fn what_was_not_flushed_may_be_lost() {
+fn unflushed_writes_may_be_lost() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
-    let second = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
+    let second = write(&mut model, Flags::empty(), Status::Ok);
     assert!([None, first, second].into_iter().all(|version| may_survive(&model, version)));
 }
 
 #[test]
-fn a_flush_promises_what_ended_before_it_began() {
+fn a_flush_makes_writes_stable_that_ended_before_it_started() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     let late = begin(&mut model, Op::Write);
     flush(&mut model);
     model.end(late, Status::Ok);
@@ -155,27 +155,27 @@ fn a_flush_promises_what_ended_before_it_began() {
 }
 
 #[test]
-fn a_failed_flush_promises_nothing() {
+fn a_failed_flush_makes_nothing_stable() {
     let mut model = model();
-    write(&mut model, Flags::NONE, Status::Ok);
-    let ticket = model.begin(Op::Flush, Flags::NONE, Sectors(0), Sectors(0));
+    write(&mut model, Flags::empty(), Status::Ok);
+    let ticket = model.begin(Op::Flush, Flags::empty(), Sectors(0), Sectors(0));
     model.end(ticket, Status::IoError);
     assert!(may_survive(&model, None));
 }
 
 #[test]
-fn fua_promises_the_write_itself() {
+fn fua_makes_its_own_write_stable() {
     let mut model = model();
     let first = write(&mut model, Flags::FUA, Status::Ok);
     assert!(may_survive(&model, first) && !may_survive(&model, None));
-    let second = write(&mut model, Flags::NONE, Status::Ok);
+    let second = write(&mut model, Flags::empty(), Status::Ok);
     assert!(may_survive(&model, first) && may_survive(&model, second));
 }
 
 #[test]
-fn what_was_found_after_a_power_cut_stays() {
+fn content_found_after_a_power_cut_is_stable() {
     let mut model = model();
-    let first = write(&mut model, Flags::NONE, Status::Ok);
+    let first = write(&mut model, Flags::empty(), Status::Ok);
     model.power_cut();
     assert!(may_read(&model, first) && may_read(&model, None));
     assert_eq!(model.settle(AT, &content(None)), Ok(()));
@@ -185,7 +185,7 @@ fn what_was_found_after_a_power_cut_stays() {
 #[test]
 fn misdirected_and_torn_data_are_refused_by_name() {
     let mut model = model();
-    let version = write(&mut model, Flags::NONE, Status::Ok);
+    let version = write(&mut model, Flags::empty(), Status::Ok);
     let mut elsewhere = [0; SECTOR_LEN];
     fill_sector(&mut elsewhere, AT.0 + 1, version.unwrap_or(0));
     let refused = model.settle(AT, &elsewhere).map_err(|violation| violation.to_string());
@@ -198,7 +198,7 @@ fn misdirected_and_torn_data_are_refused_by_name() {
 fn history_does_not_grow_once_flushed() {
     let mut model = model();
     for _ in 0..100 {
-        write(&mut model, Flags::NONE, Status::Ok);
+        write(&mut model, Flags::empty(), Status::Ok);
         flush(&mut model);
     }
     assert!(model.sectors[AT.0 as usize].len() <= 3);

@@ -1,30 +1,30 @@
-//! The smallest right backend: a file, every operation through the ring, nothing clever.
+//! The smallest correct backend: a file, with every operation through the ring.
 
 use block::{Bytes, Cookie, Extent, Flags, Op, Request, Segment, Status};
 use queue::{Cx, FileId, FileOp, Node, NodeId, Patience, Ring, RingFull, Verdict};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Where a request stands.
+/// State of a request.
 #[derive(Clone, Copy, Default)]
 struct State {
-    /// Bytes moved so far.
+    /// Bytes transferred so far.
     moved: u64,
-    /// The data is there; what is under way is the sync that FUA asked for.
+    /// The data is written; the operation in flight is the sync for FUA.
     syncing: bool,
 }
 
-/// A file from its first byte to its last.
+/// A whole file.
 pub struct PlainFile {
     file: FileId,
-    /// A sync failed: nothing is promised any more until it is opened again. Shared by the queues that
-    /// have the file open. `None` forgets such failures, which is wrong: see the canaries.
+    /// Set once a sync has failed: nothing is durable any more until the file is reopened. Shared by the
+    /// queues that have the file open. `None` ignores such failures, which is wrong: see the canaries.
     failed: Option<Rc<Cell<bool>>>,
     states: Vec<State>,
 }
 
 impl PlainFile {
-    /// The file, and what its instances share.
+    /// Creates the node; `failed` is shared by its instances.
     pub fn new(file: FileId, failed: Option<Rc<Cell<bool>>>) -> PlainFile {
         PlainFile { file, failed, states: Vec::new() }
     }
@@ -35,7 +35,7 @@ impl PlainFile {
         match req.op {
             _ if syncing => FileOp::Sync,
             Op::Read => FileOp::Read { offset },
-            Op::Write => FileOp::Write { offset, durable: req.flags.has(Flags::FUA) },
+            Op::Write => FileOp::Write { offset, durable: req.flags.contains(Flags::FUA) },
             Op::Discard => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 FileOp::Allocate { mode, offset, len }
@@ -45,7 +45,7 @@ impl PlainFile {
                 FileOp::Allocate { mode, offset, len }
             }
             Op::Prefetch => FileOp::Prefetch { offset, len },
-            // The rest of them never gets here.
+            // The remaining operations never get here.
             _ => FileOp::Sync,
         }
     }
@@ -57,7 +57,7 @@ impl PlainFile {
             FileOp::Read { .. } | FileOp::Write { .. } => (cx.advance(req.data, moved), req.len.0 - moved),
             _ => (block::Data::NONE, 0),
         };
-        if req.flags.has(Flags::NOWAIT) && req.op.moves_data() {
+        if req.flags.contains(Flags::NOWAIT) && req.op.moves_data() {
             return match cx.try_now(self.file, operation, data, len, Patience::None) {
                 Some(result) => self.ended(io, req, result, cx),
                 None => Verdict::Up(Status::Again),
@@ -70,11 +70,11 @@ impl PlainFile {
     }
 
     fn ended<R: Ring>(&mut self, io: Cookie, req: &Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        let fua = req.flags.has(Flags::FUA);
+        let fua = req.flags.contains(Flags::FUA);
         let state = &mut self.states[io.tag.index()];
         if result < 0 {
             let syncs = state.syncing || req.op == Op::Flush || (req.op == Op::Write && fua);
-            // A sync that was cancelled has lost nothing: the data is still dirty.
+            // A cancelled sync has lost nothing: the data is still dirty.
             let loses = syncs && result != -i64::from(libc::ECANCELED);
             if let Some(failed) = self.failed.as_ref().filter(|_| loses) {
                 failed.set(true);
@@ -99,7 +99,7 @@ impl PlainFile {
         Verdict::Up(if broken && promises { Status::IoError } else { Status::Ok })
     }
 
-    /// Describe the range: as many records as there is memory for.
+    /// Reports extents: as many records as fit into the memory.
     fn extents<R: Ring>(&self, req: &Request, cx: &mut Cx<'_, R>) -> Option<Status> {
         let block::Data::One(memory) = req.data else { return Some(Status::Invalid) };
         let (mut at, end, mut used) = (req.offset.0, req.end().0, 0);
@@ -109,7 +109,7 @@ impl PlainFile {
                 cx.try_now(self.file, operation, block::Data::NONE, 0, Patience::Unbounded)
             };
             let data = seek(false)?;
-            // Past the last data it is a hole to the end; what cannot be told is data.
+            // After the last data there is a hole to the end; ranges of unknown status count as data.
             let hole = data > at as i64 || data == -i64::from(libc::ENXIO);
             let until = match data {
                 _ if hole => data,
@@ -123,7 +123,7 @@ impl PlainFile {
             used += Extent::RECORD_LEN as u32;
             at += extent.len.0;
         }
-        // An answer given again may be shorter: nothing of the first one stays.
+        // A repeated answer may be shorter: nothing of the first one may stay.
         cx.ring.bytes_mut(memory.slice(used, memory.len - used)).fill(0);
         Some(Status::Ok)
     }
@@ -138,7 +138,7 @@ impl<R: Ring> Node<R> for PlainFile {
         self.states[io.tag.index()] = State::default();
         match req.op {
             Op::Extents => Verdict::Up(self.extents(req, cx).unwrap_or(Status::IoError)),
-            Op::WriteZeroes if req.flags.has(Flags::FAST_ZERO) => Verdict::Up(Status::NotSupported),
+            Op::WriteZeroes if req.flags.contains(Flags::FAST_ZERO) => Verdict::Up(Status::NotSupported),
             op if op.is_special() => Verdict::Up(Status::NotSupported),
             _ => self.start(io, req, cx),
         }

@@ -1,21 +1,21 @@
-//! A device in the ring's own memory, which lends its memory to whoever takes any.
+//! A device in the ring's memory that supports zero-copy reads.
 
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Request, Segment, Status};
 use queue::{Cx, Node, Ring, Verdict};
 
-/// Memory that answers in place. What it lends is not the borrower's to write to: whoever sends such a
-/// read down again without putting its data back spoils the device, and the model sees it.
+/// Memory that completes requests inline. The memory of a zero-copy read must not be written to: a node that
+/// sends such a read down again without restoring its data corrupts the device, which the model detects.
 pub struct Lender {
     memory: Segment,
 }
 
 impl Lender {
-    /// A device in `memory`, which outlives every request and is zeroes at first.
+    /// Creates a device in `memory`, which must outlive every request and be zeroed.
     pub fn new(memory: Segment) -> Lender {
         Lender { memory }
     }
 
-    /// Copy between the request's memory and the device's.
+    /// Copies between the request's memory and the device's.
     fn copy<R: Ring>(&self, req: &Request, own: Segment, cx: &mut Cx<'_, R>) {
         let pieces: Vec<Segment> = cx.segments(req.data, req.len.0).collect();
         let mut done = 0;
@@ -33,7 +33,7 @@ impl<R: Ring> Node<R> for Lender {
     fn submit(&mut self, _: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let own = self.memory.slice(req.offset.0 as u32, req.len.0 as u32);
         match req.op {
-            Op::Read if req.flags.has(Flags::MAY_LEND) => req.data = Data::One(own),
+            Op::Read if req.flags.contains(Flags::ZERO_COPY) => req.data = Data::One(own),
             Op::Read | Op::Write => self.copy(req, own, cx),
             Op::Discard | Op::WriteZeroes => cx.ring.bytes_mut(own).fill(0),
             Op::Extents => {

@@ -1,10 +1,10 @@
-//! Nodes that start children: pieces of a request, and copies of it.
+//! Nodes that start children: parts of a request, and copies of it.
 
 use crate::Rng;
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Status};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
 
-/// What a parent waits for.
+/// State of a parent that waits for children.
 #[derive(Clone, Copy)]
 struct Wait {
     left: u32,
@@ -12,7 +12,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// One child is over. The parent's verdict: the first error wins.
+    /// Handles the end of a child; returns the parent's verdict. The first error wins.
     fn child_end(&mut self, status: Status) -> Verdict {
         if self.status.is_ok() {
             self.status = status;
@@ -22,7 +22,7 @@ impl Wait {
     }
 }
 
-/// Cuts reads, writes, discards and write zeroes at random sectors into up to four pieces.
+/// Splits reads, writes, discards and write-zeroes requests at random sectors into up to four children.
 pub struct Chop {
     child: NodeId,
     rng: Rng,
@@ -30,10 +30,10 @@ pub struct Chop {
 }
 
 impl Chop {
-    /// The most children that one request has.
+    /// Most children of a request.
     pub const PIECES: u16 = 4;
 
-    /// A chopper above `child`.
+    /// Creates a splitter above `child`.
     pub fn new(child: NodeId, rng: Rng) -> Chop {
         Chop { child, rng, wait: Vec::new() }
     }
@@ -58,10 +58,10 @@ impl<R: Ring> Node<R> for Chop {
             let to = if left == 1 { sectors } else { self.rng.between(from + 1, sectors - left + 1) };
             let data = if req.op.moves_data() { cx.advance(req.data, from << 9) } else { req.data };
             let (offset, len) = (req.offset + Bytes(from << 9), Bytes((to - from) << 9));
-            // What pieces were lent could not be told to whoever asked for the whole.
-            let flags = req.flags.without(Flags::MAY_LEND);
+            // Zero-copy memory of children could not be reported to the submitter of the parent.
+            let flags = req.flags.difference(Flags::ZERO_COPY);
             let piece = Request { offset, len, data, flags, ..*req };
-            cx.spawn(io, self.child, ChildKind::Piece, piece).expect("there were enough children");
+            cx.spawn(io, self.child, ChildKind::Piece, piece).expect("enough children are free");
             (from, left) = (to, left - 1);
         }
         self.wait[io.tag.index()] = Wait { left: count as u32, status: Status::Ok };
@@ -82,20 +82,20 @@ impl<R: Ring> Node<R> for Chop {
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 
-/// Writes to two children, and reads from either; a read that fails goes to the other.
+/// Writes to two children, and reads from either; a failed read is retried on the other.
 pub struct Mirror {
     children: [NodeId; 2],
     rng: Rng,
     wait: Vec<Wait>,
-    /// By tag: the child that a read has yet to try, if any, and the memory that it came with.
+    /// By tag: the child that a read has not tried yet, if any, and the memory of the request.
     other: Vec<(Option<NodeId>, Data)>,
 }
 
 impl Mirror {
-    /// The children that one request has.
+    /// Children of a request.
     pub const COPIES: u16 = 2;
 
-    /// A mirror of two.
+    /// Creates a mirror of two children.
     pub fn new(children: [NodeId; 2], rng: Rng) -> Mirror {
         Mirror { children, rng, wait: Vec::new(), other: Vec::new() }
     }
@@ -118,7 +118,7 @@ impl<R: Ring> Node<R> for Mirror {
         }
         self.wait[io.tag.index()] = Wait { left: u32::from(Self::COPIES), status: Status::Ok };
         for child in self.children {
-            cx.spawn(io, child, ChildKind::Copy, *req).expect("there were enough children");
+            cx.spawn(io, child, ChildKind::Copy, *req).expect("enough children are free");
         }
         Verdict::Held
     }

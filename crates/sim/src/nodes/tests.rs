@@ -1,4 +1,4 @@
-//! What a queue must do with nodes that make it hard, one behaviour each.
+//! Behaviour of a queue with difficult nodes, one test each.
 
 use super::*;
 use crate::{Disk, DiskConfig, Faults, SimRing, Tracer};
@@ -7,7 +7,7 @@ use queue::{Done, FileId, Owner, Queue, QueueConfig, QueueId, Stack};
 
 const TIMEOUT_NS: u64 = 1_000_000;
 
-/// A queue over `layers`, and below them so many files: theirs are the numbers after the layers'.
+/// A queue over `layers`, with `files` files below them: node numbers of files follow those of layers.
 fn machine(faults: Faults, layers: Vec<Box<dyn Node<SimRing>>>, files: u32) -> (Queue<SimRing>, SimRing) {
     let mut ring = SimRing::new(Rng::new(11), faults, Tracer::default());
     let mut stack = Stack::default();
@@ -23,7 +23,7 @@ fn machine(faults: Faults, layers: Vec<Box<dyn Node<SimRing>>>, files: u32) -> (
     (Queue::new(config, stack).expect("the numbers fit"), ring)
 }
 
-/// Turn once with all that is due: what ended.
+/// Performs a turn with everything that is due; returns the completed requests.
 fn turn(queue: &mut Queue<SimRing>, ring: &mut SimRing) -> Vec<Done> {
     while let Some((_, cookie, result)) = ring.reap() {
         queue.complete(cookie, result, ring);
@@ -39,10 +39,10 @@ fn submit(queue: &mut Queue<SimRing>, ring: &mut SimRing, req: Request) -> Tag {
 }
 
 #[test]
-fn a_request_that_is_stuck_again_after_its_timeout_is_cancelled_again() {
+fn a_request_stuck_again_after_its_timeout_is_cancelled_again() {
     let lost = Faults { lost: 1000, ..Faults::NONE };
     let (mut queue, mut ring) = machine(lost, vec![Box::new(Retry::new(NodeId(1), 3))], 1);
-    // A discard, since only flushes are not tried again.
+    // A discard, because everything except flushes is retried.
     let tag = submit(&mut queue, &mut ring, Request::new(Op::Discard, Bytes(0), Bytes(4096)));
     let mut asked = 0;
     for _ in 0..40 {
@@ -62,7 +62,7 @@ fn a_request_that_is_stuck_again_after_its_timeout_is_cancelled_again() {
 }
 
 #[test]
-fn a_request_that_is_sent_elsewhere_after_its_pieces_failed_is_counted_there() {
+fn a_request_resent_after_its_children_failed_is_counted_at_the_new_child() {
     let rng = |seed| Rng::new(seed);
     let (mut queue, mut ring) = machine(
         Faults::NONE,
@@ -91,14 +91,14 @@ fn a_request_that_is_sent_elsewhere_after_its_pieces_failed_is_counted_there() {
         queue.release(tag);
         ring.free(memory);
         let ios = queue.stats().snapshot(ring.now()).ops[Op::Read as usize].ios;
-        // A medium error is not for another path to mend; all others the second file answers.
+        // A medium error is not retried on the other path; the second file answers all others.
         if done.status != Status::Medium {
             assert_eq!(done.status, Status::Ok);
             seen[(ios - before) as usize] += 1;
         }
         before = ios;
     }
-    // Whole on either side: 1. In two to four pieces that failed, and then whole: 3 to 5.
+    // Whole on either side: 1. In two to four children that failed, and then whole: 3 to 5.
     assert_eq!((seen[0], seen[2]), (0, 0), "{seen:?}");
     assert!(seen[1] > 0 && seen[3] > 0 && seen[4] > 0 && seen[5] > 0, "{seen:?}");
 }

@@ -1,20 +1,20 @@
-//! What becomes of an operation: decided when it starts, by the fault plan and what the file can do.
+//! The fate of an operation: decided when it starts, by the fault plan and the capabilities of the file.
 
 use super::SimRing;
 use block::Segment;
 use queue::{FileId, FileOp};
 
-/// What will become of an operation.
+/// Fate of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// Moves as much as it can, up to that many bytes.
+    /// Transfers as much as possible, up to so many bytes.
     Moves(u64),
-    /// Fails with that errno after so many bytes took effect.
+    /// Fails with that errno after so many bytes have taken effect.
     Fails { errno: i32, reached: u64 },
 }
 
 impl SimRing {
-    /// Decide what becomes of an operation.
+    /// Decides the fate of an operation.
     pub(super) fn fate(&mut self, file: FileId, op: FileOp, data: &[Segment]) -> Fate {
         let faults = self.faults_of(file);
         let disk = &self.disks[file.0 as usize];
@@ -62,8 +62,8 @@ impl SimRing {
     }
 }
 
-/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors whole,
-/// and a torn one would be told from garbage by nobody. Reads are cut anywhere.
+/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors
+/// atomically, and a torn sector could not be distinguished from garbage. Reads may end anywhere.
 pub(super) fn whole_sectors(op: FileOp, len: u64) -> u64 {
     match op {
         FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),

@@ -31,7 +31,7 @@ fn write(offset: u64) -> FileOp {
 }
 
 #[test]
-fn what_is_written_is_read_and_takes_time() {
+fn written_data_is_read_back_and_operations_take_time() {
     let (mut ring, file) = ring(Faults::NONE);
     let from = ring.allocate(4096).expect("memory");
     ring.bytes_mut(from).fill(7);
@@ -51,7 +51,7 @@ fn what_is_written_is_read_and_takes_time() {
 }
 
 #[test]
-fn operations_end_in_no_particular_order_but_the_same_one_for_a_seed() {
+fn operations_complete_in_random_order_that_a_seed_reproduces() {
     let order = || {
         let (mut ring, file) = ring(Faults::NONE);
         (0..20).for_each(|tag| ring.start(id(tag), file, FileOp::Sync, &[]).expect("room"));
@@ -64,7 +64,7 @@ fn operations_end_in_no_particular_order_but_the_same_one_for_a_seed() {
 }
 
 #[test]
-fn a_lost_operation_ends_once_it_is_cancelled() {
+fn a_lost_operation_completes_once_it_is_cancelled() {
     let (mut ring, file) = ring(Faults { lost: 1000, ..Faults::NONE });
     (0..40).for_each(|tag| ring.start(id(tag), file, FileOp::Sync, &[]).expect("room"));
     assert!(!ring.advance());
@@ -72,7 +72,7 @@ fn a_lost_operation_ends_once_it_is_cancelled() {
     let ended = reap_all(&mut ring);
     let cancelled = ended.iter().filter(|end| end.1 == -i64::from(libc::ECANCELED)).count();
     assert_eq!(ended.len(), 40);
-    assert!((1..40).contains(&cancelled), "some end as themselves: {cancelled}");
+    assert!((1..40).contains(&cancelled), "some complete normally: {cancelled}");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn memory_under_an_operation_cannot_be_freed() {
 }
 
 #[test]
-fn short_transfers_stay_within_what_was_asked_and_writes_end_with_a_sector() {
+fn short_transfers_stay_within_the_request_and_writes_end_with_a_sector() {
     let (mut ring, file) = ring(Faults { short: 1000, ..Faults::NONE });
     let memory = ring.allocate(4096).expect("memory");
     for _ in 0..100 {
@@ -119,7 +119,7 @@ fn a_started_write_survives_a_power_cut_in_part_at_most_by_whole_sectors() {
 }
 
 #[test]
-fn what_a_file_cannot_do_is_refused() {
+fn unsupported_operations_of_a_file_are_refused() {
     let (mut ring, file) = ring(Faults::NONE);
     let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
     let zero = FileOp::Allocate { mode, offset: 0, len: 4096 };

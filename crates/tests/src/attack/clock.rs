@@ -1,19 +1,19 @@
-//! One order for what clients and the file system do: a counter that every event draws from.
+//! A counter that orders the events of clients and of the file system: every event draws a number from it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Ticks from 1 on; no two events have the same.
+/// Numbers from 1 on; no two events have the same one.
 #[derive(Clone, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    /// The next tick.
+    /// Returns the next number.
     pub fn tick(&self) -> u64 {
         self.0.fetch_add(1, SeqCst) + 1
     }
 
-    /// The last tick that was drawn.
+    /// Returns the last number that was drawn.
     pub fn now(&self) -> u64 {
         self.0.load(SeqCst)
     }

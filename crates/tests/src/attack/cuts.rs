@@ -1,5 +1,5 @@
-//! Power cuts: a load on the real server over the recording file system, and from what was recorded every state that the
-//! disk may be in when the power goes, each of which the real server then serves again.
+//! Power cuts. A load runs on the real server over the recording file system. From the recording every
+//! possible state of the disk at a power cut is derived, and the real server serves each of these states.
 
 use super::Tally;
 use super::clock::Clock;
@@ -10,10 +10,10 @@ use super::options::Options;
 use super::recorder::{Recorder, Recording};
 use super::rounds::{Round, over_stores};
 use super::stores::{Setup, Store};
-use super::story::{Harm, Promise, SECTOR, stamp};
+use super::story::{Damage, Promise, SECTOR, stamp};
 use crate::peer::Peer;
 use proto::nbd::CommandFlags;
-use proto::nbd::client::Wish;
+use proto::nbd::client::HandshakeOptions;
 use sim::Rng;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -69,7 +69,7 @@ fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
     Ok(())
 }
 
-/// The setup, disks and folders of a round while its load is recorded.
+/// Setup, disks and folders of a round while its load is recorded.
 struct Stage<'a> {
     round: &'a Round<'a>,
     setup: &'a Setup,
@@ -115,12 +115,14 @@ impl Stage<'_> {
         Ok((recorder.recording(), ready))
     }
 
-    /// Several connections write to each device; an overlay is committed amid that where the store says so.
+    /// Runs several connections that write to each device; commits an overlay meanwhile if the store requires
+    /// it.
     fn load(&self, socket: &Path, dir: &Path, rng: &mut Rng) -> Result<Outcome, String> {
         let mut writers = Vec::new();
         for (device, disk) in self.setup.devices.iter().zip(self.disks) {
             for _ in 0..CONNECTIONS {
-                let peer = Peer::with(socket, Wish::new(device.name)).map_err(|why| why.to_string())?;
+                let peer =
+                    Peer::with(socket, HandshakeOptions::new(device.name)).map_err(|why| why.to_string())?;
                 writers.push((disk, peer, rng.fork()));
             }
         }
@@ -146,7 +148,8 @@ impl Stage<'_> {
         Ok(total)
     }
 
-    /// Commits the overlay when half of the load is done. Where that comes too late it is refused, which is no matter.
+    /// Commits the overlay when half of the load is done. A commit that comes too late is refused, which is
+    /// ignored.
     fn commit(&self, dir: &Path) {
         let answered = || self.disks.iter().map(|disk| disk.answered.load(Relaxed)).sum::<u64>();
         crate::tools::until(crate::tools::PATIENCE, || (answered() >= REQUESTS / 2).then_some(()));
@@ -185,7 +188,7 @@ struct Verifier<'a> {
 }
 
 impl Verifier<'_> {
-    /// Serves all states by one server; each by itself if that is refused, to learn which one it is.
+    /// Serves all states by one server; if that is refused, each by itself to find the faulty one.
     fn verify(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) {
         if let Err(refusal) = self.serve(scratch, batch, rng, tally) {
             if batch.len() > 1 {
@@ -207,7 +210,7 @@ impl Verifier<'_> {
     fn serve(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (dir, socket) = (scratch.join("v"), scratch.join("vs"));
         for state in batch {
-            // As the cut left it: other programs may open it first.
+            // Unchanged since the cut: other programs may open it first.
             if let Some(bad) = self.setup.check_images(&state.dir) {
                 tally.find("wrong", self.words(state, &format!("before it is opened: {bad}")));
             }
@@ -227,7 +230,7 @@ impl Verifier<'_> {
             tally.count("states", 1);
             for (device, disk) in self.setup.devices.iter().zip(self.disks) {
                 let name = format!("x{index}{}", device.name);
-                self.look(state, &socket, &name, disk, rng, tally);
+                self.check_device(state, &socket, &name, disk, rng, tally);
             }
         }
         if let Some(bad) = daemon.complaint() {
@@ -246,8 +249,16 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Looks at one device: what it holds, and that what is written now hurts nothing else.
-    fn look(&self, state: &State, socket: &Path, name: &str, disk: &Disk, rng: &mut Rng, tally: &mut Tally) {
+    /// Checks one device: its content, and that new writes change nothing else.
+    fn check_device(
+        &self,
+        state: &State,
+        socket: &Path,
+        name: &str,
+        disk: &Disk,
+        rng: &mut Rng,
+        tally: &mut Tally,
+    ) {
         let story = disk.story();
         let bytes = match read_all(socket, name, story.sectors()) {
             Ok(bytes) => bytes,
@@ -255,25 +266,31 @@ impl Verifier<'_> {
         };
         let complaints = story.check(0, &bytes, state.at, Promise::Flushed);
         if let Some(first) = complaints.first() {
-            let kind = if first.harm == Harm::Lost { "lost" } else { "wrong" };
+            let kind = if first.damage == Damage::Lost { "lost" } else { "wrong" };
             let what = format!("{name}: {} sectors, first {first}", complaints.len());
             return tally.find(kind, self.words(state, &what));
         }
-        if let Err(why) = super::guarded(|| write_on(socket, name, story.disk, bytes, rng)) {
+        if let Err(why) = super::guarded(|| check_writes(socket, name, story.disk, bytes, rng)) {
             tally.find("wrong", self.words(state, &format!("{name}: {why}")));
         }
     }
 }
 
-/// Writes here and there, and holds all the rest to what it was.
-fn write_on(socket: &Path, name: &str, disk: u64, mut bytes: Vec<u8>, rng: &mut Rng) -> Result<(), String> {
-    let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| why.to_string())?;
+/// Writes to random places, and checks that all other sectors are unchanged.
+fn check_writes(
+    socket: &Path,
+    name: &str,
+    disk: u64,
+    mut bytes: Vec<u8>,
+    rng: &mut Rng,
+) -> Result<(), String> {
+    let mut peer = Peer::with(socket, HandshakeOptions::new(name)).map_err(|why| why.to_string())?;
     let sectors = (bytes.len() / SECTOR) as u64;
     for number in 0..6 {
         let (at, count) = (rng.below(sectors), 1 + rng.below(40));
         let count = count.min(sectors - at);
         let data: Vec<u8> = (at..at + count).flat_map(|sector| stamp(disk, sector, number + 1)).collect();
-        peer.write(at * 512, &data, CommandFlags::NONE)
+        peer.write(at * 512, &data, CommandFlags::empty())
             .map_err(|why| format!("a write after the cut: {why}"))?;
         bytes[(at * 512) as usize..][..data.len()].copy_from_slice(&data);
     }

@@ -1,4 +1,5 @@
-//! The real binary, started often and quickly. How it ends is an answer here, never a panic of ours.
+//! The real binary, started often and quickly. Its exit is reported to the caller and never causes a panic
+//! here.
 
 use rustix::process::Signal;
 use std::fs::File;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How long a server may take to come up or to end.
+/// Limit for the start and for the end of a server.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running server.
@@ -17,23 +18,23 @@ pub struct Daemon {
     killed: bool,
 }
 
-/// Why there is none.
+/// The failure of a server's start.
 #[derive(Debug)]
 pub struct Refusal {
-    /// How it ended; `None` if it had to be killed.
+    /// Its exit status; `None` if it had to be killed.
     pub status: Option<ExitStatus>,
-    /// Its standard error.
+    /// The server's standard error.
     pub log: String,
 }
 
 impl Refusal {
-    /// Whether it ended as a program ends that refuses: by itself, with a status, and without a panic.
+    /// Returns whether the server refused in an orderly way: by itself, with a status, without a panic.
     pub fn is_orderly(&self) -> bool {
         self.status.is_some_and(|status| status.code().is_some()) && !has_panicked(&self.log)
     }
 }
 
-/// Whether a log tells of a panic.
+/// Returns whether a log contains a panic.
 pub fn has_panicked(log: &str) -> bool {
     log.contains("panicked at") || log.contains("stack overflow") || log.contains("memory allocation of")
 }
@@ -58,7 +59,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the binary and waits for nothing.
+    /// Starts the binary without waiting for it.
     ///
     /// # Errors
     /// The process cannot be started.
@@ -74,7 +75,7 @@ impl Daemon {
         Ok(Daemon { child, log, killed: false })
     }
 
-    /// Its process.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -84,25 +85,25 @@ impl Daemon {
         std::fs::read(&self.log).map(|log| String::from_utf8_lossy(&log).into_owned()).unwrap_or_default()
     }
 
-    /// Whether it has not ended.
+    /// Returns whether the server still runs.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// SIGKILL.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.killed = true;
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// SIGTERM, and its end; `None` if it had to be killed.
+    /// Sends SIGTERM and waits for the end; returns `None` if the server had to be killed.
     pub fn terminate(&mut self) -> Option<ExitStatus> {
         crate::server::signal(self.pid(), Signal::TERM);
         self.wait()
     }
 
-    /// Waits for its end; `None` if it had to be killed.
+    /// Waits for the end; returns `None` if the server had to be killed.
     pub fn wait(&mut self) -> Option<ExitStatus> {
         let status = crate::tools::wait_within(&mut self.child, PATIENCE);
         self.killed = true;
@@ -120,14 +121,14 @@ impl Daemon {
         }
     }
 
-    /// A number of `/proc/PID/status`, in KiB for sizes.
+    /// Returns a number of `/proc/PID/status`, in KiB for sizes.
     pub fn status_field(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
     }
 
-    /// Its open descriptors.
+    /// Returns the number of open descriptors.
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
     }
@@ -141,7 +142,7 @@ impl Drop for Daemon {
     }
 }
 
-/// The end of a log.
+/// Returns the end of a log.
 pub fn tail(log: &str) -> &str {
     let from = log.char_indices().rev().nth(1200).map_or(0, |(index, _)| index);
     &log[from..]

@@ -1,53 +1,53 @@
-//! Which calls of a file system fail, hang or do only a part.
+//! Plans of faults: which calls of a file system fail, hang or are executed only in part.
 
 use std::time::Duration;
 
 /// Calls that can fail.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Call {
-    /// Of data.
+    /// Reads of data.
     Read,
-    /// Of data.
+    /// Writes of data.
     Write,
-    /// Punching, zeroing, allocating.
+    /// `fallocate`: punching, zeroing, allocating.
     Fallocate,
-    /// Another size.
+    /// A change of the size.
     Truncate,
     /// fsync or fdatasync.
     Sync,
-    /// Of a file that exists.
+    /// Opening a file that exists.
     Open,
-    /// Of a new one.
+    /// Creating a file.
     Create,
 }
 
 /// The outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The call is done.
+    /// The call is executed.
     Do,
     /// The call fails with this error number.
     Fail(i32),
-    /// The call is done after this time.
+    /// The call is executed after this time.
     Hang(Duration),
-    /// Half of it is done, where that can be reported.
+    /// Half of the call is executed, where that can be reported.
     Short,
 }
 
-/// A plan: the call with a number, and as many after it as wanted, do not go as they should.
+/// A plan: a call with a number, and a count of calls after it, have the fault.
 #[derive(Clone, Debug)]
 pub struct Faults {
-    /// Calls so far, of the kinds that are counted.
+    /// Number of calls so far, of the counted kinds.
     pub calls: u64,
-    /// The number of the first that is touched, from 0.
+    /// Number of the first call with the fault, from 0.
     pub first: u64,
-    /// How many are touched.
+    /// Number of calls with the fault.
     pub count: u64,
-    /// The outcome of these calls.
+    /// The fault.
     pub verdict: Verdict,
-    /// Which kinds are counted; empty: all.
+    /// Kinds that are counted; empty: all.
     pub kinds: Vec<Call>,
-    /// The calls that were touched, in order.
+    /// Calls that had the fault, in order.
     pub fired: Vec<Call>,
 }
 
@@ -65,19 +65,19 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// The call with the number `first` and the `count - 1` that follow it.
+    /// Returns a plan for call number `first` and the `count - 1` calls after it.
     pub fn at(first: u64, count: u64, verdict: Verdict) -> Faults {
         Faults { first, count, verdict, ..Faults::default() }
     }
 
-    /// Counts and touches only calls of these kinds.
+    /// Restricts the plan to calls of these kinds.
     #[must_use]
     pub fn only(mut self, kinds: &[Call]) -> Faults {
         self.kinds = kinds.to_vec();
         self
     }
 
-    /// Counts a call and says what becomes of it.
+    /// Counts a call and returns its outcome.
     pub fn judge(&mut self, call: Call) -> Verdict {
         if !self.kinds.is_empty() && !self.kinds.contains(&call) {
             return Verdict::Do;

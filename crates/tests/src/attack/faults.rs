@@ -1,8 +1,8 @@
-//! Each call of the file system in turn fails, hangs or does only a half: EIO, ENOSPC, also for ever.
+//! Each call of the file system in turn fails, hangs or is executed by half: EIO, ENOSPC, also for ever.
 //!
-//! Whatever fails, an answer without an error is true: data that was acknowledged is read back, and what a flush covered
-//! survives a power cut in which a failed sync has lost what it should have written, as on Linux. A disk that had no room
-//! for a moment goes on when it has.
+//! Every successful answer must be true: acknowledged data is read back, and data that a flush covered
+//! survives a power cut in which a failed sync has lost its data, as on Linux. A disk without space for a
+//! moment works again when it has space.
 
 use super::Tally;
 use super::clock::Clock;
@@ -14,23 +14,23 @@ use super::options::Options;
 use super::recorder::Recorder;
 use super::rounds::{Round, over_stores};
 use super::stores::{Setup, Store};
-use super::story::{Content, Harm, Promise, stamp};
+use super::story::{Content, Damage, Promise, stamp};
 use crate::peer::Peer;
 use proto::nbd::CommandFlags;
-use proto::nbd::client::Wish;
+use proto::nbd::client::HandshakeOptions;
 use sim::Rng;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Numbers of Linux.
+/// Error numbers of Linux.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 /// Requests of a script.
 const REQUESTS: u64 = 40;
-/// Calls that a script makes at most; those after it are not tried.
+/// Most calls of a script; later ones are not tried.
 const CALLS: u64 = 220;
 
-/// Name, outcome and number of the calls that are touched.
+/// Name, fault and number of the calls that have it.
 const KINDS: [(&str, Verdict, u64); 6] = [
     ("eio", Verdict::Fail(EIO), 1),
     ("enospc", Verdict::Fail(ENOSPC), 1),
@@ -40,17 +40,17 @@ const KINDS: [(&str, Verdict, u64); 6] = [
     ("short", Verdict::Short, 5),
 ];
 
-/// Tries `count` of the pairs of a call and what becomes of it.
+/// Tries `count` pairs of a call and a fault.
 pub fn run(options: &Options) -> Tally {
     over_stores("faults", options, 1, &["faults", "fired", "lost", "wrong", "latched", "panics"], one)
 }
 
-/// Which calls are touched, and how. The seed walks through calls and kinds, so that a row of seeds tries each in turn.
+/// The calls with a fault, and the fault. Consecutive seeds try each combination of call and kind in turn.
 struct Plan {
     kind: &'static str,
     verdict: Verdict,
     faults: Faults,
-    /// The plan is set before the server starts.
+    /// The plan takes effect before the server starts.
     while_starting: bool,
 }
 
@@ -58,7 +58,7 @@ impl Plan {
     fn draw(seed: u64, rng: &mut Rng) -> Plan {
         let turn = seed / Store::ALL.len() as u64;
         let (kind, verdict, calls) = KINDS[(turn % KINDS.len() as u64) as usize];
-        // Most of the time the server is up before anything fails.
+        // Usually the server is ready before a call fails.
         let while_starting = rng.chance(150);
         let first = turn / KINDS.len() as u64 * 7 % if while_starting { 20 } else { CALLS };
         Plan { kind, verdict, faults: Faults::at(first, calls, verdict), while_starting }
@@ -84,8 +84,8 @@ fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
     let mut rng = Rng::new(round.seed);
     let mut setup = Setup::draw(round.store, &mut rng);
     let plan = Plan::draw(round.seed, &mut rng);
-    // Linux does not advance the position of a part that a FUSE file did past the page cache, so that io_uring, which goes on
-    // by itself, does the rest in the wrong place (seen on 6.18).
+    // After a partial direct write to a FUSE file Linux does not advance the position, so io_uring, which
+    // continues on its own, writes the rest at the wrong offset (seen on 6.18).
     setup.epoll |= plan.verdict == Verdict::Short;
     let scratch = round.options.scratch().map_err(|why| why.to_string())?;
     let clock = Clock::default();
@@ -125,7 +125,7 @@ impl Scene<'_> {
         Daemon::start(self.home, &["up", &topology.to_string_lossy()], self.setup.devices.len())
     }
 
-    /// Starts the server. One that is refused because of the fault has to start when nothing fails any more.
+    /// Starts the server. One that is refused because of the fault must start once the faults end.
     fn start(&self) -> Result<Daemon, String> {
         let Plan { faults, while_starting, .. } = self.plan;
         if *while_starting {
@@ -146,13 +146,13 @@ impl Scene<'_> {
         Ok(daemon)
     }
 
-    /// Plays the load; returns which calls were touched.
+    /// Runs the load; returns the calls that had the fault.
     fn play(&self, rng: &mut Rng, tally: &mut Tally) -> Result<Vec<Call>, String> {
         let mut daemon = self.start()?;
         for (device, disk) in self.setup.devices.iter().zip(self.disks) {
             let name = device.name;
-            let mut peer =
-                Peer::with(&self.socket(), Wish::new(name)).map_err(|why| self.words(&why.to_string()))?;
+            let mut peer = Peer::with(&self.socket(), HandshakeOptions::new(name))
+                .map_err(|why| self.words(&why.to_string()))?;
             let mix = Mix { depth: 3, flush: 100, sectors_max: 80, ..Mix::default() };
             let outcome = drive(disk, &mut peer, rng, REQUESTS, mix);
             if self.plan.is_harmless() && outcome.errors > 0 {
@@ -167,7 +167,7 @@ impl Scene<'_> {
         }
         self.recorder.pause_faults();
         let fired = self.recorder.faults().fired;
-        if goes_on(self.setup.store, self.plan.verdict, &fired) {
+        if must_recover(self.setup.store, self.plan.verdict, &fired) {
             for (device, disk) in self.setup.devices.iter().zip(self.disks) {
                 if let Err(why) = super::guarded(|| write_through(&self.socket(), device.name, disk, rng)) {
                     tally.find("latched", self.words(&format!("{} after {fired:?}: {why}", device.name)));
@@ -187,12 +187,13 @@ impl Scene<'_> {
         Ok(fired)
     }
 
-    /// Checks what the next server reads: of the files as they are, and of what a power cut leaves of them.
+    /// Checks the data that the next server reads: from the files as they are, and from the files after a
+    /// power cut.
     fn aftermath(&self, fired: &[Call], rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (at, recording) = (self.clock.now() + 1, self.recorder.recording());
         let killed = (self.recorder.contents(), self.setup.store.kept_by_kill(), "after a kill");
         let cut = (recording.crash(at, rng), Promise::Flushed, "after a power cut");
-        // In the same place: a mirror knows its devices by their names.
+        // At the same path: a mirror knows its devices by their names.
         self.recorder.unmount();
         let dir = self.recorder.path();
         for (files, promise, what) in [killed, cut] {
@@ -219,7 +220,7 @@ impl Scene<'_> {
             let (story, name) = (disk.story(), device.name);
             let bytes = match read_all(&self.socket(), name, story.sectors()) {
                 Ok(bytes) => bytes,
-                // A snapshot that was lost fails, and says so.
+                // A lost snapshot fails its reads.
                 Err(_) if name == "snap" => continue,
                 Err(why) => {
                     tally.find("lost", self.words(&format!("{what}: {why}")));
@@ -228,7 +229,7 @@ impl Scene<'_> {
             };
             let complaints = story.check(0, &bytes, at, promise);
             if let Some(first) = complaints.first() {
-                let kind = if first.harm == Harm::Lost { "lost" } else { "wrong" };
+                let kind = if first.damage == Damage::Lost { "lost" } else { "wrong" };
                 let count = complaints.len();
                 tally.find(kind, self.words(&format!("{what}: {name}: {count} sectors, first {first}")));
             }
@@ -236,16 +237,18 @@ impl Scene<'_> {
     }
 }
 
-/// Whether the device has to go on once nothing fails any more: no sync has failed, and what failed was want of room.
-fn goes_on(store: Store, verdict: Verdict, fired: &[Call]) -> bool {
+/// Returns whether the device must work once the faults end: no sync has failed, and the fault was lack of
+/// space.
+fn must_recover(store: Store, verdict: Verdict, fired: &[Call]) -> bool {
     let only_room = verdict == Verdict::Fail(ENOSPC) && !fired.contains(&Call::Sync);
-    // A store of a snapshot that has no room is lost by design, and a mirror drops the device; the log of log-writes ends.
+    // A snapshot whose store is full is lost by design, a mirror drops the device, and log-writes ends its
+    // log.
     only_room && matches!(store, Store::Raw | Store::Direct | Store::Overlay | Store::Qcow2 | Store::Backed)
 }
 
-/// Writes, flushes and reads: all of it has to succeed.
+/// Writes, flushes and reads; all of it must succeed.
 fn write_through(socket: &Path, name: &str, disk: &Disk, rng: &mut Rng) -> Result<(), String> {
-    let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| why.to_string())?;
+    let mut peer = Peer::with(socket, HandshakeOptions::new(name)).map_err(|why| why.to_string())?;
     let mut story = disk.story();
     for _ in 0..8 {
         let sector = rng.below(story.sectors() - 8);
@@ -254,7 +257,7 @@ fn write_through(socket: &Path, name: &str, disk: &Disk, rng: &mut Rng) -> Resul
         story.submit(pending, Content::Version(version), false);
         let data: Vec<u8> =
             (sector..sector + 8).flat_map(|sector| stamp(story.disk, sector, version)).collect();
-        let result = peer.write(sector * 512, &data, CommandFlags::NONE);
+        let result = peer.write(sector * 512, &data, CommandFlags::empty());
         story.end(pending, true, result.is_ok());
         result.map_err(|why| format!("a write: {why}"))?;
     }

@@ -1,4 +1,4 @@
-//! kill -9 of the real server amid writes of several connections, and what the next server then reads.
+//! kill -9 of the real server during writes of several connections, and the data that the next server reads.
 
 use super::Tally;
 use super::clock::Clock;
@@ -7,9 +7,9 @@ use super::load::{Disk, Mix, Outcome, drive};
 use super::options::Options;
 use super::rounds::{Round, over_stores};
 use super::stores::Setup;
-use super::story::{Harm, Promise, SECTOR};
+use super::story::{Damage, Promise, SECTOR};
 use crate::peer::Peer;
-use proto::nbd::client::Wish;
+use proto::nbd::client::HandshakeOptions;
 use sim::Rng;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -50,13 +50,13 @@ fn one(round: &Round<'_>, tally: &mut Tally) -> Result<(), String> {
             let mut story = disk.story();
             let mut promise = store.kept_by_kill();
             if options.canary {
-                // As if more had been acknowledged than was: the last write of a sector, whatever became of it.
+                // As if more data had been acknowledged: the last write of each sector, whatever its result.
                 story.pretend_acknowledged();
                 promise = Promise::Acknowledged;
             }
             let at = story.now() + 1;
             for complaint in story.check(0, &bytes, at, promise) {
-                let kind = if complaint.harm == Harm::Lost { "lost" } else { "wrong" };
+                let kind = if complaint.damage == Damage::Lost { "lost" } else { "wrong" };
                 tally.find(
                     kind,
                     format!("{replay}: {} {} after kill {kill}: {complaint}", setup.about, device.name),
@@ -96,7 +96,8 @@ fn load_and_kill(
     for (device, disk) in setup.devices.iter().zip(disks) {
         disk.stop.store(false, Relaxed);
         for _ in 0..CONNECTIONS {
-            let peer = Peer::with(socket, Wish::new(device.name)).map_err(|why| why.to_string())?;
+            let peer =
+                Peer::with(socket, HandshakeOptions::new(device.name)).map_err(|why| why.to_string())?;
             writers.push((disk, peer, rng.fork()));
         }
     }
@@ -125,7 +126,8 @@ fn load_and_kill(
 /// Reads a whole device.
 pub fn read_all(socket: &Path, name: &str, sectors: u64) -> Result<Vec<u8>, String> {
     super::guarded(|| {
-        let mut peer = Peer::with(socket, Wish::new(name)).map_err(|why| format!("{name}: {why}"))?;
+        let mut peer =
+            Peer::with(socket, HandshakeOptions::new(name)).map_err(|why| format!("{name}: {why}"))?;
         let len = sectors * SECTOR as u64;
         peer.read(0, len).map_err(|why| format!("{name}: reading {len} bytes: {why}"))
     })

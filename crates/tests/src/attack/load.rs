@@ -42,16 +42,16 @@ pub struct Outcome {
     pub errors: u64,
     /// Flushes and FUA requests that failed.
     pub failed_syncs: u64,
-    /// Of all errors, those that a disk without room gives.
+    /// Errors because of lack of space, which are part of `errors`.
     pub no_space: u64,
-    /// Reads that returned what the sector cannot hold.
+    /// Reads that returned impossible content.
     pub wrong: Vec<String>,
     /// The connection ended before the load did.
     pub cut: bool,
 }
 
 impl Outcome {
-    /// Adds another's.
+    /// Adds the counts of another load.
     pub fn add(&mut self, other: Outcome) {
         self.answered += other.answered;
         self.errors += other.errors;
@@ -62,7 +62,7 @@ impl Outcome {
     }
 }
 
-enum Asked {
+enum SentRequest {
     Change(Pending, bool),
     Read(Pending),
     Flush(u64),
@@ -72,14 +72,14 @@ enum Asked {
 pub struct Disk {
     /// The versions of its sectors.
     pub story: Mutex<Story>,
-    /// They are to stop.
+    /// Set to stop the writers.
     pub stop: AtomicBool,
     /// Requests that were answered.
     pub answered: AtomicU64,
 }
 
 impl Disk {
-    /// Nothing has happened yet.
+    /// Creates a disk without any requests so far.
     pub fn new(story: Story) -> Disk {
         Disk { story: Mutex::new(story), stop: AtomicBool::new(false), answered: AtomicU64::new(0) }
     }
@@ -90,10 +90,10 @@ impl Disk {
     }
 }
 
-/// Sends `count` requests, or until told to stop or cut off.
+/// Sends `count` requests; ends early when `stop` is set or the connection is lost.
 pub fn drive(disk: &Disk, peer: &mut Peer, rng: &mut Rng, count: u64, mix: Mix) -> Outcome {
     let mut outcome = Outcome::default();
-    let mut flying: HashMap<u64, Asked> = HashMap::new();
+    let mut flying: HashMap<u64, SentRequest> = HashMap::new();
     let mut sent = 0;
     while (sent < count && !disk.stop.load(Relaxed)) || !flying.is_empty() {
         let may_send = sent < count && !disk.stop.load(Relaxed);
@@ -128,12 +128,17 @@ pub fn drive(disk: &Disk, peer: &mut Peer, rng: &mut Rng, count: u64, mix: Mix) 
     outcome
 }
 
-fn send_one(disk: &Disk, peer: &mut Peer, rng: &mut Rng, mix: Mix) -> std::io::Result<Option<(u64, Asked)>> {
+fn send_one(
+    disk: &Disk,
+    peer: &mut Peer,
+    rng: &mut Rng,
+    mix: Mix,
+) -> std::io::Result<Option<(u64, SentRequest)>> {
     let draw = rng.below(1000) as u32;
     if draw < mix.flush {
         let begun = disk.story().flush_begin();
         let cookie = peer.try_send(Request::new(Command::Flush, 0, 0, 0), &[])?;
-        return Ok(Some((cookie, Asked::Flush(begun))));
+        return Ok(Some((cookie, SentRequest::Flush(begun))));
     }
     let draw = draw - mix.flush;
     let mut story = disk.story();
@@ -142,34 +147,35 @@ fn send_one(disk: &Disk, peer: &mut Peer, rng: &mut Rng, mix: Mix) -> std::io::R
     let (offset, len) = (sector * 512, count * 512);
     let can = peer.session.flags;
     let fua = rng.chance(mix.fua);
-    let flags = CommandFlags::NONE.with_if(fua, CommandFlags::FUA);
+    let flags = CommandFlags::empty().with_if(fua, CommandFlags::FUA);
     let (request, payload, asked) = if draw < mix.read {
-        (Request::new(Command::Read, 0, offset, len), Vec::new(), Asked::Read(pending))
-    } else if draw < mix.read + mix.trim && can.has(TransmissionFlags::SEND_TRIM) {
+        (Request::new(Command::Read, 0, offset, len), Vec::new(), SentRequest::Read(pending))
+    } else if draw < mix.read + mix.trim && can.contains(TransmissionFlags::SEND_TRIM) {
         story.submit(pending, Content::Discarded, fua);
         (
             Request::new(Command::Trim, 0, offset, len).with_flags(flags),
             Vec::new(),
-            Asked::Change(pending, fua),
+            SentRequest::Change(pending, fua),
         )
-    } else if draw < mix.read + mix.trim + mix.zero && can.has(TransmissionFlags::SEND_WRITE_ZEROES) {
+    } else if draw < mix.read + mix.trim + mix.zero && can.contains(TransmissionFlags::SEND_WRITE_ZEROES) {
         story.submit(pending, Content::Version(0), fua);
         let flags = flags.with_if(rng.chance(400), CommandFlags::NO_HOLE);
         let request = Request::new(Command::WriteZeroes, 0, offset, len).with_flags(flags);
-        (request, Vec::new(), Asked::Change(pending, fua))
+        (request, Vec::new(), SentRequest::Change(pending, fua))
     } else {
         let version = story.version();
         story.submit(pending, Content::Version(version), fua);
         let payload =
             (sector..sector + count).flat_map(|sector| stamp(story.disk, sector, version)).collect();
-        (Request::write(0, offset, len).with_flags(flags), payload, Asked::Change(pending, fua))
+        (Request::write(0, offset, len).with_flags(flags), payload, SentRequest::Change(pending, fua))
     };
     drop(story);
     let cookie = peer.try_send(request, &payload)?;
     Ok(Some((cookie, asked)))
 }
 
-/// A place and a length: whole pages, single sectors, and whatever comes, often in the same places.
+/// Draws an offset and a length: whole pages, single sectors, and arbitrary ranges, often at the same
+/// offsets.
 fn place(rng: &mut Rng, sectors: u64, max: u64) -> (u64, u64) {
     let max = max.min(sectors);
     let count = match rng.below(4) {
@@ -184,14 +190,14 @@ fn place(rng: &mut Rng, sectors: u64, max: u64) -> (u64, u64) {
     (at, count)
 }
 
-fn end_one(disk: &Disk, asked: &Asked, error: Option<NbdError>, data: &[u8], outcome: &mut Outcome) {
+fn end_one(disk: &Disk, asked: &SentRequest, error: Option<NbdError>, data: &[u8], outcome: &mut Outcome) {
     let mut story = disk.story();
     let is_sync = match asked {
-        Asked::Change(pending, fua) => {
+        SentRequest::Change(pending, fua) => {
             story.end(*pending, true, error.is_none());
             *fua
         }
-        Asked::Read(pending) => {
+        SentRequest::Read(pending) => {
             if error.is_none() {
                 let at = story.now() + 1;
                 let complaints = story.check(pending.sector, data, at, Promise::Acknowledged);
@@ -200,7 +206,7 @@ fn end_one(disk: &Disk, asked: &Asked, error: Option<NbdError>, data: &[u8], out
             story.end(*pending, false, error.is_none());
             false
         }
-        Asked::Flush(begun) => {
+        SentRequest::Flush(begun) => {
             if error.is_none() {
                 story.flushed(*begun);
             }

@@ -1,7 +1,7 @@
-//! The project's own attack: `./x soak attack [PART] [OPTIONS]`, and a short form of it among the tests.
+//! Attacks on the optimised binary: `./x soak attack [PART] [OPTIONS]`, and a short form among the tests.
 //!
-//! Each part draws everything from seeds that it prints, counts what it did, and ends with one line of figures. Each has a
-//! canary: a fault put in on purpose that it must find.
+//! Each part draws everything from seeds that it prints, counts its work, and ends with one line of figures.
+//! Each has a canary: a seeded fault that it must find.
 
 pub mod clock;
 pub mod cuts;
@@ -26,13 +26,13 @@ use std::fmt;
 pub struct Tally {
     /// Figures, in the order in which they are printed.
     pub figures: Vec<(&'static str, u64)>,
-    /// Findings, each with what replays it.
+    /// Findings, each with the command that replays it.
     pub findings: Vec<String>,
-    /// Findings that were counted but not kept.
+    /// Number of findings that were counted but not kept.
     pub more: u64,
 }
 
-/// Findings that are kept with their words.
+/// Most findings that are kept with their text.
 const KEPT: usize = 40;
 
 impl Tally {
@@ -44,12 +44,12 @@ impl Tally {
         }
     }
 
-    /// A figure.
+    /// Returns a figure.
     pub fn figure(&self, name: &str) -> u64 {
         self.figures.iter().find(|(figure, _)| *figure == name).map_or(0, |(_, figure)| *figure)
     }
 
-    /// Something that should not be: counted under its kind and told at once.
+    /// Reports a finding: counts it by its kind and prints it at once.
     pub fn find(&mut self, kind: &'static str, what: String) {
         self.count(kind, 1);
         if self.findings.len() < KEPT {
@@ -60,7 +60,7 @@ impl Tally {
         }
     }
 
-    /// Adds another's figures and findings, which were told before.
+    /// Adds the figures and findings of another tally, which were printed before.
     pub fn add(&mut self, other: Tally) {
         for (name, figure) in other.figures {
             self.count(name, figure);
@@ -69,7 +69,7 @@ impl Tally {
         self.findings.extend(other.findings);
     }
 
-    /// Whether nothing was found.
+    /// Returns whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty() && self.more == 0
     }
@@ -84,7 +84,8 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Runs what may panic because a server broke the protocol or went away: that is a finding, not the end of the run.
+/// Runs work that may panic because a server broke the protocol or closed the connection: that is a finding,
+/// not the end of the run.
 ///
 /// # Errors
 /// The error that `work` returned, or the message of its panic.
@@ -105,13 +106,13 @@ pub enum Part {
     Cuts,
     /// Calls that fail.
     Faults,
-    /// Hostile clients.
+    /// Misbehaving clients.
     Clients,
-    /// Hostile servers.
+    /// Misbehaving servers.
     Servers,
-    /// Sessions that were changed.
+    /// Changed sessions.
     Sessions,
-    /// Files that were changed.
+    /// Changed files.
     Images,
 }
 
@@ -120,7 +121,7 @@ impl Part {
     pub const ALL: [Part; 7] =
         [Part::Kills, Part::Cuts, Part::Faults, Part::Clients, Part::Servers, Part::Sessions, Part::Images];
 
-    /// Its name on the command line.
+    /// Returns the part's name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Part::Kills => "kills",
@@ -133,17 +134,17 @@ impl Part {
         }
     }
 
-    /// The one with that name.
+    /// Returns the part with a name.
     pub fn named(name: &str) -> Option<Part> {
         Part::ALL.into_iter().find(|part| part.name() == name)
     }
 
-    /// All names, for a message.
+    /// Returns all names, for a message.
     pub fn names() -> String {
         Part::ALL.map(Part::name).join(", ")
     }
 
-    /// How many units of work a full run does.
+    /// Returns the number of units of work of a full run.
     pub fn count(self) -> u64 {
         match self {
             Part::Kills => 2000,
@@ -155,7 +156,7 @@ impl Part {
         }
     }
 
-    /// How many find the canary.
+    /// Returns the number of units of work of a run with the canary.
     pub fn canary_count(self) -> u64 {
         match self {
             Part::Kills => 100,
@@ -167,7 +168,7 @@ impl Part {
         }
     }
 
-    /// Runs it.
+    /// Runs the part.
     pub fn run(self, options: &options::Options) -> Tally {
         match self {
             Part::Kills => kills::run(options),

@@ -1,4 +1,4 @@
-//! What a run of a part is asked for: `--seed=N --count=N --seconds=N --workers=N --store=NAME,… --canary`.
+//! Options of a run of a part: `--seed=N --count=N --seconds=N --workers=N --store=NAME,… --canary`.
 
 use super::stores::Store;
 use std::hash::{BuildHasher, RandomState};
@@ -11,15 +11,15 @@ pub struct Options {
     pub seed: u64,
     /// Units of work: kills, crash states, sessions.
     pub count: u64,
-    /// When the run ends, if its work is not done before.
+    /// Time at which the run ends, even if its work is not done.
     pub until: Option<Instant>,
-    /// How many at a time.
+    /// Number of units of work at a time.
     pub workers: usize,
     /// Only these stores; empty: all.
     pub only: Vec<Store>,
-    /// With a fault on purpose, which must be found.
+    /// Whether the canary is active, a seeded fault that must be found.
     pub canary: bool,
-    /// Crash states of one recording.
+    /// Number of crash states of one recording.
     pub each: u64,
 }
 
@@ -28,7 +28,7 @@ pub const USAGE: &str = "usage: ./x soak attack [PART...] [--seed=N] [--count=N]
 [--store=NAME,…] [--canary]";
 
 impl Options {
-    /// For a number of units, with a fresh seed that is short enough to be typed.
+    /// Creates options for a number of units, with a fresh seed that is short enough to be typed.
     pub fn new(count: u64) -> Options {
         let seed = RandomState::new().hash_one(0) % 1_000_000_000;
         Options { seed, count, until: None, workers: 2, only: Vec::new(), canary: false, each: 96 }
@@ -40,16 +40,16 @@ impl Options {
         Options { count, ..self.clone() }
     }
 
-    /// Returns the options with so many crash states of one recording.
+    /// Returns the options with this number of crash states of one recording.
     #[must_use]
     pub fn each(&self, each: u64) -> Options {
         Options { each, ..self.clone() }
     }
 
-    /// Takes one option of a command line.
+    /// Parses one option of a command line.
     ///
     /// # Errors
-    /// The word is no option, or its value is none.
+    /// The option is unknown, or its value is invalid.
     pub fn take(&mut self, word: &str) -> Result<(), String> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         let number = || value.parse::<u64>().map_err(|_| format!("{word}: a number is needed; {USAGE}"));
@@ -73,12 +73,12 @@ impl Options {
         Ok(())
     }
 
-    /// Whether the time is up.
+    /// Returns whether the time is up.
     pub fn is_over(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// The stores that are wanted and can be had here.
+    /// Returns the selected stores whose tools are installed.
     pub fn stores(&self) -> Vec<Store> {
         let wanted = |store: &Store| {
             (self.only.is_empty() || self.only.contains(store))
@@ -87,7 +87,7 @@ impl Options {
         Store::ALL.into_iter().filter(wanted).collect()
     }
 
-    /// A folder for what this run makes: in memory where that can be.
+    /// Creates a folder for the files of this run, in memory if possible.
     pub fn scratch(&self) -> std::io::Result<tempfile::TempDir> {
         // Paths of sockets have at most 107 bytes.
         let shm = std::path::Path::new("/dev/shm");

@@ -1,9 +1,10 @@
-//! A file system in memory, by FUSE, that records what is done to its files and fails what it is told to fail.
+//! A file system in memory, by FUSE, that records all changes to its files and injects faults.
 //!
-//! One folder of regular files. Every write, fallocate, truncate and sync is recorded with its data and with the ticks of
-//! a [`Clock`] at which it arrived and at which it was answered; [`Recording::crash`] turns the records into what a disk
-//! may hold after a power cut. Calls of one process run at the same time (several threads), and some are delayed, so that a
-//! sync that is sent before a write was answered does not cover that write here either.
+//! It has one folder of regular files. Every write, fallocate, truncate and sync is recorded with its data
+//! and with the ticks of a [`Clock`] at which it arrived and was answered; [`Recording::crash`] turns the
+//! records into a possible content of a disk after a power cut. Calls of one process run at the same time
+//! (several threads), and some are delayed, so a sync that is sent before a write was answered does not cover
+//! that write here either.
 //!
 //! Names are durable at once: creating, renaming and removing a file is not part of a crash state.
 
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How long the kernel may keep names and attributes. Nobody but the kernel changes them.
+/// How long the kernel may cache names and attributes. Only the kernel changes them.
 const KEPT: Duration = Duration::from_secs(60);
 /// Threads that answer the kernel.
 const THREADS: usize = 4;
@@ -30,17 +31,17 @@ const THREADS: usize = 4;
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
-/// Of `open` and of `RWF_DSYNC`.
+/// Flag of `open` and of `RWF_DSYNC` writes.
 const O_DSYNC: i32 = 0o10000;
 /// Sectors are written whole or not at all.
 pub const SECTOR: u64 = 512;
 
 /// A change to a file, or a sync of it.
 #[derive(Clone, Debug)]
-pub enum Deed {
+pub enum Change {
     /// Data written at an offset.
     Write(u64, Vec<u8>),
-    /// Zeroes at an offset for a length; the file may grow by them.
+    /// Zeroes at an offset for a length; true: they may extend the file.
     Zero(u64, u64, bool),
     /// A new size.
     Size(u64),
@@ -48,33 +49,33 @@ pub enum Deed {
     Sync,
 }
 
-/// A deed, and when it was done.
+/// A change, and its times.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// Which file.
+    /// Number of the file.
     pub file: u64,
-    /// When it arrived.
+    /// Tick at which it arrived.
     pub begin: u64,
-    /// When it was answered.
+    /// Tick at which it was answered.
     pub end: u64,
     /// The change.
-    pub deed: Deed,
-    /// A sync that failed has lost it: no later sync makes it durable.
+    pub change: Change,
+    /// A failed sync has lost it: no later sync makes it durable.
     pub lost: bool,
     /// The data was written with `O_DSYNC`: durable by itself once it is answered.
     pub synced: bool,
 }
 
-/// The changes to all files from a moment on.
+/// The changes to all files since the start of the recording.
 #[derive(Clone, Default)]
 pub struct Recording {
-    /// Files by number: name and content when the recording began.
+    /// Files by number: name and content at the start of the recording.
     pub base: BTreeMap<u64, (OsString, Vec<u8>)>,
     /// Changes and syncs in the order in which they were answered.
     pub records: Vec<Record>,
 }
 
-/// How a crash chooses among what was not durable.
+/// How a crash selects among the changes that were not durable.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     Nothing,
@@ -88,14 +89,15 @@ enum Choice {
 impl Recording {
     /// The ticks just before each sync was sent and just after it was answered.
     pub fn sync_boundaries(&self) -> Vec<u64> {
-        let syncs = self.records.iter().filter(|record| matches!(record.deed, Deed::Sync));
+        let syncs = self.records.iter().filter(|record| matches!(record.change, Change::Sync));
         syncs.flat_map(|sync| [sync.begin, sync.end + 1]).collect()
     }
 
-    /// Returns files as a disk may hold them if the power goes at that tick.
+    /// Returns the files as a disk may contain them if the power fails at that tick.
     pub fn crash(&self, at: u64, rng: &mut Rng) -> BTreeMap<OsString, Vec<u8>> {
         let mut durable_until: BTreeMap<u64, u64> = BTreeMap::new();
-        for sync in self.records.iter().filter(|record| matches!(record.deed, Deed::Sync) && record.end < at)
+        for sync in
+            self.records.iter().filter(|record| matches!(record.change, Change::Sync) && record.end < at)
         {
             let until = durable_until.entry(sync.file).or_default();
             *until = (*until).max(sync.begin);
@@ -106,7 +108,8 @@ impl Recording {
         };
         let mut open: u64 = 0;
         for record in &self.records {
-            open += u64::from(record.begin < at && !is_durable(record) && !matches!(record.deed, Deed::Sync));
+            open +=
+                u64::from(record.begin < at && !is_durable(record) && !matches!(record.change, Change::Sync));
         }
         let choice = match rng.below(8) {
             0 => Choice::Nothing,
@@ -121,23 +124,23 @@ impl Recording {
         let mut files = self.base.clone();
         let mut number = 0;
         for record in self.records.iter().filter(|record| record.begin < at) {
-            if matches!(record.deed, Deed::Sync) {
+            if matches!(record.change, Change::Sync) {
                 continue;
             }
             let Some((_, content)) = files.get_mut(&record.file) else { continue };
             if is_durable(record) {
-                apply(content, &record.deed, |_| true);
+                apply(content, &record.change, |_| true);
                 continue;
             }
             match choice {
                 Choice::Nothing => {}
-                Choice::All => apply(content, &record.deed, |_| true),
-                Choice::Records(permille) if rng.chance(permille) => apply(content, &record.deed, |_| true),
+                Choice::All => apply(content, &record.change, |_| true),
+                Choice::Records(permille) if rng.chance(permille) => apply(content, &record.change, |_| true),
                 Choice::Records(_) => {}
-                Choice::Sectors(permille) => apply(content, &record.deed, |_| rng.chance(permille)),
-                Choice::AllBut(one) if number == one => apply(content, &record.deed, |_| rng.chance(500)),
-                Choice::AllBut(_) => apply(content, &record.deed, |_| true),
-                Choice::Only(one) if number == one => apply(content, &record.deed, |_| true),
+                Choice::Sectors(permille) => apply(content, &record.change, |_| rng.chance(permille)),
+                Choice::AllBut(one) if number == one => apply(content, &record.change, |_| rng.chance(500)),
+                Choice::AllBut(_) => apply(content, &record.change, |_| true),
+                Choice::Only(one) if number == one => apply(content, &record.change, |_| true),
                 Choice::Only(_) => {}
             }
             number += 1;
@@ -146,21 +149,21 @@ impl Recording {
     }
 }
 
-/// Does a deed to a content, only in the sectors that `keep` names by their number.
-fn apply(content: &mut Vec<u8>, deed: &Deed, mut keep: impl FnMut(u64) -> bool) {
-    let (from, to) = match deed {
-        Deed::Write(offset, data) => (*offset, offset + data.len() as u64),
-        Deed::Zero(offset, len, grows) => {
+/// Applies a change to a content, only in the sectors that `keep` accepts by their number.
+fn apply(content: &mut Vec<u8>, change: &Change, mut keep: impl FnMut(u64) -> bool) {
+    let (from, to) = match change {
+        Change::Write(offset, data) => (*offset, offset + data.len() as u64),
+        Change::Zero(offset, len, grows) => {
             let end = offset + len;
             (*offset, if *grows { end } else { end.min(content.len() as u64) })
         }
-        Deed::Size(size) => {
+        Change::Size(size) => {
             if keep(size / SECTOR) {
                 content.resize(*size as usize, 0);
             }
             return;
         }
-        Deed::Sync => return,
+        Change::Sync => return,
     };
     let mut at = from;
     while at < to {
@@ -170,8 +173,8 @@ fn apply(content: &mut Vec<u8>, deed: &Deed, mut keep: impl FnMut(u64) -> bool) 
                 content.resize(end as usize, 0);
             }
             let place = &mut content[at as usize..end as usize];
-            match deed {
-                Deed::Write(offset, data) => {
+            match change {
+                Change::Write(offset, data) => {
                     place.copy_from_slice(&data[(at - offset) as usize..(end - offset) as usize]);
                 }
                 _ => place.fill(0),
@@ -188,36 +191,36 @@ struct State {
     next: u64,
     recording: Recording,
     faults: Faults,
-    /// Of each so many calls one is delayed; 0: none.
+    /// One call of so many is delayed; 0: none.
     delay_one_in: u64,
-    /// Reads and writes go past the page cache of the kernel.
+    /// Reads and writes bypass the kernel's page cache.
     uncached: bool,
-    /// A canary: of each so many syncs one is acknowledged and not done.
+    /// A canary: one sync of so many is acknowledged but not executed.
     drop_one_sync_in: u64,
     syncs: u64,
     /// Chooses the calls to delay.
     draws: fastrand::Rng,
-    /// Open file descriptions, by their numbers: which file, and how many of its losses each was told of.
+    /// Open file descriptions, by their numbers: the file, and how many of its losses were reported to each.
     handles: BTreeMap<u64, (u64, usize)>,
     /// The errno of each sync that failed, by file.
     losses: BTreeMap<u64, Vec<i32>>,
 }
 
 impl State {
-    /// A new open file description. It is not told of what was lost before.
+    /// Opens a file description. Earlier losses are not reported to it.
     fn open(&mut self, file: u64) -> FileHandle {
-        let told = self.losses.get(&file).map_or(0, Vec::len);
+        let received = self.losses.get(&file).map_or(0, Vec::len);
         let number = self.handles.last_key_value().map_or(1, |(last, _)| last + 1);
-        self.handles.insert(number, (file, told));
+        self.handles.insert(number, (file, received));
         FileHandle(number)
     }
 
-    /// The loss that an open file description is to be told of next.
+    /// Returns the next loss to report to an open file description.
     fn next_loss(&mut self, handle: FileHandle) -> Option<i32> {
-        let (file, told) = self.handles.get_mut(&handle.0)?;
+        let (file, received) = self.handles.get_mut(&handle.0)?;
         let losses = self.losses.get(file)?;
-        let errno = *losses.last().filter(|_| losses.len() > *told)?;
-        *told = losses.len();
+        let errno = *losses.last().filter(|_| losses.len() > *received)?;
+        *received = losses.len();
         Some(errno)
     }
 }
@@ -227,7 +230,7 @@ struct Folder {
     clock: Clock,
 }
 
-/// A mounted one.
+/// A mounted file system.
 pub struct Recorder {
     state: Arc<Mutex<State>>,
     session: Mutex<Option<BackgroundSession>>,
@@ -235,7 +238,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Mounts an empty one.
+    /// Mounts an empty file system.
     ///
     /// # Errors
     /// The kernel or the user's rights do not allow it.
@@ -254,12 +257,12 @@ impl Recorder {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Where it is mounted.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.at
     }
 
-    /// Declares all that it holds to be durable, and records from now on.
+    /// Declares all of its content to be durable, and records from now on.
     pub fn begin(&self) {
         let mut state = self.state();
         let state = &mut *state;
@@ -267,7 +270,7 @@ impl Recorder {
         state.recording = Recording { base: named.collect(), records: Vec::new() };
     }
 
-    /// Returns the recording, with the names that files have now.
+    /// Returns the recording, with the present names of the files.
     pub fn recording(&self) -> Recording {
         let state = self.state();
         let mut recording = state.recording.clone();
@@ -278,20 +281,20 @@ impl Recorder {
         recording
     }
 
-    /// Returns the content of its files now.
+    /// Returns the present content of its files.
     pub fn contents(&self) -> BTreeMap<OsString, Vec<u8>> {
         let state = self.state();
         state.names.iter().map(|(name, file)| (name.clone(), state.files[file].clone())).collect()
     }
 
-    /// Fails calls by that plan from now on, counting from the next call.
+    /// Injects the plan's faults from now on, counting from the next call.
     pub fn set_faults(&self, faults: Faults) {
         self.state().faults = faults;
     }
 
-    /// Unmounts the file system; the folder it was mounted on is empty then. Its recording and contents stay.
+    /// Unmounts the file system; the folder below is empty. Recording and contents stay.
     pub fn unmount(&self) {
-        // A call that hangs must not keep the mount.
+        // A hanging call must not keep the mount.
         self.state().faults.count = 0;
         let session = self.session.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(session) = session
@@ -301,27 +304,27 @@ impl Recorder {
         }
     }
 
-    /// Fails nothing from now on; what was touched stays known.
+    /// Injects no faults from now on; the list of earlier ones stays.
     pub fn pause_faults(&self) {
         self.state().faults.count = 0;
     }
 
-    /// Returns the plan with the calls that were counted and touched so far.
+    /// Returns the plan with the calls that were counted and that had the fault so far.
     pub fn faults(&self) -> Faults {
         self.state().faults.clone()
     }
 
-    /// Delays one call in so many; 0: none.
+    /// Delays one call of so many; 0: none.
     pub fn set_delay(&self, one_in: u64) {
         self.state().delay_one_in = one_in;
     }
 
-    /// Has the kernel cache nothing of files that are opened from now on.
+    /// Tells the kernel to cache nothing of files that are opened from now on.
     pub fn set_uncached(&self, uncached: bool) {
         self.state().uncached = uncached;
     }
 
-    /// A canary: one sync in so many is answered and not done.
+    /// Activates a canary: one sync of so many is answered but not executed.
     pub fn set_dropped_syncs(&self, one_in: u64) {
         self.state().drop_one_sync_in = one_in;
     }
@@ -338,7 +341,7 @@ impl Folder {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Counts a call that arrives now and returns its outcome, after the delay that the plan has for it.
+    /// Counts an arriving call and returns its outcome, after the plan's delay.
     fn judge(&self, call: Call) -> (u64, Verdict) {
         let (begin, verdict, wait) = {
             let mut state = self.state();
@@ -356,13 +359,13 @@ impl Folder {
         (begin, verdict)
     }
 
-    /// Does a deed and records it.
-    fn perform(&self, file: u64, begin: u64, deed: Deed, synced: bool) -> Result<(), Errno> {
+    /// Applies a change and records it.
+    fn perform(&self, file: u64, begin: u64, change: Change, synced: bool) -> Result<(), Errno> {
         let mut state = self.state();
         let content = state.files.get_mut(&file).ok_or(Errno::ENOENT)?;
-        apply(content, &deed, |_| true);
+        apply(content, &change, |_| true);
         let end = self.clock.tick();
-        state.recording.records.push(Record { file, begin, end, deed, lost: false, synced });
+        state.recording.records.push(Record { file, begin, end, change, lost: false, synced });
         Ok(())
     }
 
@@ -430,7 +433,7 @@ impl Filesystem for Folder {
             if let Verdict::Fail(errno) = verdict {
                 return reply.error(Errno::from_i32(errno));
             }
-            if let Err(errno) = self.perform(ino.into(), begin, Deed::Size(size), false) {
+            if let Err(errno) = self.perform(ino.into(), begin, Change::Size(size), false) {
                 return reply.error(errno);
             }
         }
@@ -511,18 +514,18 @@ impl Filesystem for Folder {
         reply: ReplyWrite,
     ) {
         let (begin, verdict) = self.judge(Call::Write);
-        // What goes past the page cache brings its own sync; for the rest the kernel sends one after the write.
+        // Direct writes carry their own sync; after others the kernel sends one.
         let synced = flags.0 & O_DSYNC != 0;
         let len = match verdict {
             Verdict::Fail(errno) => return reply.error(Errno::from_i32(errno)),
-            // Of a write that is not cached the kernel reports how much was written; of others that it failed.
+            // For an uncached write the kernel reports the written length; for others an error.
             Verdict::Short if self.state().uncached && data.len() > 512 => {
                 (data.len() / 2).next_multiple_of(512)
             }
             _ => data.len(),
         };
         let len = len.min(data.len());
-        match self.perform(ino.into(), begin, Deed::Write(offset, data[..len].to_vec()), synced) {
+        match self.perform(ino.into(), begin, Change::Write(offset, data[..len].to_vec()), synced) {
             Ok(()) => reply.written(len as u32),
             Err(errno) => reply.error(errno),
         }
@@ -543,23 +546,23 @@ impl Filesystem for Folder {
             return reply.error(Errno::from_i32(errno));
         }
         let grows = mode & KEEP_SIZE == 0;
-        let deed = if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
-            Deed::Zero(offset, length, grows)
+        let change = if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 {
+            Change::Zero(offset, length, grows)
         } else {
             let size = self.state().files.get(&u64::from(ino)).map_or(0, Vec::len) as u64;
             if !grows || offset + length <= size {
                 return reply.ok();
             }
-            Deed::Size(offset + length)
+            Change::Size(offset + length)
         };
-        match self.perform(ino.into(), begin, deed, false) {
+        match self.perform(ino.into(), begin, change, false) {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(errno),
         }
     }
 
-    /// A sync that fails loses what was dirty, as on Linux: each open file description is told of it once, and
-    /// the syncs after that succeed.
+    /// A failed sync loses the dirty data, as on Linux: it is reported once to each open file description,
+    /// and later syncs succeed.
     fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
         let (begin, verdict) = self.judge(Call::Sync);
         let file = ino.into();
@@ -569,10 +572,10 @@ impl Filesystem for Folder {
             let _ = state.next_loss(fh);
             let records = &mut state.recording.records;
             let durable =
-                records.iter().filter(|record| record.file == file && matches!(record.deed, Deed::Sync));
+                records.iter().filter(|record| record.file == file && matches!(record.change, Change::Sync));
             let until = durable.map(|sync| sync.begin).max().unwrap_or(0);
             for record in records.iter_mut().filter(|record| record.file == file && record.end >= until) {
-                record.lost |= !matches!(record.deed, Deed::Sync);
+                record.lost |= !matches!(record.change, Change::Sync);
             }
             return reply.error(Errno::from_i32(errno));
         }
@@ -584,7 +587,7 @@ impl Filesystem for Folder {
         if dropped {
             return reply.ok();
         }
-        let done = self.perform(file, begin, Deed::Sync, false);
+        let done = self.perform(file, begin, Change::Sync, false);
         let lost = self.state().next_loss(fh).map(Errno::from_i32);
         match done.err().or(lost) {
             None => reply.ok(),

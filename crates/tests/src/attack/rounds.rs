@@ -1,4 +1,4 @@
-//! Spreads work over threads. Each piece of it has a seed of its own, and a command line that repeats it.
+//! Distribution of work over threads. Each round has a seed of its own, and a command line that repeats it.
 
 use super::options::Options;
 use super::stores::Store;
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 /// Time between lines of progress.
 const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// A piece of work on one store.
+/// A unit of work on one store.
 pub struct Round<'a> {
     /// The options of the run.
     pub options: &'a Options,
     /// The store.
     pub store: Store,
-    /// Decides everything about this round.
+    /// The seed that determines everything in this round.
     pub seed: u64,
-    /// Kills, states or calls of this round.
+    /// Number of kills, states or calls of this round.
     pub count: u64,
     /// The arguments that repeat it.
     pub replay: String,
 }
 
-/// Does `units` pieces of work on so many threads, until the time is up, and adds what they came to. `figures` are printed
-/// even when they are 0.
+/// Runs `units` units of work on the given number of threads, until the time is up, and adds their results.
+/// `figures` are printed even if they are 0.
 pub fn spread(
     options: &Options,
     threads: usize,
@@ -62,7 +62,7 @@ pub fn spread(
     total.into_inner().unwrap_or_else(PoisonError::into_inner).0
 }
 
-/// Does `options.count` kills, states or calls in rounds of `each`, on one store after the other.
+/// Runs `options.count` kills, states or calls in rounds of `each`, alternating between the stores.
 pub fn over_stores(
     part: &str,
     options: &Options,

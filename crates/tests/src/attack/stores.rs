@@ -1,4 +1,4 @@
-//! Everything that stores blocks: how to make it in a folder, and how to serve it.
+//! All kinds of stores: how to create one in a folder, and how to serve it.
 
 use super::clock::Clock;
 use super::load::Disk;
@@ -10,9 +10,9 @@ use std::process::Command;
 /// A kind of store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Store {
-    /// A file, through the page cache.
+    /// A file through the page cache.
     Raw,
-    /// A file, past it.
+    /// A file with direct I/O.
     Direct,
     /// An overlay over a file.
     Overlay,
@@ -63,12 +63,12 @@ impl Store {
         }
     }
 
-    /// The one with that name.
+    /// Returns the kind with a name.
     pub fn named(name: &str) -> Option<Store> {
         Store::ALL.into_iter().find(|store| store.name() == name)
     }
 
-    /// The promise for data of a server that is killed. Tables of a qcow2 image are in memory until one.
+    /// Returns the data that survives a killed server. Tables of a qcow2 image are in memory until a flush.
     pub fn kept_by_kill(self) -> Promise {
         match self {
             Store::Qcow2 | Store::Backed => Promise::Flushed,
@@ -76,7 +76,7 @@ impl Store {
         }
     }
 
-    /// The program that has to be installed for it.
+    /// Returns the program that it requires.
     pub fn tool(self) -> Option<&'static str> {
         matches!(self, Store::Qcow2 | Store::Backed).then_some("qemu-img")
     }
@@ -85,11 +85,11 @@ impl Store {
 /// A device of a setup.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Its name, before which the setup's prefix stands.
+    /// Its name, after the setup's prefix.
     pub name: &'static str,
     /// The number of the disk in its stamps.
     pub disk: u64,
-    /// The versions that its sectors have at first.
+    /// Initial versions of its sectors.
     pub versions: Vec<u64>,
 }
 
@@ -102,15 +102,15 @@ impl Device {
 /// A store with its parameters.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Its kind.
+    /// The kind of store.
     pub store: Store,
-    /// Its devices.
+    /// The setup's devices.
     pub devices: Vec<Device>,
-    /// Devices of a topology, with `{dir}` and `{p}` where the folder and a prefix belong.
+    /// Devices of a topology, with `{dir}` and `{p}` in place of the folder and a prefix.
     text: String,
     /// Images that `qemu-img check` can check.
     pub images: Vec<&'static str>,
-    /// Its parameters, for messages.
+    /// The setup's parameters, for messages.
     pub about: String,
     /// Whether it is served without io_uring.
     pub epoll: bool,
@@ -120,7 +120,7 @@ pub struct Setup {
 const SECTORS: u64 = 2048;
 
 impl Setup {
-    /// Draws the parameters of a store.
+    /// Draws the parameters of a setup.
     pub fn draw(store: Store, rng: &mut Rng) -> Setup {
         let mut setup = Setup {
             store,
@@ -194,16 +194,16 @@ impl Setup {
         self.devices.push(Device { name, disk, versions });
     }
 
-    /// Returns its devices with their initial versions.
+    /// Returns the devices as disks with their initial versions.
     pub fn disks(&self, clock: &Clock) -> Vec<Disk> {
         let devices = self.devices.iter().zip(0..);
         devices.map(|(device, number)| Disk::new(device.story(clock.clone()).numbered(number))).collect()
     }
 
-    /// Makes its files.
+    /// Creates the setup's files.
     ///
     /// # Errors
-    /// They cannot be made.
+    /// A file cannot be created.
     pub fn prepare(&self, dir: &Path) -> std::io::Result<()> {
         for device in &self.devices {
             let content = Story::initial(device.disk, device.versions.iter().copied());
@@ -229,7 +229,8 @@ impl Setup {
     }
 
     fn image(&self, dir: &Path, content: &[u8]) -> std::io::Result<()> {
-        // Made where there is a page cache, then copied: what qemu-img does to a file is not what is looked at.
+        // Created on a file system with a page cache, then copied, so that calls of qemu-img are not
+        // recorded.
         let scratch = tempfile::tempdir()?;
         let (raw, image) = (scratch.path().join("base"), scratch.path().join("disk.qcow2"));
         std::fs::write(&raw, content)?;
@@ -255,12 +256,12 @@ impl Setup {
         if self.epoll { "ring = \"epoll\"\n" } else { "" }
     }
 
-    /// A topology of it alone.
+    /// Returns a topology with this setup alone.
     pub fn alone(&self, dir: &Path, socket: &Path) -> String {
         self.head().to_owned() + &self.topology(dir, "", socket)
     }
 
-    /// Its part of a topology: for a folder, with a prefix of names, and exports on a socket.
+    /// Returns the setup's part of a topology: for a folder, with a prefix of names, and exports on a socket.
     pub fn topology(&self, dir: &Path, prefix: &str, socket: &Path) -> String {
         self.text
             .replace("{dir}", &dir.to_string_lossy())
@@ -268,7 +269,7 @@ impl Setup {
             .replace("{sock}", &socket.to_string_lossy())
     }
 
-    /// Runs `qemu-img check` on its images in a folder; returns errors, leaks aside.
+    /// Runs `qemu-img check` on the images in a folder; returns its errors, without leaks.
     pub fn check_images(&self, dir: &Path) -> Option<String> {
         for image in &self.images {
             let path: PathBuf = dir.join(image);
@@ -276,7 +277,7 @@ impl Setup {
             else {
                 continue;
             };
-            // 3: clusters that nothing refers to.
+            // Status 3: leaked clusters.
             if !matches!(output.status.code(), Some(0 | 3)) {
                 let text = String::from_utf8_lossy(&output.stdout).into_owned();
                 let errors = String::from_utf8_lossy(&output.stderr);

@@ -1,10 +1,12 @@
-//! What a writer knows: of each sector every version that was submitted, which of them were acknowledged, and which a
-//! flush or FUA has made durable. Nothing else may ever be read.
+//! The writer's record of a disk: for each sector every submitted version, which of them were acknowledged,
+//! and which a flush or FUA has made durable. A read must return one of these.
 //!
-//! Each written sector says which it is: a [`stamp`] of the disk, the sector's number and the version, from which all 512
-//! bytes follow. So a sector that belongs elsewhere, an older version and a torn one are told apart.
+//! Each written sector contains its identity: a [`stamp`] of the disk, the sector's number and the version,
+//! from which all 512 bytes follow. So a misplaced sector, an older version and a torn sector are
+//! distinguished.
 //!
-//! Requests of one sector never overlap in time (the writer sees to that), so versions of a sector have one order.
+//! Requests for one sector never overlap in time (the writer ensures that), so versions of a sector are
+//! ordered.
 
 use super::clock::Clock;
 use std::fmt;
@@ -15,8 +17,8 @@ const FIRST_VERSION: u64 = 1 << 20;
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 
-/// The content of a sector in a version. The xorshift steps are a fixed pattern and no generator: sectors
-/// that one process wrote must be recognised by any other.
+/// Returns the content of a sector in a version. The xorshift steps are a fixed pattern and no generator: any
+/// process must recognise the sectors of any other.
 pub fn stamp(disk: u64, sector: u64, version: u64) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     let mut word = disk ^ sector.rotate_left(20) ^ version.rotate_left(40) ^ 0x5deece66d;
@@ -32,7 +34,7 @@ pub fn stamp(disk: u64, sector: u64, version: u64) -> [u8; SECTOR] {
     bytes
 }
 
-/// The content of a sector as it was read.
+/// The content of a sector that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     /// This version; 0 is zeroes.
@@ -60,7 +62,7 @@ pub fn read_stamp(disk: u64, sector: u64, bytes: &[u8]) -> Found {
 pub enum Content {
     /// A version; 0 is zeroes.
     Version(u64),
-    /// Zeroes, or what was there.
+    /// Zeroes, or the earlier content.
     Discarded,
 }
 
@@ -68,37 +70,37 @@ pub enum Content {
 struct Entry {
     content: Content,
     submitted: u64,
-    /// `u64::MAX` until it is.
+    /// `u64::MAX` until it is acknowledged.
     acked: u64,
     fua: bool,
 }
 
-/// Which data has to be there.
+/// The data that must be present.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
-    /// All that was acknowledged.
+    /// All acknowledged data.
     Acknowledged,
-    /// All that a flush or FUA covered.
+    /// All data that a flush or FUA covered.
     Flushed,
 }
 
 /// The kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Harm {
+pub enum Damage {
     /// The sector has an older version than the promised one.
     Lost,
     /// The sector has content that it never had.
     Wrong,
 }
 
-/// A sector that is not as it should be.
+/// A sector with wrong content.
 #[derive(Clone, Debug)]
 pub struct Complaint {
     /// Its number.
     pub sector: u64,
     /// The kind of damage.
-    pub harm: Harm,
-    /// Its content.
+    pub damage: Damage,
+    /// The content that was read.
     pub found: Found,
     /// The versions that it may have.
     pub allowed: Vec<u64>,
@@ -115,17 +117,17 @@ impl fmt::Debug for Story {
 
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Complaint { sector, harm, found, allowed } = self;
-        write!(f, "sector {sector} {harm:?}: {found:?}, allowed {allowed:?}")
+        let Complaint { sector, damage, found, allowed } = self;
+        write!(f, "sector {sector} {damage:?}: {found:?}, allowed {allowed:?}")
     }
 }
 
 /// A request of the writer's that changes sectors.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
-    /// The first sector.
+    /// First sector.
     pub sector: u64,
-    /// How many.
+    /// Number of sectors.
     pub count: u64,
 }
 
@@ -143,7 +145,7 @@ pub struct Story {
 }
 
 impl Story {
-    /// A disk of which each sector has an initial version, 0 for zeroes.
+    /// Creates a disk with an initial version for each sector, 0 for zeroes.
     pub fn new(disk: u64, clock: Clock, versions: impl Iterator<Item = u64>) -> Story {
         let first =
             |version| vec![Entry { content: Content::Version(version), submitted: 0, acked: 0, fua: true }];
@@ -160,12 +162,12 @@ impl Story {
         self
     }
 
-    /// Its length in sectors.
+    /// Returns the length in sectors.
     pub fn sectors(&self) -> u64 {
         self.sectors.len() as u64
     }
 
-    /// The bytes of sectors in their initial versions: what to prepare a file with.
+    /// Returns the bytes of sectors in their initial versions, to prepare a file.
     pub fn initial(disk: u64, versions: impl Iterator<Item = u64>) -> Vec<u8> {
         let sector = |(sector, version)| match version {
             0 => [0; SECTOR],
@@ -174,7 +176,8 @@ impl Story {
         versions.enumerate().flat_map(sector).collect()
     }
 
-    /// Takes sectors for a request, if none of them has one; with their new version if `content` brings one.
+    /// Reserves sectors for a request, if no request has one of them; with a new version if `content` has
+    /// one.
     pub fn reserve(&mut self, sector: u64, count: u64) -> Option<Pending> {
         let range = sector as usize..(sector + count) as usize;
         if self.busy[range.clone()].iter().any(|busy| *busy) {
@@ -184,7 +187,7 @@ impl Story {
         Some(Pending { sector, count })
     }
 
-    /// A version that no sector had.
+    /// Returns a version that no sector had.
     pub fn version(&mut self) -> u64 {
         self.next_version += 1;
         self.next_version
@@ -217,18 +220,18 @@ impl Story {
         self.clock.tick()
     }
 
-    /// A flush that began then was answered.
+    /// Records that the flush that was sent at `sent` was answered.
     pub fn flushed(&mut self, sent: u64) {
         let answered = self.clock.tick();
         self.flushes.push((sent, answered));
     }
 
-    /// How many flushes were answered.
+    /// Returns the number of answered flushes.
     pub fn flushes(&self) -> usize {
         self.flushes.len()
     }
 
-    /// The tick until which what was acknowledged is flushed, as known at `at`.
+    /// Returns the tick up to which acknowledged data is flushed, as known at `at`.
     fn flushed_until(&self, at: u64) -> u64 {
         let known = self.flushes.iter().filter(|(_, answered)| *answered < at);
         known.map(|(sent, _)| *sent).max().unwrap_or(0)
@@ -253,7 +256,7 @@ impl Story {
         allowed
     }
 
-    /// Whether the bytes from `first` on are what the disk may hold at that tick.
+    /// Checks whether the bytes from `first` on are a possible content of the disk at that tick.
     pub fn check(&self, first: u64, bytes: &[u8], at: u64, promise: Promise) -> Vec<Complaint> {
         let until = self.flushed_until(at);
         let mut complaints = Vec::new();
@@ -269,13 +272,13 @@ impl Story {
             let was_there =
                 |entry: &Entry| Found::Version(entry_version(entry)) == found && entry.submitted < at;
             let known = self.sectors[sector as usize].iter().any(was_there);
-            let harm = if known { Harm::Lost } else { Harm::Wrong };
-            complaints.push(Complaint { sector, harm, found, allowed });
+            let damage = if known { Damage::Lost } else { Damage::Wrong };
+            complaints.push(Complaint { sector, damage, found, allowed });
         }
         complaints
     }
 
-    /// Goes on from what was found on the disk; every sector is known then, and free.
+    /// Continues from the content found on the disk; afterwards every sector is known and free.
     pub fn restart(&mut self, bytes: &[u8]) {
         self.busy.fill(false);
         self.flushes.clear();
@@ -288,12 +291,12 @@ impl Story {
         }
     }
 
-    /// Frees sectors whose requests nobody will answer any more.
+    /// Frees sectors of requests that will not be answered any more.
     pub fn abandon(&mut self) {
         self.busy.fill(false);
     }
 
-    /// A canary: takes everything that was submitted for acknowledged.
+    /// A canary: treats all submitted data as acknowledged.
     pub fn pretend_acknowledged(&mut self) {
         let now = self.clock.tick();
         for entry in self.sectors.iter_mut().flatten().filter(|entry| entry.acked == u64::MAX) {
@@ -301,7 +304,7 @@ impl Story {
         }
     }
 
-    /// The last tick.
+    /// Returns the last tick.
     pub fn now(&self) -> u64 {
         self.clock.now()
     }
@@ -334,29 +337,29 @@ mod tests {
         assert!(story.check(3, &[0; 512], at, Promise::Flushed).is_empty());
         assert!(story.check(3, &bytes, at, Promise::Flushed).is_empty());
         let lost = story.check(3, &[0; 512], at, Promise::Acknowledged);
-        assert_eq!(lost[0].harm, Harm::Lost);
+        assert_eq!(lost[0].damage, Damage::Lost);
         let sent = story.flush_begin();
         story.flushed(sent);
         let at = story.now() + 1;
-        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].harm, Harm::Lost);
+        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].damage, Damage::Lost);
         assert!(story.check(3, &bytes, at, Promise::Flushed).is_empty());
     }
 
     #[test]
-    fn a_fua_write_is_flushed_by_itself_and_another_sector_is_wrong() {
+    fn a_fua_write_is_durable_and_a_foreign_sector_is_reported() {
         let mut story = Story::new(7, Clock::default(), std::iter::repeat_n(0, 8));
         let (version, _) = one_write(&mut story, true);
         let at = story.now() + 1;
-        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].harm, Harm::Lost);
+        assert_eq!(story.check(3, &[0; 512], at, Promise::Flushed)[0].damage, Damage::Lost);
         let elsewhere = stamp(7, 4, version);
-        assert_eq!(story.check(3, &elsewhere, at, Promise::Flushed)[0].harm, Harm::Wrong);
+        assert_eq!(story.check(3, &elsewhere, at, Promise::Flushed)[0].damage, Damage::Wrong);
     }
 
     #[test]
-    fn a_write_is_not_there_before_it_was_submitted() {
+    fn a_write_is_not_visible_before_its_submission() {
         let mut story = Story::new(7, Clock::default(), std::iter::repeat_n(0, 8));
         let before = story.now() + 1;
         let (_, bytes) = one_write(&mut story, false);
-        assert_eq!(story.check(3, &bytes, before, Promise::Flushed)[0].harm, Harm::Wrong);
+        assert_eq!(story.check(3, &bytes, before, Promise::Flushed)[0].damage, Damage::Wrong);
     }
 }

@@ -1,5 +1,5 @@
-//! The client's side of NBD as bytes, for clients that do not keep to it. Nothing here panics: the server may close at any
-//! moment, and that is an answer.
+//! The client's side of NBD as bytes, for clients that break the protocol. No function here panics: the
+//! server may close at any moment, which is reported to the caller.
 
 use crate::raw::{CLIENT_FLAGS, go_data, option_bytes};
 use std::io::{Read, Write};
@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long one call on a socket may take.
+/// Limit for one call on a socket.
 const CALL: Duration = Duration::from_millis(250);
 
-/// Connects.
+/// Connects to a server.
 pub fn connect(socket: &Path) -> Option<UnixStream> {
     let stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(CALL)).ok()?;
@@ -22,7 +22,7 @@ pub fn connect(socket: &Path) -> Option<UnixStream> {
 pub fn greeted(socket: &Path) -> Option<UnixStream> {
     let mut stream = connect(socket)?;
     let mut greeting = [0; 18];
-    // A busy server may take its time.
+    // A busy server may need longer.
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
     stream.read_exact(&mut greeting).ok()?;
     stream.set_read_timeout(Some(CALL)).ok()?;
@@ -51,8 +51,8 @@ pub fn go(socket: &Path, export: &str) -> Option<UnixStream> {
     Some(stream)
 }
 
-/// Reads what is there, at most that many bytes.
-pub fn sip(stream: &mut UnixStream, max: usize) -> usize {
+/// Reads available bytes, at most `max`.
+pub fn read_available(stream: &mut UnixStream, max: usize) -> usize {
     let mut bytes = vec![0; max.min(1 << 16)];
     stream.read(&mut bytes).unwrap_or(0)
 }
@@ -66,7 +66,7 @@ pub enum End {
     Silent,
 }
 
-/// Says all of it, listens meanwhile, says that nothing follows, and listens until the server closes.
+/// Sends all bytes while reading, shuts down its side, and reads until the server closes.
 pub fn converse(socket: &Path, bytes: &[u8], patience: Duration) -> std::io::Result<(End, u64)> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut stream = UnixStream::connect(socket)?;
@@ -91,7 +91,7 @@ pub fn converse(socket: &Path, bytes: &[u8], patience: Duration) -> std::io::Res
                     quiet_since = std::time::Instant::now();
                 }
                 Err(why) if why.kind() == std::io::ErrorKind::WouldBlock => {}
-                // It has had enough; what it said is still to be read.
+                // The server closed; its remaining output is still read.
                 Err(_) => sent = bytes.len(),
             }
         }

@@ -1,5 +1,6 @@
-//! The project's own attack: `attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N] [--store=NAME,…]
-//! [--canary]`. Without a part it runs all of them. Ends with status 1 if anything was found; with `--canary` if nothing was.
+//! Attacks on the optimised binary: `attack [PART...] [--seed=N] [--count=N] [--seconds=N] [--workers=N]
+//! [--store=NAME,…] [--canary]`. Without a part it runs all of them. It ends with status 1 if there are
+//! findings; with `--canary`, if there are none.
 #![forbid(unsafe_code)]
 
 use blockyard_tests::attack::Part;
@@ -28,7 +29,8 @@ fn main() -> ExitCode {
         parts.extend(Part::ALL);
     }
     println!("binary {}", blockyard_tests::server::binary().display());
-    // One line of a panic is enough: a client here panics when a server breaks the protocol or goes away, which is counted.
+    // One line for a panic is sufficient: a client here panics when a server breaks the protocol or closes,
+    // which is counted.
     std::panic::set_hook(Box::new(|panic| println!("  {panic}")));
     let mut failed = false;
     for part in parts {

@@ -1,4 +1,5 @@
-//! The tests that need a kernel of their own, run by `./x guest --suite`: `guest [--list | BEGINNING OF NAME...]`.
+//! Tests that need a kernel of their own, run by `./x guest --suite`: `guest [--list | BEGINNING OF
+//! NAME...]`.
 #![forbid(unsafe_code)]
 
 use blockyard_tests::guest::{runner, tests};

@@ -1,8 +1,8 @@
-//! Simulates with fresh seeds for a given time: `soak [SECONDS] [FIRST_SEED]`. Prints runs per second,
-//! and stops at the first failure with its seed.
+//! Simulates with fresh seeds for a given time: `soak [SECONDS] [FIRST_SEED]`. Prints runs per second, and
+//! stops at the first failure with its seed.
 #![forbid(unsafe_code)]
 
-use blockyard_tests::simulation::{Scenario, current_story, run, run_targets};
+use blockyard_tests::simulation::{Scenario, current_story, run, run_sessions, run_targets};
 use std::hash::{BuildHasher, RandomState};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     };
     let seconds = numbers.first().copied().unwrap_or(60);
     let first = numbers.get(1).copied().unwrap_or_else(|| RandomState::new().hash_one(0));
-    // Release builds abort on a panic: what was going on has to be told before.
+    // Release builds abort on a panic: the story must be printed before.
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         before(panic);
@@ -32,8 +32,13 @@ fn soak(time: Duration, first: u64) -> ExitCode {
     let start = Instant::now();
     let (mut runs, mut requests, mut cuts, mut reported) = (0u64, 0, 0, Duration::ZERO);
     while start.elapsed() < time {
-        let world = if runs.is_multiple_of(2) { run } else { run_targets };
-        match world(first.wrapping_add(runs), Scenario::default()) {
+        let seed = first.wrapping_add(runs);
+        let outcome = match runs % 3 {
+            0 => run(seed, Scenario::default()),
+            1 => run_targets(seed, Scenario::default()),
+            _ => run_sessions(seed, None),
+        };
+        match outcome {
             Ok(outcome) => {
                 runs += 1;
                 requests += outcome.requests;

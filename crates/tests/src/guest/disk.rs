@@ -1,14 +1,14 @@
-//! A block device of the kernel's, as tests use it: its attributes, load on it, file systems on it.
+//! A kernel block device in tests: its attributes, load on it, file systems on it.
 
 use super::Skip;
 use crate::tools::{Outcome, command, run_within, until};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// For whatever one tool does with one small device. Emulated processors are slow.
+/// Limit for one tool on one small device. Emulated processors are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where images lie: a file system that has a device under it, as people's do. What is in memory is served otherwise.
+/// Folder for images: a file system on a block device, as users have. Files in memory are served differently.
 pub const FOLDER: &str = "/var/disk";
 
 /// Mounts the folder for images, in the guest.
@@ -17,7 +17,7 @@ pub const FOLDER: &str = "/var/disk";
 /// If that fails.
 pub fn prepare() {
     std::fs::create_dir_all(FOLDER).expect("root may");
-    // Built in, it has its own size.
+    // If it is built in, it has its own size.
     tool(&["modprobe", "brd", "rd_nr=1", "rd_size=819200"]).ok();
     tool(&["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", "/dev/ram0"]).ok();
     tool(&["mount", "-o", "discard", "/dev/ram0", FOLDER]).ok();
@@ -31,10 +31,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The device at a node, once that is there.
+    /// Waits for the device at a node.
     ///
     /// # Panics
-    /// If it does not come.
+    /// If it does not appear.
     #[track_caller]
     pub fn at(node: impl Into<PathBuf>) -> Disk {
         let disk = Disk { node: node.into() };
@@ -43,17 +43,17 @@ impl Disk {
         disk
     }
 
-    /// Its node as a word of a command line.
+    /// Returns its node as text.
     pub fn path(&self) -> &str {
         self.node.to_str().expect("nodes have plain names")
     }
 
-    /// Its name, as in sysfs.
+    /// Returns its name, as in sysfs.
     pub fn name(&self) -> &str {
         self.path().trim_start_matches("/dev/")
     }
 
-    /// What the kernel says of it: a file below `/sys/block/NAME`.
+    /// Returns an attribute: a file below `/sys/block/NAME`.
     ///
     /// # Panics
     /// If there is none.
@@ -63,25 +63,25 @@ impl Disk {
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If it is removed.
     #[track_caller]
     pub fn len(&self) -> u64 {
         512 * self.attribute("size").parse::<u64>().expect("sectors")
     }
 
-    /// Whether it holds nothing, as a device does that is not attached.
+    /// Returns whether its size is 0, as for a device that is not attached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes at random, then reads back and compares, through many requests at once. `more` are further options of
-    /// fio's, which replace these.
+    /// Writes at random, then reads back and compares, with many requests in flight. `more`: further options
+    /// of fio, which override these.
     ///
     /// # Panics
-    /// If anything fails or differs.
+    /// If a request fails or data differs.
     #[track_caller]
     pub fn verify(&self, more: &[&str]) {
         self.load(
@@ -96,21 +96,21 @@ impl Disk {
         run_within(&mut self.fio(more), PATIENCE)
     }
 
-    /// fio on this device: 4 KiB blocks, 16 at once, past the page cache, on the first 8 MiB, unless `more` says
-    /// otherwise.
+    /// Returns a fio command for this device: 4 KiB blocks, 16 in flight, direct I/O, on the first 8 MiB,
+    /// unless `more` overrides that.
     pub fn fio(&self, more: &[&str]) -> std::process::Command {
         let mut fio =
             command(&["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--iodepth=16"]);
         fio.args(["--size=8M", "--output-format=terse", "--terse-version=3", "--randrepeat=0"]);
-        // Relative to where the test is, and never left on the disk of the host.
-        // A device that is gone by the time that it is opened is not to be made as a file.
+        // Relative to the test's folder, so nothing is left on the host's disk. If the device disappears
+        // before it is opened, fio must not create a file.
         fio.args(["--verify_state_save=0", "--allow_file_create=0"])
             .arg(format!("--filename={}", self.path()));
         fio.args(more);
         fio
     }
 
-    /// Makes a file system.
+    /// Creates a file system.
     ///
     /// # Panics
     /// If that fails.
@@ -125,7 +125,7 @@ impl Disk {
         tool(&[words, &[self.path()]].concat()).ok();
     }
 
-    /// Checks a file system that is not mounted, changing nothing.
+    /// Checks a file system that is not mounted, without changes.
     ///
     /// # Panics
     /// If it is not clean.
@@ -140,7 +140,7 @@ impl Disk {
         tool(&[words, &[self.path()]].concat()).ok();
     }
 
-    /// Mounts it until the answer is dropped.
+    /// Mounts it until the guard is dropped.
     ///
     /// # Panics
     /// If that fails.
@@ -154,7 +154,7 @@ impl Disk {
 
 /// A mounted file system.
 pub struct Mounted {
-    /// Where.
+    /// Its path.
     pub at: PathBuf,
 }
 
@@ -172,7 +172,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // After a failure; the runner says what is left.
+        // After a failure; the runner reports remains.
         let _ = command(&["umount", "-l", &self.at.to_string_lossy()]).output();
     }
 }
@@ -180,13 +180,13 @@ impl Drop for Mounted {
 /// Runs a tool to its end.
 ///
 /// # Panics
-/// If it is not done in time.
+/// If it takes too long.
 #[track_caller]
 pub fn tool(words: &[&str]) -> Outcome {
     run_within(&mut command(words), PATIENCE)
 }
 
-/// Loads a module of the kernel's, with parameters.
+/// Loads a kernel module, with parameters.
 ///
 /// # Errors
 /// If this kernel does not have it.
@@ -199,7 +199,7 @@ pub fn module(words: &[&str]) -> Result<(), Skip> {
     }
 }
 
-/// The names of devices that are there or have something attached: those of ublk, of nbd and of loop.
+/// Returns the names of existing or attached devices of ublk, nbd and loop.
 pub fn attached() -> Vec<String> {
     let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let name = entries.filter_map(|entry| entry.file_name().into_string().ok());

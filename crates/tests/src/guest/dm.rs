@@ -1,5 +1,5 @@
-//! Our targets beside the kernel's: the same table on the same loop devices, first the one, then the other. What they say must
-//! be the same text, and what they leave on the devices the same bytes.
+//! Our targets compared with the kernel's: one table on the same loop devices, first on one side, then on the
+//! other. Their texts must be equal, and so must the bytes on the devices.
 
 use super::disk::tool;
 use super::{Done, Skip, Test, soak, test};
@@ -13,15 +13,11 @@ use std::path::{Path, PathBuf};
 /// The rows of this module.
 pub const TESTS: &[Test] = &[
     test("dm/words", "table and status of each target are the kernel's, character for character", words),
-    test("dm/errors", "what is wrong with a line is said as in the kernel's log", errors),
-    soak("dm/errors_all", "the same of many more lines", all_errors),
-    test("dm/data", "the same writes leave the same bytes on the devices below", data),
-    test("dm/log_writes", "a log of the kernel's and one of ours hold the same, and both are replayed", logs),
-    soak(
-        "dm/mirror_log",
-        "a log of the kernel's mirror is the same as ours, and each goes by the other's",
-        mirror_logs,
-    ),
+    test("dm/errors", "errors in a table line are those of the kernel's log", errors),
+    soak("dm/errors_all", "errors in many more table lines", all_errors),
+    test("dm/data", "equal writes leave equal bytes on the devices below", data),
+    test("dm/log_writes", "logs of the kernel's and of ours are equal, and both are replayed", logs),
+    soak("dm/mirror_log", "a log of the kernel's mirror equals ours, and each uses the other's", mirror_logs),
     test("dm/snapshot_store", "a store that the kernel wrote is read here, and the reverse", stores),
 ];
 
@@ -33,7 +29,7 @@ pub(super) struct Loops {
     pub(super) sandbox: Sandbox,
     nodes: Vec<String>,
     files: Vec<PathBuf>,
-    /// What the kernel says of its targets.
+    /// Output of the kernel's list of targets.
     targets: String,
 }
 
@@ -43,19 +39,19 @@ impl Loops {
         let (mut nodes, mut files) = (Vec::new(), Vec::new());
         for number in 0..count {
             let file = sandbox.image(&format!("{number}.img"), SECTORS << 9);
-            let said = tool(&["losetup", "--find", "--show", &file.to_string_lossy()]).ok();
-            nodes.push(said.trim().to_owned());
+            let printed = tool(&["losetup", "--find", "--show", &file.to_string_lossy()]).ok();
+            nodes.push(printed.trim().to_owned());
             files.push(file);
         }
         Loops { sandbox, nodes, files, targets }
     }
 
-    /// Whether this kernel has a target.
+    /// Returns whether this kernel has a target.
     pub(super) fn has(&self, target: &str) -> bool {
         self.targets.lines().any(|line| line.split_whitespace().next() == Some(target))
     }
 
-    /// The same content on each, whatever was there.
+    /// Writes the same content to each device.
     fn refill(&self) {
         for (number, node) in self.nodes.iter().enumerate() {
             let data = noise(number as u64, (SECTORS << 9) as usize);
@@ -67,7 +63,7 @@ impl Loops {
         put(Path::new(&self.nodes[number]), 0, &vec![0; (SECTORS << 9) as usize]);
     }
 
-    /// A table with `{0}`, `{1}` … for the devices.
+    /// Returns a table with the devices in place of `{0}`, `{1}` …
     pub(super) fn table(&self, text: &str) -> String {
         let named =
             |text: String, (number, node): (usize, &String)| text.replace(&format!("{{{number}}}"), node);
@@ -79,7 +75,7 @@ impl Loops {
         std::fs::read(&self.files[number]).expect("a file")
     }
 
-    /// Ours.
+    /// Serves a table by our program.
     fn serve(&self, table: &str) -> (Server, Peer) {
         let server = table_as(&self.sandbox, "ours", &self.table(table), &[]);
         let peer = Peer::connect(&server.socket(), "ours");
@@ -99,7 +95,7 @@ impl Drop for Loops {
     }
 }
 
-/// Write past the page cache, in one request, and flush.
+/// Writes by direct I/O, in one request, and flushes.
 #[track_caller]
 fn put(to: &Path, at: u64, data: &[u8]) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -116,7 +112,7 @@ fn take(from: &str) -> Vec<u8> {
     std::fs::read(from).expect("a device")
 }
 
-/// A device of the kernel's; removed when dropped.
+/// A device of the kernel's device-mapper; removed when dropped.
 struct Kernel;
 
 impl Kernel {
@@ -154,7 +150,7 @@ pub(super) fn prepare() -> Result<Loops, Skip> {
     Ok(Loops::new(3, targets.ok()))
 }
 
-/// The modules that targets and what they stand on are in, where they are not built in.
+/// Modules of the targets and of their prerequisites, where they are not built in.
 const MODULES: [&str; 15] = [
     "loop",
     "dm_mod",
@@ -173,8 +169,8 @@ const MODULES: [&str; 15] = [
     "dm_mirror",
 ];
 
-/// Lines without their start, by table: kernels and guests are slow, so many stand in one. With the message that is sent
-/// before status is asked for.
+/// Lines without their start, by table: kernels and guests are slow, so a table has many lines. Each with a
+/// message that is sent before the status is read.
 const TABLES: &[&[(&str, &str)]] = &[
     &[
         ("4096 linear {0} 16", ""),
@@ -209,7 +205,7 @@ fn words() -> Done {
     let loops = prepare()?;
     let mut missing = Vec::new();
     for lines in TABLES {
-        let (mut table, mut told, mut start) = (String::new(), Vec::new(), 0);
+        let (mut table, mut reported, mut start) = (String::new(), Vec::new(), 0);
         for &(line, message) in *lines {
             let mut words = line.split(' ');
             let len: u64 = words.next().and_then(|len| len.parse().ok()).expect("a length");
@@ -220,7 +216,7 @@ fn words() -> Done {
             }
             table += &format!("{start} {line}\n");
             if !message.is_empty() {
-                told.push((start.to_string(), message));
+                reported.push((start.to_string(), message));
             }
             start += len;
         }
@@ -233,7 +229,7 @@ fn words() -> Done {
                 let message = message.split(' ').map(str::to_owned);
                 ["message".to_owned(), device.to_owned(), start.clone()].into_iter().chain(message).collect()
             };
-            told.iter().map(words).collect()
+            reported.iter().map(words).collect()
         };
         let theirs = {
             let _kernel = Kernel::new(&loops.table(&table));
@@ -254,7 +250,7 @@ fn words() -> Done {
     all_or_skip(&missing)
 }
 
-/// What was compared is right; what was not is named.
+/// Passes if all were compared; skips with the names of those that were not.
 fn all_or_skip(missing: &[&str]) -> Done {
     if missing.is_empty() {
         return Ok(());
@@ -263,7 +259,7 @@ fn all_or_skip(missing: &[&str]) -> Done {
     Ok(())
 }
 
-/// Lines that are wrong: two for each target, as each takes a while.
+/// Invalid lines: two for each target, as each takes a while.
 const WRONG: &[&str] = &[
     "0 4096 linear {0} x",
     "0 4096 striped 2 48 {0} 0 {1} 0",
@@ -281,10 +277,10 @@ const WRONG: &[&str] = &[
     "0 4096 multipath 0 0 1 1 service-time 0 1 2 {0} 1 101",
 ];
 
-/// Those that older kernels take.
+/// Lines that older kernels accept.
 const TAKEN_BEFORE: &[&str] = &["0 4096 flakey {0} 0 5 2 3 error_reads random_read_corrupt 1"];
 
-/// More of them, for long runs.
+/// More invalid lines, for long runs.
 const MORE_WRONG: &[&str] = &[
     "0 4096 linear {0}",
     "0 4096 striped 0 8 {0} 0",
@@ -405,7 +401,7 @@ fn compare_errors(lines: &[&'static str]) -> Done {
     all_or_skip(&missing)
 }
 
-/// Tables whose data must end up in the same places.
+/// Tables whose data must be at the same places.
 const PLACES: &[(&str, &str)] = &[
     ("striped", "0 6120 striped 3 24 {0} 0 {1} 128 {2} 8"),
     ("unstriped", "0 4096 unstriped 2 16 1 {0} 0"),
@@ -414,7 +410,7 @@ const PLACES: &[(&str, &str)] = &[
     ("mirror", "0 4096 mirror core 2 64 nosync 2 {0} 0 {1} 8"),
 ];
 
-/// Offsets and lengths in bytes, each within what the shortest table has.
+/// Offsets and lengths in bytes, each within the shortest table.
 const WRITES: &[(u64, usize)] = &[(4096, 16384), (100 << 10, 512), ((2 << 20) - 4096, 4096)];
 
 fn data() -> Done {
@@ -437,7 +433,7 @@ fn data() -> Done {
         loops.refill();
         let (mut server, mut peer) = loops.serve(table);
         for (number, &(at, len)) in WRITES.iter().enumerate() {
-            peer.write(at, &noise(100 + number as u64, len), CommandFlags::NONE).expect("a write");
+            peer.write(at, &noise(100 + number as u64, len), CommandFlags::empty()).expect("a write");
             peer.flush().expect("a flush");
         }
         let ours = peer.read(0, theirs.len() as u64).expect("a read");
@@ -452,7 +448,7 @@ fn data() -> Done {
     all_or_skip(&missing)
 }
 
-/// The first byte that is another.
+/// Returns the first byte that differs.
 fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
     a.iter().zip(b).position(|(a, b)| a != b)
 }
@@ -483,20 +479,20 @@ fn logs() -> Done {
     (0..3).for_each(|number| loops.clear(number));
     let (mut server, mut peer) = loops.serve(table);
     for (number, &(at, len)) in writes.iter().enumerate() {
-        peer.write(at, &noise(number as u64, len), CommandFlags::NONE).expect("a write");
+        peer.write(at, &noise(number as u64, len), CommandFlags::empty()).expect("a write");
         peer.flush().expect("a flush");
     }
     loops.ours(&["message", "ours", "0", "mark", "here"]);
     peer.disconnect();
     server.terminate();
     let ours = list();
-    // The kernel adds a mark at the end, and we the flush of a device that is removed.
+    // The kernel adds a mark at the end; ours has the flush of a removed device.
     let wanted: Vec<&str> =
         theirs.lines().take_while(|line| !line.ends_with("mark dm-log-writes-end")).collect();
     let found: Vec<&str> = ours.lines().take(wanted.len()).collect();
     assert_eq!(found, wanted, "the kernel's log: {theirs}ours: {ours}");
     let end = 512 * (1 + wanted.len() + writes.iter().map(|write| write.1 / 512).sum::<usize>());
-    assert!(loops.content(1)[512..end] == their_bytes[512..end], "the entries are the same bytes");
+    assert!(loops.content(1)[512..end] == their_bytes[512..end], "the entries differ");
     assert!(replayed() == loops.content(0), "our log leads to our device");
     Ok(())
 }
@@ -529,12 +525,12 @@ fn stores() -> Done {
 }
 
 const MIRROR: &str = "0 4096 mirror disk 2 {2} 64 2 {0} 0 {1} 8";
-/// Bytes of one of its regions.
+/// Bytes of a mirror's region.
 const REGION: usize = 64 << 9;
-/// Where the marks of regions begin in the log.
+/// Offset of the regions' marks in the log.
 const MARKS: usize = 1024;
 
-/// Mirrors until the log says that all regions are the same.
+/// Mirrors until the log has all regions in sync.
 #[track_caller]
 fn mirrored(loops: &Loops, by_kernel: bool) {
     let is_clean = || (loops.content(2)[MARKS..MARKS + 8] == [0xff; 8]).then_some(());
@@ -561,7 +557,7 @@ fn mirror_logs() -> Done {
         mirrored(&loops, kernel_first);
         let log = loops.content(2)[..4096].to_vec();
         let start = |region: usize| 4096 + region * REGION;
-        // Of two regions that differ the log tells of one: the other is believed to be the same.
+        // Of two regions that differ the log marks one: the other counts as in sync.
         let other = vec![0x5a; REGION];
         for region in [5, 9] {
             put(Path::new(&loops.nodes[1]), start(region) as u64, &other);

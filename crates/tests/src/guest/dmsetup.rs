@@ -1,5 +1,5 @@
-//! `blockyard dmsetup` beside dmsetup: the same words to both, one after the other, on the same loop devices. What they
-//! print, how they fail and with which status must be the same, save for device numbers.
+//! `blockyard dmsetup` compared with dmsetup: equal commands, one after the other, on the same loop devices.
+//! Output, errors and exit statuses must be equal, except for device numbers.
 
 use super::When::{self, Always, Soak};
 use super::disk::tool;
@@ -11,10 +11,10 @@ use crate::tools::{Outcome, run};
 /// The rows of this module.
 pub const TESTS: &[Test] = &[
     test("dm/dmsetup", "dmsetup's commands print and fail as the real one's, character for character", few),
-    soak("dm/dmsetup_all", "the same of many more", all),
+    soak("dm/dmsetup_all", "many more commands, character for character", all),
 ];
 
-/// Commands, in order, and whether they are run always. `{0}` … are loop devices.
+/// Commands in order, and when they are run. `{0}` … are loop devices.
 const COMMANDS: &[(When, &[&str])] = &[
     (Soak, &["ls"]),
     (Soak, &["info"]),
@@ -151,7 +151,7 @@ fn all() -> Done {
     compare(COMMANDS.iter().map(|(_, words)| *words).collect())
 }
 
-/// Runs the same commands on either side; `io NAME`, which dmsetup does not have, reads a block of a device.
+/// Runs the same commands on both sides; `io NAME`, which dmsetup does not have, reads a block of a device.
 pub(super) fn compare(commands: Vec<&[&str]>) -> Done {
     let loops = prepare()?;
     // Devices of targets that a kernel may lack have the target's name.
@@ -181,12 +181,13 @@ fn real(loops: &Loops, words: &[&str]) -> String {
         let read = tool(&["dd", &from, "of=/dev/null", "bs=4096", "count=1", "iflag=direct", "status=none"]);
         return format!("{}\n", read.status.success());
     }
-    let told = said(&tool(&[&["dmsetup"], &words[..], &["--noudevsync", "--noudevrules"]].concat()));
+    let reported =
+        result_text(&tool(&[&["dmsetup"], &words[..], &["--noudevsync", "--noudevrules"]].concat()));
     if matches!(words[0], "create" | "rename") {
-        // There is no udev to make nodes, which some commands look at.
+        // There is no udev to create nodes, which some commands check.
         tool(&["dmsetup", "mknodes"]);
     }
-    told
+    reported
 }
 
 fn our(loops: &Loops, words: &[&str]) -> String {
@@ -200,11 +201,11 @@ fn our(loops: &Loops, words: &[&str]) -> String {
         return format!("{}\n", read.is_ok());
     }
     let mut command = loops.sandbox.blockyard(&[&["dmsetup"], &words[..]].concat());
-    said(&run(command.env("BLOCKYARD_EXPORT", "nbd")))
+    result_text(&run(command.env("BLOCKYARD_EXPORT", "nbd")))
 }
 
-/// What came of it: status, output, complaints without what is said besides dmsetup's own words.
-fn said(outcome: &Outcome) -> String {
+/// Returns the result as text: status, output, and messages without our additions to dmsetup's text.
+fn result_text(outcome: &Outcome) -> String {
     let complaints: String = outcome
         .stderr
         .lines()
@@ -216,7 +217,7 @@ fn said(outcome: &Outcome) -> String {
     unnumbered(&format!("{}{complaints}status {status:?}\n", outcome.stdout))
 }
 
-/// Numbers of mapped devices are what they are: `(252:3)`, `(252, 3)`, the line of `info`, and the third field of a
+/// Replaces numbers of mapped devices: `(252:3)`, `(252, 3)`, the line of `info`, and the third field of a
 /// concise line.
 fn unnumbered(text: &str) -> String {
     let mut out = String::new();

@@ -1,14 +1,16 @@
-//! Tests that need a kernel of their own: devices that the host's kernel shows.
+//! Tests that need a kernel of their own, for devices of the kernel.
 //!
-//! They are a table, [`tests`], and not `#[test]` functions, because a test here may leave a task that no signal
-//! ends: each runs as a process of its own with a time limit ([`runner`]), so that one that hangs is named and the others
-//! still run. `./x guest --suite` runs them in a guest; they take and break what they find, so nothing else may.
+//! They are rows of a table, [`tests`], and not `#[test]` functions, because a test here may leave a task
+//! that no signal ends: each runs as a process of its own with a time limit ([`runner`]), so that one that
+//! hangs is named and the others still run. `./x guest --suite` runs them in a guest; they change the
+//! machine's devices, so no other program may use them.
 //!
-//! A test panics to fail. What the kernel at hand cannot do is [`Skip`]ped, with the reason.
+//! A test panics to fail. A test that the kernel does not support is [`Skip`]ped, with the reason.
 
 pub mod disk;
 pub mod dm;
 pub mod dmsetup;
+pub mod iscsi;
 pub mod multipath;
 pub mod nbd_client;
 pub mod nbd_device;
@@ -18,7 +20,7 @@ pub mod writer;
 
 use std::fmt;
 
-/// Why a test cannot run here.
+/// The reason why a test cannot run here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Skip(pub String);
 
@@ -28,19 +30,20 @@ impl fmt::Display for Skip {
     }
 }
 
-/// What a test comes to, if it does not fail.
+/// The result of a test that does not fail.
 pub type Done = Result<(), Skip>;
 
 /// One row of the table.
 #[derive(Clone, Copy)]
 pub struct Test {
-    /// `GROUP/NAME`. Where the kernel's selftests or blktests have one of that purpose, it has their name.
+    /// `GROUP/NAME`. A test with the purpose of one of the kernel's selftests or blktests has that one's
+    /// name.
     pub name: &'static str,
-    /// What it checks, in a line.
+    /// A line about what it checks.
     pub what: &'static str,
-    /// When it is to run.
+    /// When it runs.
     pub when: When,
-    /// What it does.
+    /// The test itself.
     pub run: fn() -> Done,
 }
 
@@ -53,17 +56,17 @@ pub enum When {
     Soak,
 }
 
-/// A row that always runs.
+/// Creates a row that always runs.
 pub const fn test(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Always, run }
 }
 
-/// A row for long runs.
+/// Creates a row for long runs.
 pub const fn soak(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Soak, run }
 }
 
-/// All of them, in the order in which they run.
+/// Returns all tests, in the order in which they run.
 pub fn tests() -> Vec<Test> {
     [
         ublk::tests(),
@@ -72,6 +75,7 @@ pub fn tests() -> Vec<Test> {
         dm::TESTS.to_vec(),
         dmsetup::TESTS.to_vec(),
         multipath::TESTS.to_vec(),
+        iscsi::tests(),
     ]
     .concat()
 }

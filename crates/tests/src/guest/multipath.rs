@@ -1,5 +1,5 @@
-//! Our multipath beside the kernel's, by dmsetup: what it says of itself before and after requests, messages, failed paths and
-//! groups that are switched.
+//! Our multipath compared with the kernel's, by dmsetup: status before and after requests, messages, failed
+//! paths and switched groups.
 
 use super::disk::tool;
 use super::dm::{Loops, prepare};
@@ -9,10 +9,10 @@ use super::{Done, Skip, Test, soak, test};
 /// The rows of this module.
 pub const TESTS: &[Test] = &[
     test("dm/multipath", "status, table, messages and events of multipath are the kernel's", few),
-    soak("dm/multipath_all", "the same with all selectors, queue modes and what is wrong with messages", all),
+    soak("dm/multipath_all", "all selectors, queue modes and invalid messages", all),
 ];
 
-/// Two groups, as mptest has them.
+/// Commands with two groups, as in mptest.
 const FEW: &[&[&str]] = &[
     &[
         "create",
@@ -31,7 +31,7 @@ const FEW: &[&[&str]] = &[
     &["remove", "q"],
 ];
 
-/// More of it.
+/// More commands, for long runs.
 const MORE: &[&[&str]] = &[
     &[
         "create",
@@ -92,7 +92,7 @@ const MORE: &[&[&str]] = &[
     &["message", "r", "0", "fail_path", "/nosuch"],
     &["message", "r", "0", "Queue_If_No_Path"],
     &["table", "r"],
-    // We flush what is suspended, and a request has the group be in use.
+    // Our suspension flushes, and a request selects the group.
     &["io", "r"],
     &["suspend", "r"],
     &["table", "r"],
@@ -141,7 +141,7 @@ const MORE: &[&[&str]] = &[
     &["remove", "i"],
 ];
 
-/// Of a selector that not all kernels have.
+/// Commands for a selector that not all kernels have.
 const HISTORICAL: &[&[&str]] = &[
     &[
         "create",
@@ -168,7 +168,7 @@ fn few() -> Done {
     compare(FEW.to_vec())
 }
 
-/// Whether this kernel has a path selector, which it may have to load a module for.
+/// Returns whether this kernel has a path selector, for which it may have to load a module.
 fn has_selector(loops: &Loops, name: &str) -> bool {
     let table = loops.table(&format!("0 4096 multipath 0 0 1 1 {name} 0 1 0 {{0}}"));
     let words = ["dmsetup", "create", "probe", "--noudevsync", "--noudevrules", "--table", &table];

@@ -12,11 +12,11 @@ pub const TESTS: &[Test] = &[
         "what is written through nbd-client and /dev/nbd0 reads back, over four connections",
         client,
     ),
-    test("nbd/client_tcp", "the same over TCP, with four connections", tcp),
+    test("nbd/client_tcp", "the kernel's client over TCP, with four connections", tcp),
     test("nbd/client_limits", "size, block size and read-only are those of the device", limits),
     test("nbd/client_trim", "discard, write zeroes and flush reach the file", trim),
-    test("nbd/client_mount", "ext4 on it can be made, mounted, filled, checked and read again", mounted),
-    test("nbd/client_partitions", "partitions on it can be made and used (blktests nbd/002)", partitions),
+    test("nbd/client_mount", "ext4 on it can be created, mounted, filled, checked and read again", mounted),
+    test("nbd/client_partitions", "partitions on it can be created and used (blktests nbd/002)", partitions),
     test(
         "nbd/client_clear",
         "disconnecting under a mounted file system hangs nothing (blktests nbd/003)",
@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// `/dev/nbd0` on an export; disconnects when dropped.
+/// `/dev/nbd0` attached to an export; disconnected when dropped.
 struct Attached {
     disk: Disk,
 }
@@ -69,7 +69,7 @@ fn client() -> Done {
 
 fn tcp() -> Done {
     module(&["nbd", "nbds_max=4"])?;
-    // A guest's loopback may be down, and then this brings it up.
+    // A guest's loopback interface may be down; this enables it.
     tool(&["ip", "link", "set", "lo", "up"]);
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", 16 << 20);
@@ -98,7 +98,7 @@ fn trim() -> Done {
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", 16 << 20);
     let (_server, nbd) = attach(&sandbox, &format!("file:{}", image.display()), &[])?;
-    let used = || std::fs::metadata(&image).expect("it is there").blocks() * 512;
+    let used = || std::fs::metadata(&image).expect("it exists").blocks() * 512;
     nbd.disk.load(&["--rw=write", "--bs=64k", "--end_fsync=1"]).ok();
     assert!(used() >= 8 << 20, "{} bytes after writing 8 MiB", used());
     tool(&["blkdiscard", nbd.disk.path()]).ok();
@@ -126,7 +126,7 @@ fn partitions() -> Done {
     let sandbox = Sandbox::default();
     let image = sandbox.image("disk.img", 64 << 20);
     let (_server, nbd) = attach(&sandbox, &format!("file:{}", image.display()), &[])?;
-    // It asks the kernel to read the table again when it is done.
+    // sfdisk asks the kernel to read the table again at its end.
     let script = sandbox.text("table", "label: gpt\nsize=16M\nsize=16M\n");
     let line = format!("sfdisk -q --wipe always {} <{}", nbd.disk.path(), script.display());
     tool(&["sh", "-c", &line]).ok();
@@ -143,7 +143,8 @@ fn clear() -> Done {
     let mounted = nbd.disk.mount(&sandbox.path("mnt"));
     std::fs::write(mounted.at.join("file"), [7; 4096]).expect("room for it");
     tool(&["nbd-client", "-d", nbd.disk.path()]).ok();
-    // What was not written is lost, and unmounting says so or not; but it comes back, and then the device is free.
+    // Unwritten data is lost, which unmounting may report; but the command returns, and then the device is
+    // free.
     drop(mounted);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Our own devices on the kernel's NBD client, without a listener between: `--nbd-device`.
+//! Our devices on the kernel's NBD client, without a listener: `--nbd-device`.
 
 use super::disk::{Disk, module, tool};
 use super::{Done, Test, soak, test};
@@ -14,18 +14,26 @@ pub const TESTS: &[Test] = &[
         "what is written over four connections reads back, in several block sizes",
         verify,
     ),
-    test("nbd_device/kill", "a killed server's successor goes on under I/O: no error, no wrong byte", kill),
+    test(
+        "nbd_device/kill",
+        "a killed server's successor takes over under I/O: no error, no wrong byte",
+        kill,
+    ),
     test("nbd_device/mounted", "a file system survives its server being killed, and an upgrade", mounted),
-    test("nbd_device/dead", "without a successor requests fail when the time is over, and not before", dead),
+    test("nbd_device/dead", "without a successor requests fail after the timeout, and not before", dead),
     test("nbd_device/resize", "a device that is served grows and shrinks", resize),
     test("nbd_device/del", "del detaches, and refuses a device that is mounted", del_mounted),
-    test("nbd_device/orphan", "what a killed server left is removed by name, and busy for strangers", orphan),
+    test(
+        "nbd_device/orphan",
+        "a killed server's device is removed by name, and busy for other devices",
+        orphan,
+    ),
     test("nbd_device/limits", "size, block size, read-only and cache are those of the stack", limits),
-    test("nbd_device/refusals", "each reason not to attach is said, with what to do", refusals),
+    test("nbd_device/refusals", "each reason not to attach is reported, with what to do", refusals),
     soak("nbd_device/kill_soak", "a hundred servers killed under one load", kill_soak),
 ];
 
-/// A server that holds `/dev/nbdN`.
+/// Serves a stack as `/dev/nbdN`.
 fn serve(sandbox: &Sandbox, stack: &str, more: &[&str]) -> Server {
     let arguments = [&["serve", stack, "--name", "disk"], more].concat();
     sandbox.start(&mut sandbox.blockyard(&arguments), 1)
@@ -63,7 +71,7 @@ fn verify() -> Done {
     Ok(())
 }
 
-/// Kill the server so often under a load that is verified afterwards.
+/// Kills the server `times` times under a load that is verified afterwards.
 fn kill_under(seconds: u64, times: u32) -> Done {
     nbd()?;
     let sandbox = Sandbox::default();
@@ -80,7 +88,7 @@ fn kill_under(seconds: u64, times: u32) -> Done {
         server.kill();
         std::thread::sleep(Duration::from_millis(100));
         server = serve(&sandbox, &stack, &attach);
-        assert_eq!(self::disk(&server), disk, "the successor has the same device");
+        assert_eq!(self::disk(&server), disk, "the successor has another device");
     }
     let status = wait_within(&mut fio, Duration::from_secs(seconds) + PATIENCE).expect("fio ends");
     assert!(status.success(), "fio: {status}");
@@ -110,7 +118,7 @@ fn mounted() -> Done {
     server.kill();
     server = serve(&sandbox, &stack, &["--nbd-device"]);
     std::fs::write(mounted.at.join("between"), &content).expect("room for it");
-    // One that is told to end leaves a mounted device to its successor as well: that is how it is upgraded.
+    // A server that gets SIGTERM also leaves a mounted device to its successor: that is how it is upgraded.
     server.terminate();
     let server = serve(&sandbox, &stack, &["--nbd-device"]);
     std::fs::write(mounted.at.join("after"), &content).expect("room for it");
@@ -141,7 +149,7 @@ fn dead() -> Done {
         tool(&["dd", &format!("if={}", disk.path()), "of=/dev/null", "bs=4k", "count=1", "iflag=direct"]);
     assert!(read.stderr.contains("Input/output error"), "{read}");
     assert!(start.elapsed() >= Duration::from_millis(1500), "after {:?}", start.elapsed());
-    // It is not lost for good: a server that comes late takes it over all the same.
+    // The device is not lost for good: a later server takes it over.
     let server = serve(&sandbox, &stack, &["--nbd-device"]);
     assert_eq!(self::disk(&server), disk);
     disk.verify(&["--size=1M"]);
@@ -183,7 +191,7 @@ fn del_mounted() -> Done {
     assert!(refusal.contains("is mounted or part of another device (unmount it first)"), "{refusal}");
     std::fs::write(mounted.at.join("file"), b"still there").expect("it is still served");
     mounted.unmount();
-    // Through the page cache, and not synced: it is written before the device goes.
+    // Through the page cache, without a sync: it is written before the device is removed.
     let written =
         tool(&["dd", "if=/dev/zero", &format!("of={}", disk.path()), "bs=1M", "count=2", "conv=notrunc"]);
     written.ok();
@@ -246,6 +254,6 @@ fn refusals() -> Done {
     let outcome = crate::tools::run(crate::tools::command(&words).env("BLOCKYARD_RUN", &run));
     let rights = outcome.failed();
     assert!(rights.contains("CAP_SYS_ADMIN"), "{rights}");
-    // Without the driver the kernel loads it by itself when it can: what is said when it cannot, the model tells.
+    // If the driver is missing the kernel loads it when it can; the model tests the message when it cannot.
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Runs the table: each test a process of its own, with a limit, and nothing left behind.
+//! Runs the table: each test a process of its own, with a time limit, and without remains.
 //!
-//! *Invariants:* every test of the choice is reported once, as passed, failed or skipped with a reason. Whatever a test
-//! leaves (a process of ours, a mount, a device) fails it, and is removed before the next one.
+//! *Invariants:* every selected test is reported once, as passed, failed or skipped with a reason. Remains of
+//! a test (a process of ours, a mount, a device) fail it, and are removed before the next one.
 
 use super::{Skip, Test, When};
 use crate::tools::until;
@@ -12,17 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a child that skips its test ends with. 77 is what other runners use, too.
+/// Exit status of a child that skips its test. 77 is what other runners use, too.
 const SKIPPED: u8 = 77;
-/// Before the reason, in the child's output.
+/// Prefix of the reason in the child's output.
 const REASON: &str = "skipped: ";
-/// When a test is given up. Emulated processors are slow, and who emulates them may be busy. Two that hang, and what is
-/// done about that, leave time for the others within the time of `./x guest --suite`.
+/// Limit for a test. Emulated processors are slow, and their host may be busy. Two hanging tests with their
+/// clean-up leave time for the others within the limit of `./x guest --suite`.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The same for long runs.
+/// The limit for long runs.
 const LIMIT_SOAK: Duration = Duration::from_secs(3600);
 
-/// What became of a test.
+/// The result of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Outcome {
     Passed,
@@ -30,15 +30,15 @@ enum Outcome {
     Failed(String),
 }
 
-/// The tests that words choose by the beginning of their names; without words all. Those for long runs are chosen
-/// when they are asked for, and no others then.
+/// Selects the tests whose names begin with one of `words`; without words all. Tests for long runs are
+/// selected only on request, and then without the others.
 pub fn chosen<'a>(tests: &'a [Test], when: When, words: &[String]) -> Vec<&'a Test> {
     let is_named =
         |test: &Test| words.is_empty() || words.iter().any(|word| test.name.starts_with(word.as_str()));
     tests.iter().filter(|test| test.when == when && is_named(test)).collect()
 }
 
-/// The command line: `--list`, `--one NAME`, or the beginnings of names, after `--long` of long tests.
+/// Runs the command line: `--list`, `--one NAME`, or the beginnings of names, after `--long` of long tests.
 pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
     match words {
         [word] if word == "--list" => {
@@ -76,7 +76,7 @@ fn usage(why: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// In the child: the test itself.
+/// Runs the test itself, in the child.
 fn one(test: &Test) -> ExitCode {
     match (test.run)() {
         Ok(()) => ExitCode::SUCCESS,
@@ -92,8 +92,8 @@ fn all(tests: &[&Test]) -> ExitCode {
     let started = Instant::now();
     let (mut failed, mut skipped) = (Vec::new(), Vec::new());
     for test in tests {
-        // So that what the kernel complains of stands below the test's name.
-        tell_kernel(&format!("guest runs {}", test.name));
+        // Kernel messages then follow the test's name.
+        write_kernel_log(&format!("guest runs {}", test.name));
         let begun = Instant::now();
         let outcome = supervise(test);
         let seconds = begun.elapsed().as_secs_f64();
@@ -126,10 +126,11 @@ fn names(list: &[&str]) -> String {
     if list.is_empty() { "none".into() } else { list.join(" ") }
 }
 
-/// Writes a line that stands on the console among the kernel's own.
-pub fn tell_kernel(text: &str) {
-    let told = File::options().write(true).open("/dev/kmsg").and_then(|mut log| writeln!(log, "<1>{text}"));
-    if let Err(error) = told {
+/// Writes a line to the console, among the kernel's own.
+pub fn write_kernel_log(text: &str) {
+    let received =
+        File::options().write(true).open("/dev/kmsg").and_then(|mut log| writeln!(log, "<1>{text}"));
+    if let Err(error) = received {
         eprintln!("/dev/kmsg: {error}");
     }
 }
@@ -161,7 +162,7 @@ fn child(test: &Test, stdout: File, stderr: File, log: &Path) -> Outcome {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let Some(status) = status else {
         let stuck = stuck_tasks();
-        // Not waited for: it may be one that no signal ends.
+        // Not waited for: no signal may end it.
         let _ = child.kill();
         return Outcome::Failed(format!(
             "{text}\nnot done in {} s; waiting in the kernel:\n{stuck}",
@@ -178,7 +179,7 @@ fn child(test: &Test, stdout: File, stderr: File, log: &Path) -> Outcome {
     }
 }
 
-/// What every task that waits uninterruptibly waits for.
+/// Returns the wait channels of all tasks in uninterruptible sleep.
 fn stuck_tasks() -> String {
     let mut text = String::new();
     for pid in processes() {
@@ -199,19 +200,20 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Programs that tests start and nobody else does, with their names.
+/// Returns programs that only tests start, with their names.
 fn ours() -> Vec<(u32, String)> {
     let named = |pid: u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();
-        (matches!(name.as_str(), "blockyard" | "fio" | "nbdkit" | "rublk") && crate::server::is_alive(pid))
-            .then_some((pid, name))
+        (matches!(name.as_str(), "blockyard" | "fio" | "nbdkit" | "rublk" | "iscsid")
+            && crate::server::is_alive(pid))
+        .then_some((pid, name))
     };
     processes().filter_map(named).collect()
 }
 
-/// Removes what a test left, and names it.
+/// Removes the remains of a test, and names them.
 fn sweep() -> Vec<String> {
-    // Whoever was told to end may be about to.
+    // A process with a pending signal may be about to end.
     let _ = until(Duration::from_secs(30), || ours().is_empty().then_some(()));
     let mut left = Vec::new();
     for (pid, name) in ours() {
@@ -236,20 +238,20 @@ fn sweep() -> Vec<String> {
         }
     }
     for entry in std::fs::read_dir("/dev").into_iter().flatten().flatten() {
-        // What a program made in place of a device that had gone would stand in the way of the next.
+        // A regular file in place of a removed device would break the next test.
         if entry.file_type().is_ok_and(|kind| kind.is_file()) {
             left.push(format!("file {}", entry.path().display()));
             let _ = std::fs::remove_file(entry.path());
         }
     }
     for file in std::fs::read_dir(super::disk::FOLDER).into_iter().flatten().flatten() {
-        // Folders of the file system's own stay.
+        // The file system's own folders stay.
         let _ = std::fs::remove_file(file.path());
     }
     left
 }
 
-/// As far as it goes: what is still there then, the next test says.
+/// Runs a tool and ignores errors: the next test reports remains.
 fn tool(words: &[&str]) {
     let _ = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
 }
@@ -271,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_chosen_by_the_beginning_of_their_names() {
+    fn tests_are_selected_by_name_prefix() {
         assert_eq!(names_for(When::Always, &[]), ["ublk/null_01", "nbd/one"]);
         assert_eq!(names_for(When::Always, &["ublk"]), ["ublk/null_01"]);
         assert_eq!(names_for(When::Always, &["null"]), [""; 0]);
     }
 
     #[test]
-    fn long_tests_run_only_when_they_are_asked_for() {
+    fn long_tests_run_only_on_request() {
         assert_eq!(names_for(When::Always, &["ublk/lon"]), [""; 0]);
         assert_eq!(names_for(When::Soak, &["ublk/lon", "nbd"]), ["ublk/long"]);
         assert_eq!(names_for(When::Soak, &[]), ["ublk/long"]);

@@ -1,8 +1,8 @@
-//! A writer that knows what it was promised: for servers that die while they are written to.
+//! A writer that records which of its data must survive, for servers that die during writes.
 //!
-//! Several threads write blocks past the page cache, each block with its number and a version in every sector. For
-//! each block the ledger holds the last version that was acknowledged, and those that failed after it: these may have
-//! arrived or not. Whatever a block holds later must be one of them, whole.
+//! Several threads write blocks by direct I/O, each block with its number and a version in every sector. For
+//! each block the ledger has the last acknowledged version, and those that failed after it, which may have
+//! been written or not. The block must contain one of them, untorn.
 //!
 //! *Invariant:* a block belongs to one thread, so its versions are written in order.
 
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is written at once.
+/// Bytes of one write.
 pub const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 /// Blocks of each thread.
 const BLOCKS: u64 = 64;
 
-/// A buffer that direct I/O takes: it begins at a multiple of its length.
+/// A buffer aligned for direct I/O: its address is a multiple of its length.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -40,7 +40,7 @@ impl Aligned {
     }
 }
 
-/// Sixteen bytes at the beginning of each sector, and a pattern of them in the rest.
+/// Writes sixteen bytes at the beginning of each sector, and a pattern of them to the rest.
 fn stamp(block: &mut [u8], number: u64, version: u64) {
     for sector in block.chunks_exact_mut(SECTOR) {
         for (index, word) in sector.chunks_exact_mut(8).enumerate() {
@@ -50,7 +50,8 @@ fn stamp(block: &mut [u8], number: u64, version: u64) {
     }
 }
 
-/// The version in a block, if it is one block's, whole and unbroken; a block that was never written has version 0.
+/// Returns the version in a block, if it is this block's and untorn; a block that was never written has
+/// version 0.
 fn version_of(block: &[u8], number: u64) -> Result<u64, String> {
     if block.iter().all(|byte| *byte == 0) {
         return Ok(0);
@@ -64,12 +65,12 @@ fn version_of(block: &[u8], number: u64) -> Result<u64, String> {
     }
 }
 
-/// What one block may hold.
+/// The possible versions of a block.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Promise {
-    /// The last version that was acknowledged.
+    /// The last acknowledged version.
     kept: u64,
-    /// The last that was tried; versions after `kept` failed, and may be there.
+    /// The last submitted version; versions after `kept` failed, and may have been written.
     tried: u64,
 }
 
@@ -79,7 +80,7 @@ impl Promise {
     }
 }
 
-/// What all blocks may hold, by their numbers.
+/// The possible versions of all blocks, by number.
 #[derive(Default)]
 pub struct Ledger {
     promises: Vec<Promise>,
@@ -109,12 +110,12 @@ impl Writer {
         Writer { threads, stop, acknowledged }
     }
 
-    /// Writes that were acknowledged so far.
+    /// Returns the number of acknowledged writes so far.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Relaxed)
     }
 
-    /// Waits until this many more writes were acknowledged.
+    /// Waits for this many more acknowledged writes.
     ///
     /// # Panics
     /// If that takes minutes.
@@ -125,7 +126,7 @@ impl Writer {
         assert!(done.is_some(), "{} of {goal} writes were acknowledged: it hangs", self.acknowledged());
     }
 
-    /// Ends the threads; what they were promised.
+    /// Ends the threads and returns their ledger.
     ///
     /// # Panics
     /// If one of them does not end.
@@ -172,7 +173,7 @@ fn write(path: &Path, first: u64, stop: &AtomicBool, acknowledged: &AtomicU64) -
                 }
                 Err(_) => {
                     ledger.failed += 1;
-                    // Somebody else is to get the processor, which may be the only one.
+                    // Yields the processor, which may be the only one.
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -182,7 +183,7 @@ fn write(path: &Path, first: u64, stop: &AtomicBool, acknowledged: &AtomicU64) -
 }
 
 impl Ledger {
-    /// Reads every block and holds it against what was promised.
+    /// Reads every block and compares it with the ledger.
     ///
     /// # Panics
     /// If one is wrong, or cannot be read.
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_tells_its_version() {
+    fn a_block_contains_its_version() {
         let mut block = vec![0; BLOCK];
         assert_eq!(version_of(&block, 7), Ok(0));
         stamp(&mut block, 7, 9);
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_block_is_none() {
+    fn a_torn_block_is_recognised() {
         let mut block = vec![0; BLOCK];
         stamp(&mut block, 7, 9);
         stamp(&mut block[SECTOR..], 7, 10);
@@ -228,15 +229,15 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_may_have_arrived_and_an_acknowledged_one_must() {
+    fn a_failed_write_may_exist_and_an_acknowledged_one_must() {
         let promise = Promise { kept: 3, tried: 5 };
         assert!(promise.allows(3) && promise.allows(4) && promise.allows(5));
         assert!(!promise.allows(2), "an acknowledged write is lost");
-        assert!(!promise.allows(6), "nobody wrote that");
+        assert!(!promise.allows(6), "that was never written");
     }
 
     #[test]
-    fn what_a_writer_wrote_is_what_it_was_promised() {
+    fn a_writers_blocks_have_their_acknowledged_versions() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("a file");

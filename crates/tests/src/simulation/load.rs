@@ -1,68 +1,69 @@
-//! The front-end of a simulation: makes random requests with their memory, and judges how they ended.
+//! The front-end of a simulation: creates random requests with their memory, and checks their results.
 
 use block::{Bytes, Data, Extent, Flags, Op, Request, Sectors, Segment, Status, Tag};
 use queue::{Queue, Ring as _};
 use sim::{Content, Model, Rng, SECTOR_LEN, SimRing, Ticket, fill_sector, read_sector};
 
-/// What surrounds the memory of a request, so that a node that strays shows.
+/// Guard bytes around the memory of a request, which show stray writes.
 const GUARD: u8 = 0x5C;
 const GUARD_LEN: u32 = 64;
-/// Memory for the answers about extents.
+/// Length of the memory for replies of extents.
 const EXTENTS_LEN: u32 = 8 * Extent::RECORD_LEN as u32;
 
-/// What may be asked of a device, and how it may answer.
+/// Requests that a device accepts, and results that it may return.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manners {
+pub(super) struct DeviceRules {
     pub(super) sectors: Sectors,
-    /// In one request at most.
+    /// Most sectors of one request.
     pub(super) sectors_max: u64,
     pub(super) segments_per_tag: u16,
-    /// Memory comes in whole sectors.
+    /// Memory consists of whole sectors.
     pub(super) even_memory: bool,
-    /// It knows about extents.
+    /// It supports extents.
     pub(super) tells_extents: bool,
-    /// Requests may fail without anyone being wrong.
+    /// Requests may fail without a fault of the stack.
     pub(super) can_fail: bool,
     /// Discard or write zeroes may be refused.
     pub(super) can_refuse: bool,
-    /// Requests that take too long are ended.
+    /// Requests that take too long are cancelled.
     pub(super) has_timeout: bool,
 }
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub(super) struct Flying {
     pub(super) ticket: Ticket,
     pub(super) req: Request,
-    /// Allocations, whole.
+    /// Its allocations.
     memory: Vec<Segment>,
     pub(super) owner: u32,
 }
 
 impl Flying {
-    /// Whether it changes one of these sectors.
+    /// Returns whether it changes one of these sectors.
     pub(super) fn is_write_of(&self, first: u64, count: u64) -> bool {
         let Request { op, offset, .. } = self.req;
         op.is_write() && offset.0 < (first + count) << 9 && first << 9 < self.req.end().0
     }
 }
 
-/// Make a request for `tag`. `None`: there was no memory, or `is_taken` says of the kind and the sectors that they are.
+/// Creates a request for `tag`. Returns `None` if there is no memory, or `is_taken` reports the sectors as in
+/// use for this kind.
 pub(super) fn request(
     tag: Tag,
     queue: &mut Queue<SimRing>,
-    manners: &Manners,
+    rules: &DeviceRules,
     rng: &mut Rng,
     ring: &mut SimRing,
     model: &mut Model,
     is_taken: impl Fn(Op, u64, u64) -> bool,
 ) -> Option<Flying> {
     let op = match random_op(rng) {
-        Op::Extents if !manners.tells_extents => Op::Read,
+        Op::Extents if !rules.tells_extents => Op::Read,
         op => op,
     };
     let (first, count) =
-        if op == Op::Flush { (0, 0) } else { random_range(rng, manners.sectors.0, manners.sectors_max) };
+        if op == Op::Flush { (0, 0) } else { random_range(rng, rules.sectors.0, rules.sectors_max) };
     let flags = random_flags(rng, op);
     if is_taken(op, first, count) {
         return None;
@@ -72,8 +73,8 @@ pub(super) fn request(
         Op::Extents => EXTENTS_LEN,
         _ => 0,
     };
-    let most = if op == Op::Extents { 1 } else { u64::from(manners.segments_per_tag) };
-    let (memory, segments) = allocate(memory_len, rng.between(1, most), manners.even_memory, rng, ring)?;
+    let most = if op == Op::Extents { 1 } else { u64::from(rules.segments_per_tag) };
+    let (memory, segments) = allocate(memory_len, rng.between(1, most), rules.even_memory, rng, ring)?;
     let data = queue.run(tag, &segments).expect("no more segments than the queue was made for");
     let ticket = model.begin(op, flags, Sectors(first), Sectors(count));
     match op {
@@ -108,7 +109,7 @@ fn random_op(rng: &mut Rng) -> Op {
     }
 }
 
-/// Mostly a few sectors in a few places, so that requests meet; sometimes a lot.
+/// Draws a range: mostly a few sectors at a few places, so that requests overlap; sometimes many.
 fn random_range(rng: &mut Rng, sectors: u64, sectors_max: u64) -> (u64, u64) {
     let most = *rng.pick(&[1, 8, 8, 16, 16, 64, 256]).min(&sectors).min(&sectors_max);
     let count = rng.between(1, most);
@@ -117,15 +118,15 @@ fn random_range(rng: &mut Rng, sectors: u64, sectors_max: u64) -> (u64, u64) {
 }
 
 fn random_flags(rng: &mut Rng, op: Op) -> Flags {
-    let mut flags = Flags::NONE;
+    let mut flags = Flags::empty();
     let mut maybe = |chance, flag| {
         if rng.chance(chance) {
-            flags = flags.with(flag);
+            flags = flags.union(flag);
         }
     };
     maybe(70, Flags::NOWAIT);
     match op {
-        Op::Read => maybe(300, Flags::MAY_LEND),
+        Op::Read => maybe(300, Flags::ZERO_COPY),
         Op::Write | Op::Discard => maybe(150, Flags::FUA),
         Op::WriteZeroes => {
             maybe(150, Flags::FUA);
@@ -137,7 +138,7 @@ fn random_flags(rng: &mut Rng, op: Op) -> Flags {
     flags
 }
 
-/// Memory of `len` bytes in `count` pieces: the allocations, and the pieces within them.
+/// Allocates memory of `len` bytes in `count` segments: the allocations, and the segments within them.
 fn allocate(
     len: u32,
     count: u64,
@@ -148,7 +149,7 @@ fn allocate(
     let (mut memory, mut segments, mut left) = (Vec::new(), Vec::new(), len);
     for number in 0..count {
         let others = (count - number - 1) as u32;
-        // Many odd pieces would be written in several steps, and a power cut between them tears a sector.
+        // Many odd segments would be written in several steps, and a power cut between them tears a sector.
         let unit = if !even && count <= 8 && rng.chance(300) { 4 } else { 512 };
         let most = left.saturating_sub(others * 512) / unit;
         let piece = if others == 0 || most == 0 { left } else { rng.between(1, most.into()) as u32 * unit };
@@ -170,18 +171,18 @@ fn allocate(
     Some((memory, segments))
 }
 
-/// A request ended: was that right? Gives its memory back.
+/// Checks the result of a completed request, and frees its memory.
 pub(super) fn judge(
     tag: Tag,
     flying: &Flying,
     status: Status,
     queue: &Queue<SimRing>,
-    manners: &Manners,
+    rules: &DeviceRules,
     ring: &mut SimRing,
     model: &mut Model,
 ) -> Result<(), String> {
     let Flying { ticket, req, .. } = flying;
-    if !may_end(req, status, manners) {
+    if !may_end(req, status, rules) {
         return Err(format!("{req:?} ended with {status:?}, and nothing was wrong"));
     }
     let own = data(queue, req.data, req.len, req.op, ring);
@@ -208,13 +209,13 @@ pub(super) fn judge(
     guards(flying, own.len(), ring)
 }
 
-fn may_end(req: &Request, status: Status, manners: &Manners) -> bool {
-    let again = status == Status::Again && req.flags.has(Flags::NOWAIT);
+fn may_end(req: &Request, status: Status, rules: &DeviceRules) -> bool {
+    let again = status == Status::Again && req.flags.contains(Flags::NOWAIT);
     let refusal = status == Status::NotSupported
-        && (req.flags.has(Flags::FAST_ZERO)
-            || manners.can_refuse && matches!(req.op, Op::Discard | Op::WriteZeroes));
-    let timeout = status == Status::Timeout && manners.has_timeout;
-    status.is_ok() || again || refusal || timeout || manners.can_fail
+        && (req.flags.contains(Flags::FAST_ZERO)
+            || rules.can_refuse && matches!(req.op, Op::Discard | Op::WriteZeroes));
+    let timeout = status == Status::Timeout && rules.has_timeout;
+    status.is_ok() || again || refusal || timeout || rules.can_fail
 }
 
 fn data(queue: &Queue<SimRing>, data: Data, len: Bytes, op: Op, ring: &SimRing) -> Vec<u8> {
@@ -228,7 +229,7 @@ fn data(queue: &Queue<SimRing>, data: Data, len: Bytes, op: Op, ring: &SimRing) 
     bytes
 }
 
-/// What an extents request answered: within the range, and zero only where zeroes may be.
+/// Checks the reply of an extents request: within the range, and zero only where zeroes may be.
 fn extents(records: &[u8], req: &Request, ticket: Ticket, model: &Model) -> Result<(), String> {
     let (mut at, mut count) = (req.offset.0, 0);
     for extent in records.chunks(Extent::RECORD_LEN).map_while(Extent::from_record) {
@@ -236,7 +237,7 @@ fn extents(records: &[u8], req: &Request, ticket: Ticket, model: &Model) -> Resu
         let known = end.min(model.device_len().bytes().0);
         for sector in at.div_ceil(512)..known / 512 {
             if extent.zero && !model.may_be_zero(Sectors(sector), ticket) {
-                return Err(format!("sector {sector} is said to be zero, and is not ({req:?})"));
+                return Err(format!("sector {sector} is reported as zero, and is not ({req:?})"));
             }
         }
         if at >= req.end().0 {
@@ -247,7 +248,7 @@ fn extents(records: &[u8], req: &Request, ticket: Ticket, model: &Model) -> Resu
     if count == 0 { Err(format!("no extents for {req:?}")) } else { Ok(()) }
 }
 
-/// The bytes around the pieces are as they were.
+/// Checks that the bytes around the segments are unchanged.
 fn guards(flying: &Flying, len: usize, ring: &mut SimRing) -> Result<(), String> {
     let all: usize = flying.memory.iter().map(|whole| whole.len as usize).sum();
     let guards = all - len;

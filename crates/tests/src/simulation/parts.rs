@@ -1,21 +1,22 @@
-//! A stack as data, and how nodes are made of it.
+//! A stack as data, and the creation of its nodes.
 
-use super::breakage::{Breakage, Broken, BrokenBelow};
 use super::paths::FlakyPath;
 use super::remote::Remote;
+use super::seeded_fault::{Broken, BrokenBelow, SeededFault};
 use super::stacks::Setup;
+use super::target_line::TargetLine;
 use super::within::Within;
 use backends::FileNode;
-use block::{Bytes, Profile, QueueLimits, Sectors};
+use block::{Bytes, Profile, QueueLimits};
 use exports::ublk::ModelRing;
-use layers::dm::{Place, Row, Striped, TableLayer};
+use layers::dm::{TableLayer, TableTarget};
 use layers::scheduler::{Choice, Scheduler};
-use layers::{Cow, Layer, Pass, Split, Words};
+use layers::{Cow, Layer, LayerOptions, Pass, Split};
 use queue::{FileId, Node, NodeId, Ring, Stack};
 use sim::nodes::{Chop, Delay, Flaky, Jam, Lender, Mirror, PlainFile, Retry, Shift};
 use sim::{Rng, SimRing};
 
-/// A node and those below it.
+/// A node and the nodes below it.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     PlainFile {
@@ -72,7 +73,7 @@ pub(super) enum Part {
         limits: Box<QueueLimits>,
         below: Box<Part>,
     },
-    /// Requests are merged to those limits.
+    /// Requests are merged up to these limits.
     Scheduler {
         choice: Choice,
         limits: Box<QueueLimits>,
@@ -82,54 +83,52 @@ pub(super) enum Part {
         children: u16,
         below: [Box<Part>; 2],
     },
-    /// The origin, and the store. Short: the origin ends before the device does, and what is read past it is
-    /// filled here.
+    /// The origin, and the store. Short: the origin ends before the device does, and reads past it are filled
+    /// here.
     Cow {
         overlay: usize,
         short: bool,
         children: u16,
         below: [Box<Part>; 2],
     },
-    /// Requests are cut at every so many bytes, as a table does it for what stands below.
+    /// Requests are split as a table splits them for the target below.
     Table {
-        cut: Bytes,
+        row: TableTarget,
         below: Box<Part>,
     },
-    /// Two stripes of a chunk each, under a table.
-    Striped {
-        chunk: Bytes,
-        len: Bytes,
-        starts: [Bytes; 2],
-        below: [Box<Part>; 2],
+    /// A target of the list, from a line. Without faults in a calm world.
+    Target {
+        line: TargetLine,
+        below: Box<[Box<Part>]>,
     },
-    /// A layer of the list of drivers. One that fails requests does not in a calm world.
+    /// A layer of the list of drivers. Without faults in a calm world.
     Driver {
-        words: Words,
+        words: LayerOptions,
         fails: bool,
         below: Box<Part>,
     },
-    /// The device, and that of its log.
+    /// The device, and its log's device.
     Logged {
         number: usize,
         below: [Box<Part>; 2],
     },
-    /// It fails as paths do.
+    /// It fails like a path.
     FlakyPath {
         chance: u32,
         below: Box<Part>,
     },
-    /// Two ways to one disk.
+    /// Two paths to one disk.
     Multipath {
         number: usize,
-        breakage: Option<Breakage>,
+        seeded_fault: Option<SeededFault>,
         below: [Box<Part>; 2],
     },
     Broken {
-        breakage: Breakage,
+        seeded_fault: SeededFault,
         below: Box<Part>,
     },
     BrokenBelow {
-        breakage: Breakage,
+        seeded_fault: SeededFault,
         data_at: Bytes,
         below: Box<Part>,
     },
@@ -146,9 +145,9 @@ impl Part {
             | Part::Remote { .. } => &[],
             Part::Mirror { below, .. }
             | Part::Cow { below, .. }
-            | Part::Striped { below, .. }
             | Part::Multipath { below, .. }
             | Part::Logged { below, .. } => below,
+            Part::Target { below, .. } => below,
             Part::Table { below, .. } | Part::Driver { below, .. } => std::slice::from_ref(below),
             Part::Delay { below, .. }
             | Part::Jam { below, .. }
@@ -166,7 +165,7 @@ impl Part {
         }
     }
 
-    /// Whether none of it looks at data: requests may bring memory that only the kernel can reach.
+    /// Returns whether no part accesses data: requests may then have memory that only the kernel can access.
     pub(super) fn is_opaque(&self, takes_any_block: &impl Fn(usize) -> bool) -> bool {
         let own = match self {
             Part::PlainFile { .. } => true,
@@ -174,12 +173,13 @@ impl Part {
             Part::Cow { short, .. } => !short,
             Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
             Part::Remote { .. } | Part::Logged { .. } => false,
+            Part::Target { line, .. } => !line.accesses_data,
             _ => true,
         };
         own && self.below().iter().all(|part| part.is_opaque(takes_any_block))
     }
 
-    /// Nodes of this part, itself included.
+    /// Returns the number of nodes of this part, including itself.
     pub(super) fn size(&self) -> u8 {
         1 + self.below().iter().map(|part| part.size()).sum::<u8>()
     }
@@ -200,9 +200,9 @@ impl Part {
             Part::Shift { by, .. } => format!("shift {by}"),
             Part::Chop { children, .. } => format!("chop {children}"),
             Part::Mirror { children, .. } => format!("mirror {children}"),
-            Part::Table { cut, .. } => format!("table {cut}"),
-            Part::Striped { chunk, starts, .. } => format!("striped {chunk} {starts:?}"),
-            Part::Multipath { number, breakage, .. } => format!("multipath {number} {breakage:?}"),
+            Part::Table { row, .. } => format!("table {:?}", row.max_io_len),
+            Part::Target { line, .. } => line.to_string(),
+            Part::Multipath { number, seeded_fault, .. } => format!("multipath {number} {seeded_fault:?}"),
             Part::Driver { words, .. } => words.to_string(),
             Part::Logged { number, .. } => format!("logged {number}"),
             Part::Pass { .. } => "pass".to_owned(),
@@ -210,8 +210,8 @@ impl Part {
             Part::Within { limits, .. } => format!("within {limits:?}"),
             Part::Scheduler { choice, .. } => choice.to_string(),
             Part::Cow { overlay, .. } => format!("cow {overlay}"),
-            Part::Broken { breakage, .. } | Part::BrokenBelow { breakage, .. } => {
-                format!("broken {breakage:?}")
+            Part::Broken { seeded_fault, .. } | Part::BrokenBelow { seeded_fault, .. } => {
+                format!("broken {seeded_fault:?}")
             }
         };
         text.push_str(&own);
@@ -227,9 +227,9 @@ impl Part {
     }
 }
 
-/// A ring under which a stack may be built.
+/// A ring for which a stack can be built.
 pub(super) trait Remotes: Ring + Sized {
-    /// The node over a server.
+    /// Creates the node over a server.
     fn remote(remote: &Remote) -> Box<dyn Node<Self>>;
 }
 
@@ -252,7 +252,7 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Add a part, whose number will be `id`: parents come before their children, which follow at once.
+    /// Adds a part with the number `id`: parents precede their children, which follow at once.
     pub(super) fn add<R: Remotes>(&mut self, part: &Part, id: u8, stack: &mut Stack<R>) {
         let child = NodeId(id + 1);
         let rng = self.rng.fork();
@@ -264,7 +264,7 @@ impl Builder<'_> {
             Part::File { disk } => {
                 let shared = self.setup.shared[*disk].clone().expect("made when the files were opened");
                 let file = FileId(*disk as u32);
-                stack.backend(Box::new(FileNode::new(shared, file).with_error_file(file)))
+                stack.backend(Box::new(FileNode::new(shared, file).with_sync_file(file)))
             }
             Part::Ram { number } => stack.backend(Box::new(self.setup.rams[*number].node(None))),
             Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
@@ -292,10 +292,14 @@ impl Builder<'_> {
             }
             Part::Scheduler { choice, limits, below } => {
                 let scheduler = Scheduler::new(*choice);
-                let lends = matches!(**below, Part::Lender { .. });
-                let whole = Profile { limits: QueueLimits::clone(limits), lends, ..self.setup.any_profile() };
-                scheduler.made_for(self.setup.depth);
-                let children = Layer::<R>::spares(&scheduler, self.setup.depth);
+                let zero_copy_reads = matches!(**below, Part::Lender { .. });
+                let whole = Profile {
+                    limits: QueueLimits::clone(limits),
+                    zero_copy_reads,
+                    ..self.setup.any_profile()
+                };
+                scheduler.set_depth(self.setup.depth);
+                let children = Layer::<R>::child_requests(&scheduler, self.setup.depth);
                 stack.layer(Layer::<R>::node(&scheduler, &whole, &[child]), children)
             }
             Part::Mirror { children, below } => {
@@ -307,37 +311,45 @@ impl Builder<'_> {
                 let index = self.setup.overlays[*overlay].index.clone().expect("made when it was opened");
                 stack.layer(Box::new(Cow::new(index, [child, store])), *children)
             }
-            Part::Table { cut, below } => {
-                let place = Place { start: Sectors(0), len: Sectors(1 << 40) };
-                let spreads = matches!(**below, Part::Striped { .. });
-                let row = Row { place, max_io_len: Some(cut.sectors()), spreads };
-                let table = TableLayer::new(vec![row]);
+            Part::Table { row, .. } => {
+                let table = TableLayer::new(vec![*row]);
                 stack.layer(Layer::<R>::node(&table, &self.setup.any_profile(), &[child]), 16)
             }
-            Part::Striped { chunk, len, starts, below } => {
-                let children = [child, NodeId(id + 1 + below[0].size())];
-                let striped = Striped::of(*len, *chunk, &starts[..]);
-                stack.layer(Layer::<R>::node(&striped, &self.setup.any_profile(), &children), 8)
+            Part::Target { line, .. } if line.fails && self.calm => {
+                stack.layer(Box::new(Pass::new(child)), 0)
+            }
+            Part::Target { line, below } => {
+                let (mut children, mut next) = (Vec::new(), id + 1);
+                for part in below {
+                    children.push(NodeId(next));
+                    next += part.size();
+                }
+                let (target, devices) = line.build::<R>(&self.setup.any_profile());
+                let children: Vec<NodeId> = devices.into_iter().map(|device| children[device]).collect();
+                let node = target.node(&self.setup.any_profile(), &children);
+                stack.layer(node, target.child_requests(self.setup.depth))
             }
             Part::Driver { fails: true, .. } if self.calm => stack.layer(Box::new(Pass::new(child)), 0),
             Part::Driver { words, .. } => {
                 let profile = self.setup.any_profile();
                 let layer = words.layer::<R>(std::slice::from_ref(&profile)).expect("it takes any device");
-                stack.layer(layer.node(&profile, &[child]), layer.spares(self.setup.depth))
+                stack.layer(layer.node(&profile, &[child]), layer.child_requests(self.setup.depth))
             }
             Part::Logged { number, below } => {
                 let children = [child, NodeId(id + 1 + below[0].size())];
                 let log = &self.setup.logs[*number];
                 stack.layer(Layer::<R>::node(&**log, &self.setup.any_profile(), &children), 2)
             }
-            Part::Multipath { number, breakage, below } => {
+            Part::Multipath { number, seeded_fault, below } => {
                 let children = [child, NodeId(id + 1 + below[0].size())];
-                stack.layer(self.setup.paths[*number].node(&children, *breakage, rng), 0)
+                stack.layer(self.setup.paths[*number].node(&children, *seeded_fault, rng), 0)
             }
-            Part::BrokenBelow { breakage, data_at, .. } => {
-                stack.layer(Box::new(BrokenBelow::new(child, *breakage, *data_at)), 0)
+            Part::BrokenBelow { seeded_fault, data_at, .. } => {
+                stack.layer(Box::new(BrokenBelow::new(child, *seeded_fault, *data_at)), 0)
             }
-            Part::Broken { breakage, .. } => stack.layer(Box::new(Broken::new(child, *breakage, rng)), 64),
+            Part::Broken { seeded_fault, .. } => {
+                stack.layer(Box::new(Broken::new(child, *seeded_fault, rng)), 64)
+            }
         };
         assert_eq!(got, NodeId(id), "nodes are numbered as they are added");
         let mut next = id + 1;

@@ -1,6 +1,6 @@
-//! What happens to the paths of a multipath while it is under load: messages, a checker, suspensions, other tables.
+//! Events on the paths of a multipath under load: messages, a checker, suspensions, other tables.
 
-use super::breakage::Breakage;
+use super::seeded_fault::SeededFault;
 use block::{Cookie, Request, Status};
 use layers::multipath::{Config, Multipath, MultipathNode};
 use queue::{Cx, Node, NodeEvent, NodeId, Ring, Verdict};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// One multipath over two paths.
 pub(super) struct Paths {
     line: String,
-    /// Requests wait as long as there is no path, and nobody says otherwise.
+    /// Requests wait while there is no path, unless a message changes that.
     keeps: bool,
-    /// So long at most; 0: for ever.
+    /// Limit for that wait; 0: none.
     timeout_ns: u64,
     /// Empty until it is opened.
     shared: Option<Arc<Multipath>>,
@@ -34,7 +34,7 @@ const SELECTORS: [(&str, &str); 5] = [
 ];
 
 impl Paths {
-    /// `ends`: waiting has an end.
+    /// Draws one; `ends`: waiting has a limit.
     pub(super) fn random(rng: &mut Rng, keeps: bool, ends: bool) -> Paths {
         let features = if keeps { "1 queue_if_no_path" } else { "0" };
         let group = |rng: &mut Rng, devices: &[&str]| {
@@ -56,7 +56,7 @@ impl Paths {
         self.shared.as_ref().expect("it was opened")
     }
 
-    /// As a table that is loaded: all paths work.
+    /// Opens it like a loaded table: all paths work.
     pub(super) fn open(&mut self) {
         let words: Vec<&str> = self.line.split(' ').collect();
         let shared = Multipath::new(Config::parse(&words).expect("a line of a table"));
@@ -64,22 +64,22 @@ impl Paths {
         self.shared = Some(shared);
     }
 
-    /// The node of a queue.
+    /// Creates the node of a queue.
     pub(super) fn node<R: Ring>(
         &self,
         children: &[NodeId],
-        breakage: Option<Breakage>,
+        seeded_fault: Option<SeededFault>,
         rng: Rng,
     ) -> Box<dyn Node<R>> {
         let inner = MultipathNode::new(self.shared().clone(), children);
-        match breakage {
+        match seeded_fault {
             None => Box::new(inner),
-            Some(breakage) => Box::new(Broken { inner, breakage, rng }),
+            Some(seeded_fault) => Box::new(Broken { inner, seeded_fault, rng }),
         }
     }
 
-    /// Now and then something happens to paths and groups; what failed is found to work again.
-    pub(super) fn happen(&self, rng: &mut Rng) {
+    /// At times changes paths and groups, and reinstates failed paths.
+    pub(super) fn random_event(&self, rng: &mut Rng) {
         let shared = self.shared();
         for path in 0..2 {
             if rng.chance(20) && shared.wants_check(path) {
@@ -101,12 +101,12 @@ impl Paths {
             7 if !self.keeps => &["fail_if_no_path"],
             _ => &["queue_if_no_path"],
         };
-        // While it is suspended it says that it is busy.
+        // While it is suspended it answers busy.
         let named = |word: &str| (0..2).filter(|path| ["a", "b"][*path] == word).collect();
         let _ = shared.message(words, named);
     }
 
-    /// What is kept goes back whole; or fails, where requests may.
+    /// Hands back the waiting requests, or fails them if requests may fail.
     pub(super) fn suspend(&self, rng: &mut Rng) {
         self.shared().presuspend(self.keeps || rng.chance(500));
     }
@@ -115,7 +115,7 @@ impl Paths {
         self.shared().resume();
     }
 
-    /// Nothing is under way.
+    /// Checks that no request is counted as in flight.
     pub(super) fn check_idle(&self) -> Result<(), String> {
         match self.shared().in_flight() {
             (0, 0) => Ok(()),
@@ -126,10 +126,10 @@ impl Paths {
     }
 }
 
-/// A multipath that makes a mistake.
+/// A multipath with a seeded fault.
 struct Broken {
     inner: MultipathNode,
-    breakage: Breakage,
+    seeded_fault: SeededFault,
     rng: Rng,
 }
 
@@ -143,9 +143,9 @@ impl<R: Ring> Node<R> for Broken {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
-        match self.breakage {
-            Breakage::UncountedEnd if status.is_ok() && self.rng.chance(100) => Verdict::Up(status),
-            Breakage::PathErrorTold if !status.is_ok() => {
+        match self.seeded_fault {
+            SeededFault::UncountedEnd if status.is_ok() && self.rng.chance(100) => Verdict::Up(status),
+            SeededFault::PathErrorTold if !status.is_ok() => {
                 let _ = self.inner.end_io(io, req, Status::Ok, cx);
                 Verdict::Up(status)
             }
@@ -174,7 +174,7 @@ impl<R: Ring> Node<R> for Broken {
     }
 }
 
-/// Fails requests on their way down or up, as a path does and a disk does not.
+/// Fails requests on their way down or up, like a path and unlike a disk.
 pub(super) struct FlakyPath {
     child: NodeId,
     rng: Rng,
@@ -182,7 +182,7 @@ pub(super) struct FlakyPath {
 }
 
 impl FlakyPath {
-    /// `chance` in a thousand on either way.
+    /// Creates one that fails `chance` in a thousand on either way.
     pub(super) fn new(child: NodeId, rng: Rng, chance: u32) -> FlakyPath {
         FlakyPath { child, rng, chance }
     }

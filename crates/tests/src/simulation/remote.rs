@@ -1,7 +1,8 @@
-//! Simulated NBD servers, for the client's node: right in what they answer, at random in when, how, and for how long.
+//! Simulated NBD servers, for the client's node: correct in their replies, random in their timing, order and
+//! lifetime.
 //!
-//! All connections to one server share its memory. A connection is cut, falls silent or turns to nonsense at any time; what
-//! the server had of it then is either done or not, and nothing of it is done later.
+//! All connections to one server share its memory. A connection is lost, falls silent or sends garbage at any
+//! time; the requests that the server has then are executed or not, and none is executed later.
 
 use backends::nbd::{Connected, Connector, Line, Loss, Nbd, NbdSpec, Patience};
 use block::{Bytes, Extent};
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 type Lines = Mutex<Vec<Arc<Line<SimStream>>>>;
 
-/// Whom nodes ask for connections.
+/// The connector of the simulated nodes.
 #[derive(Default)]
 struct SimConnector(Lines);
 
@@ -37,9 +38,9 @@ pub(super) struct Remote {
     /// Empty until it is plugged in.
     nbd: Option<Nbd<SimStream>>,
     patience: Patience,
-    /// A connection ends badly at one of so many steps.
+    /// A connection fails at one of so many steps.
     trouble: u64,
-    nudged: Arc<AtomicBool>,
+    woken: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Remote {
@@ -49,18 +50,18 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// A server of that size. `hasty`: requests may fail for want of a connection.
-    pub(super) fn random(rng: &mut Rng, len: Bytes, hasty: bool) -> Remote {
+    /// Draws a server of that size. `unreliable`: requests may fail for lack of a connection.
+    pub(super) fn random(rng: &mut Rng, len: Bytes, unreliable: bool) -> Remote {
         let reconnect =
-            if hasty { Duration::from_millis(rng.below(50)) } else { Duration::from_secs(1 << 30) };
+            if unreliable { Duration::from_millis(rng.below(50)) } else { Duration::from_secs(1 << 30) };
         let timeout = rng.chance(700).then(|| Duration::from_millis(rng.between(1000, 10_000)));
         let memory = Rc::new(RefCell::new(vec![0; len.0 as usize]));
         let (patience, trouble) = (Patience { timeout, reconnect }, *rng.pick(&[50, 300, 2000, 1 << 40]));
-        let nudged = Arc::default();
-        Remote { len, memory, connector: Arc::default(), nbd: None, patience, trouble, nudged }
+        let woken = Arc::default();
+        Remote { len, memory, connector: Arc::default(), nbd: None, patience, trouble, woken }
     }
 
-    /// Another server of the same disk.
+    /// Returns another server of the same disk.
     pub(super) fn twin(&self, rng: &mut Rng) -> Remote {
         let mut twin = Remote::random(rng, self.len, true);
         twin.memory = self.memory.clone();
@@ -74,12 +75,12 @@ impl Remote {
     }
 
     pub(super) fn node(&self) -> backends::nbd::NbdNode<SimStream> {
-        let nudged = self.nudged.clone();
+        let woken = self.woken.clone();
         let nbd = self.nbd.as_ref().expect("it was plugged in");
-        nbd.node(Arc::new(move || nudged.store(true, Relaxed))).expect("it takes several connections")
+        nbd.node(Arc::new(move || woken.store(true, Relaxed))).expect("it takes several connections")
     }
 
-    /// Bring connections to those that asked for them, at times. Whether nodes are to look.
+    /// Delivers requested connections, at times. Returns whether nodes must check.
     pub(super) fn step(&mut self, rng: &mut Rng, ring: &mut SimRing) -> bool {
         let waiting = self.connector.0.lock().unwrap().len();
         if waiting > 0 && rng.chance(200) {
@@ -89,7 +90,7 @@ impl Remote {
                 assert!(line.bring(connected).is_ok(), "a node that has a connection asked for one");
             }
         }
-        self.nudged.swap(false, Relaxed)
+        self.woken.swap(false, Relaxed)
     }
 
     fn connected(&self, rng: &mut Rng, ring: &mut SimRing) -> Connected<SimStream> {
@@ -98,9 +99,9 @@ impl Remote {
             export: ExportId(0),
             name: "sim".to_owned(),
             size: self.len.0,
-            flags: TransmissionFlags::KNOWN.without(TransmissionFlags::READ_ONLY),
+            flags: TransmissionFlags::all().difference(TransmissionFlags::READ_ONLY),
             style,
-            // The client keeps to this in all sessions alike: the first settles it.
+            // The client keeps this for all sessions: the first one determines it.
             block_sizes: BlockSizes { minimum: 1, preferred: 4096, maximum: 16384 },
             block_sizes_agreed: true,
             base_allocation: (style != Style::Simple && rng.chance(800)).then_some(3),
@@ -121,7 +122,7 @@ impl Remote {
     }
 }
 
-/// One connection, as the server has it.
+/// One connection, on the server's side.
 struct Server {
     session: Session,
     memory: Rc<RefCell<Vec<u8>>>,
@@ -131,7 +132,7 @@ struct Server {
     open: bool,
     silent: bool,
     trouble: u64,
-    /// The client gives up a server that says nothing.
+    /// The client gives up a silent server.
     timed: bool,
 }
 
@@ -142,7 +143,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// What was asked for and not answered is done or not, now or never.
+    /// Executes or drops the unanswered requests, for good.
     fn settle(&mut self) {
         self.open = false;
         for (request, payload) in std::mem::take(&mut self.pending) {
@@ -177,7 +178,7 @@ impl Server {
         header[..len].to_vec()
     }
 
-    /// All at once, or in chunks and holes in any order.
+    /// Answers a read in one chunk, or in chunks and holes in any order.
     fn read(&mut self, request: &Request) -> Vec<u8> {
         let (style, mut header) = (self.session.style, [0; 64]);
         let data = self.memory.borrow()[request.offset as usize..][..request.len as usize].to_vec();
@@ -228,14 +229,14 @@ impl Server {
                 Vec::new()
             }
             1 | 2 => {
-                // Cut within an answer.
-                let mut said = match self.pending.pop() {
+                // The connection is cut within a reply.
+                let mut printed = match self.pending.pop() {
                     Some((request, payload)) => self.answer(&request, &payload),
                     None => Vec::new(),
                 };
-                said.truncate(self.rng.below(said.len() as u64 + 1) as usize);
+                printed.truncate(self.rng.below(printed.len() as u64 + 1) as usize);
                 self.settle();
-                said
+                printed
             }
             _ => {
                 self.silent = true;

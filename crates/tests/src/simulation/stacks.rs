@@ -1,73 +1,76 @@
-//! Random stacks, as data: the same stack is built for each queue, and again when it is opened again.
+//! Random stacks, as data: one stack is built for each queue, and again when it is reopened.
 
 use super::Scenario;
-use super::breakage::Breakage;
-use super::load::Manners;
+use super::load::DeviceRules;
 use super::parts::{Builder, Part, Remotes};
 use super::paths::Paths;
 use super::remote::Remote;
-use backends::{Alignment, Completion, Facts, Knobs, Null, NullSpec, Ram, RamSpec, Shared, Sharing};
+use super::seeded_fault::SeededFault;
+use super::target_line::TargetLine;
+use backends::{Alignment, Facts, Null, Ram, RamSpec, Shared};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
-use layers::Words;
+use layers::LayerOptions;
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
-use layers::cow::{Index, Room, records};
+use layers::cow::{Index, JournalSize, records};
 use layers::dm::{LogWrites, Place};
 use layers::scheduler::Choice;
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
 use sim::{Disk, DiskConfig, Faults, Rng, SimRing};
+use spec::{StackSpec, backend_rows};
 use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The most nodes on a path, kept below the queue's own bound.
+/// Most nodes on a path, kept below the queue's own bound.
 const DEPTH_MAX: usize = 6;
 
-/// What is known of an overlay.
+/// The state of an overlay.
 #[derive(Debug)]
 pub(super) struct Overlay {
     /// Its store.
     disk: usize,
     layout: Layout,
     origin_len: Bytes,
-    /// Which life of it begins when it is opened next, as its header would name it.
-    life: u64,
-    /// How much room its journal has.
-    room: Room,
-    /// Whatever its journal mentions is believed to be there.
+    /// Which generation of it begins when it is opened next, as its header would name it.
+    generation: u64,
+    /// Size of its journal.
+    journal_size: JournalSize,
+    /// Every chunk in its journal is used.
     believes: bool,
-    /// What its nodes share, read anew whenever it is opened.
+    /// State shared by its nodes, read anew whenever it is opened.
     pub(super) index: Option<Arc<Index>>,
 }
 
-/// Everything about a run that stays while it runs.
+/// The parts of a run that stay the same while it runs.
 #[derive(Debug)]
 pub(super) struct Setup {
     top: Part,
     disks: Vec<DiskConfig>,
-    /// A sync of the disk failed, for all who have it open.
+    /// By disk: a sync failed, for all who have it open.
     pub(super) latches: Vec<Rc<Cell<bool>>>,
-    /// What is known of each disk, for those that a [`FileNode`](backends::FileNode) serves.
+    /// State of each disk that a [`FileNode`](backends::FileNode) serves.
     facts: Vec<Option<Facts>>,
-    /// Whether each may be switched between direct and buffered while it is open.
+    /// By disk: whether it may switch between direct and buffered while it is open.
     switches: Vec<Option<Alignment>>,
-    /// What its nodes share, made anew whenever the files are opened, and when the stack is swapped.
+    /// State shared by its nodes, created anew whenever the files are opened, and when the stack is swapped.
     pub(super) shared: Vec<Option<Arc<Shared>>>,
     pub(super) overlays: Vec<Overlay>,
-    /// The disk that is the origin of the overlay at the top, and where on it the origin begins: it is filled
-    /// before the run.
+    /// The disk that is the origin of the overlay at the top, and the origin's offset: it is filled before
+    /// the run.
     pub(super) filled: Option<(FileId, Bytes)>,
     pub(super) rams: Vec<Arc<Ram>>,
     pub(super) nulls: Vec<Null>,
-    /// Lengths, and once plugged in also the memory, of what lends.
+    /// Lengths of the lending backends, and once plugged in also their memory.
     pub(super) lenders: Vec<Segment>,
     pub(super) remotes: Vec<Remote>,
-    /// What log-writes targets share, made anew whenever they are opened, and how long their log devices are.
+    /// State shared by log-writes targets, created anew whenever they are opened, and the lengths of their
+    /// log devices.
     pub(super) logs: Vec<Arc<LogWrites>>,
     log_lens: Vec<Bytes>,
-    /// What the nodes of multipaths share, made anew whenever they are opened, and at swaps.
+    /// State shared by the nodes of multipaths, created anew whenever they are opened, and at swaps.
     pub(super) paths: Vec<Paths>,
     sockets: bool,
     pub(super) forgets_sync_errors: bool,
@@ -78,24 +81,24 @@ pub(super) struct Setup {
     pub(super) segments_per_tag: u16,
     pub(super) timeout_ns: Option<u64>,
     pub(super) faults: Faults,
-    /// It keeps what it holds when the power goes.
+    /// It keeps its content when the power fails.
     pub(super) durable: bool,
-    /// Two places hold the same data, and may differ after a power cut.
+    /// Two places have the same data, and may differ after a power cut.
     pub(super) replicas: bool,
-    /// Requests are counted in pieces.
+    /// Requests are counted as children.
     pub(super) pieces: bool,
-    /// Requests may fail without anyone being wrong.
+    /// Requests may fail without a fault of the stack.
     pub(super) can_fail: bool,
     /// Discard or write zeroes may be refused.
     pub(super) can_refuse: bool,
-    /// Memory comes in whole sectors.
+    /// Memory consists of whole sectors.
     pub(super) even_memory: bool,
-    /// A node that tries again many times is in the stack.
+    /// The stack has a node that retries many times.
     patient: bool,
 }
 
 impl Setup {
-    /// `sockets`: the ring has some, so that servers may hold the data.
+    /// Draws a setup. `sockets`: the ring has sockets, so that servers may hold the data.
     pub(super) fn random(rng: &mut Rng, scenario: Scenario, sockets: bool) -> Setup {
         let mut setup = Setup::bare(rng, scenario, sockets);
         setup.faults = random_faults(rng, setup.timeout_ns.is_some());
@@ -103,27 +106,27 @@ impl Setup {
             setup.faults.sync_error = 300;
         }
         setup.can_fail = setup.faults.can_fail_requests();
-        let extra = scenario.breakage.is_some().into();
+        let extra = scenario.seeded_fault.is_some().into();
         let len = Bytes(setup.sectors.0 << 9);
-        let broken_overlay = scenario.breakage.filter(|breakage| breakage.is_of_overlays());
+        let broken_overlay = scenario.seeded_fault.filter(|seeded_fault| seeded_fault.is_of_overlays());
         let is_overlay = broken_overlay.is_some() || scenario.overlay;
-        if is_overlay || scenario.breakage.is_none() && rng.chance(100) {
+        if is_overlay || scenario.seeded_fault.is_none() && rng.chance(100) {
             setup.top = setup.filled_overlay(rng, len, broken_overlay);
             return setup;
         }
-        if let Some(breakage) = scenario.breakage.filter(|breakage| breakage.is_of_paths()) {
-            setup.top = setup.multipath(rng, len, Some(breakage));
+        if let Some(seeded_fault) = scenario.seeded_fault.filter(|seeded_fault| seeded_fault.is_of_paths()) {
+            setup.top = setup.multipath(rng, len, Some(seeded_fault));
             return setup;
         }
         setup.top = setup.tree(rng, extra, len);
-        if let Some(breakage) = scenario.breakage {
-            setup.top = Part::Broken { breakage, below: Box::new(setup.top.clone()) };
+        if let Some(seeded_fault) = scenario.seeded_fault {
+            setup.top = Part::Broken { seeded_fault, below: Box::new(setup.top.clone()) };
             setup.pieces = true;
         }
         setup
     }
 
-    /// One without anything in it yet.
+    /// Draws an empty setup.
     fn bare(rng: &mut Rng, scenario: Scenario, sockets: bool) -> Setup {
         Setup {
             top: Part::PlainFile { disk: 0 },
@@ -142,15 +145,15 @@ impl Setup {
             log_lens: Vec::new(),
             paths: Vec::new(),
             sockets,
-            forgets_sync_errors: scenario.breakage == Some(Breakage::ForgottenSyncError),
-            forgets_at_swaps: scenario.breakage == Some(Breakage::ForgetfulSwap),
+            forgets_sync_errors: scenario.seeded_fault == Some(SeededFault::ForgottenSyncError),
+            forgets_at_swaps: scenario.seeded_fault == Some(SeededFault::ForgetfulSwap),
             sectors: Sectors(rng.between(8, 128) * 8),
             queues: rng.between(1, 2) as u16,
             depth: *rng.pick(&[1, 2, 8, 32]),
             segments_per_tag: *rng.pick(&[1, 2, 8, 100]),
             timeout_ns: rng.chance(300).then(|| rng.between(1_000_000, 400_000_000)),
             faults: Faults::NONE,
-            durable: scenario.breakage.is_some() || scenario.overlay || !rng.chance(300),
+            durable: scenario.seeded_fault.is_some() || scenario.overlay || !rng.chance(300),
             replicas: false,
             pieces: false,
             can_fail: false,
@@ -160,19 +163,19 @@ impl Setup {
         }
     }
 
-    /// One for devices that are made of targets: disks as they come, troubles that a device gets over, nothing else.
+    /// Draws a setup for devices of targets: arbitrary disks, faults that a device survives, nothing else.
     pub(super) fn for_targets(rng: &mut Rng, scenario: Scenario) -> Setup {
         let mut setup = Setup::bare(rng, scenario, false);
         (setup.durable, setup.timeout_ns, setup.even_memory) = (true, None, true);
-        // Each may be cut into many, and there are several devices.
+        // Each may be split into many, and there are several devices.
         setup.depth = setup.depth.min(8);
         setup.faults = gentle_faults(rng);
         setup
     }
 
-    /// What may be asked of the device, and how it may answer.
-    pub(super) fn manners(&self) -> Manners {
-        Manners {
+    /// Returns the requests and results of the device.
+    pub(super) fn rules(&self) -> DeviceRules {
+        DeviceRules {
             sectors: self.sectors,
             sectors_max: 256,
             segments_per_tag: self.segments_per_tag,
@@ -184,7 +187,7 @@ impl Setup {
         }
     }
 
-    /// A disk on which nothing else stands, and where on it what is meant begins.
+    /// Adds a disk without other users; returns it, and the offset of its range.
     pub(super) fn disk(&mut self, rng: &mut Rng, len: Bytes) -> (Part, FileId, Bytes) {
         let file = self.disks.len();
         let mut part = self.any_file(rng, len);
@@ -196,14 +199,14 @@ impl Setup {
         (part, FileId(file as u32), self.facts[file].map_or(Bytes::ZERO, |facts| facts.start))
     }
 
-    /// How often a node tries again. One of a stack may be patient: two above each other would try 40,000
-    /// times where nothing gets through, which looks like a request that never ends.
+    /// Draws a number of retries. Only one node of a stack may retry often: two above each other would retry
+    /// 40,000 times where no request gets through, which looks like a request that never ends.
     fn retries(&mut self, rng: &mut Rng) -> u32 {
         let times = *rng.pick(&[1, 2, 3, 200]);
         if times > 3 && std::mem::replace(&mut self.patient, true) { 3 } else { times }
     }
 
-    /// A random stack whose device is at least `len` long, `above` nodes below the top.
+    /// Draws a random stack whose device is at least `len` long, `above` nodes below the top.
     fn tree(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
         if above + 1 >= DEPTH_MAX || rng.chance(250) {
             return self.backend(rng, len);
@@ -214,7 +217,7 @@ impl Setup {
             1 => Part::Jam { chance: rng.between(20, 400) as u32, below: below(self, rng, len) },
             2 => {
                 self.can_fail = true;
-                // Now and then almost nothing gets through, so that who tries often runs out of hops.
+                // At times almost no request gets through, so that frequent retries use up the hops.
                 let most = *rng.pick(&[30, 100, 100, 900]);
                 Part::Flaky { chance: rng.between(5, most) as u32, below: below(self, rng, len) }
             }
@@ -226,7 +229,7 @@ impl Setup {
             5 => Part::Pass { below: below(self, rng, len) },
             6..=7 if above + 2 < DEPTH_MAX => {
                 self.pieces = true;
-                // A piece of memory that is no whole sector may come to more segments than fit.
+                // A segment that is not a whole number of sectors may lead to more segments than fit.
                 self.even_memory = true;
                 let limits = Box::new(random_limits(rng));
                 let children = *rng.pick(&[1, 2, 8, 64]);
@@ -244,19 +247,20 @@ impl Setup {
                 let children = rng.between(Chop::PIECES.into(), 64) as u16;
                 Part::Chop { children, below: below(self, rng, len) }
             }
-            10..=11 if above + 2 < DEPTH_MAX => self.striped(rng, above, len),
+            10..=11 if above + 2 < DEPTH_MAX => self.target(rng, above, len),
             12 => {
-                let rows: Vec<_> = layers::drivers::rows().into_iter().filter(|row| !row.has_files).collect();
+                let rows: Vec<_> =
+                    layers::drivers::rows().into_iter().filter(|row| !row.has_files()).collect();
                 let row = rng.pick(&rows);
                 self.can_fail |= row.fails;
-                let words = Words::random(row, &mut |most| rng.below(most));
+                let words = LayerOptions::random(row, &mut |most| rng.below(most));
                 Part::Driver { words, fails: row.fails, below: below(self, rng, len) }
             }
             13 => self.logged(rng, above, len),
-            // Whoever turns it has to put paths into use again.
+            // Only a world with sockets reinstates paths.
             14..=16 if above + 3 < DEPTH_MAX && self.sockets => self.multipath(rng, len, None),
             17..=18 => {
-                // What is merged is counted as one.
+                // Merged requests are counted as one.
                 self.pieces = true;
                 let (choice, limits) = (random_scheduler(rng), Box::new(random_limits(rng)));
                 Part::Scheduler { choice, limits, below: below(self, rng, len) }
@@ -274,20 +278,22 @@ impl Setup {
         }
     }
 
-    /// Two stripes, under a table that cuts at chunks.
-    fn striped(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
-        self.pieces = true;
-        self.even_memory = true;
-        let chunk = Bytes(rng.between(1, 16) << 9);
-        let width = Bytes(len.0.div_ceil(2 * chunk.0) * chunk.0);
-        let starts = [0; 2].map(|_: u64| Bytes(rng.between(0, 32) << 9));
-        let below = starts.map(|start| Box::new(self.tree(rng, above + 2, start + width)));
-        let striped = Part::Striped { chunk, len: width + width, starts, below };
-        Part::Table { cut: chunk, below: Box::new(striped) }
+    /// Draws a target of the list, under a table if it needs split requests.
+    fn target(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
+        let line = TargetLine::random(rng, len.sectors(), &self.any_profile());
+        let row = line.row;
+        let is_cut = row.max_io_len.is_some();
+        self.can_fail |= line.fails;
+        self.pieces |= is_cut;
+        self.even_memory |= is_cut;
+        let below = line.line.devices.clone().into_iter();
+        let below = below.map(|device| Box::new(self.tree(rng, above + 2, device.bytes()))).collect();
+        let target = Part::Target { line, below };
+        if is_cut { Part::Table { row, below: Box::new(target) } } else { target }
     }
 
-    /// Two ways to one disk, each with troubles of its own.
-    fn multipath(&mut self, rng: &mut Rng, len: Bytes, breakage: Option<Breakage>) -> Part {
+    /// Draws two paths to one disk, each with faults of its own.
+    fn multipath(&mut self, rng: &mut Rng, len: Bytes, seeded_fault: Option<SeededFault>) -> Part {
         let could_fail = self.can_fail;
         let leaves = if self.sockets && !self.durable && rng.chance(500) {
             let one = Remote::random(rng, len, true);
@@ -299,7 +305,7 @@ impl Setup {
                 0 => self.any_file(rng, len),
                 _ => {
                     self.rams.push(
-                        Ram::new(&RamSpec { size: len, huge: false, integrity: None }).expect("memory"),
+                        Ram::new(&RamSpec { size: len, hugepages: false, integrity: None }).expect("memory"),
                     );
                     Part::Ram { number: self.rams.len() - 1 }
                 }
@@ -315,15 +321,15 @@ impl Setup {
                 _ => Box::new(Part::Jam { chance: rng.between(20, 400) as u32, below: flaky }),
             }
         });
-        // What is kept as long as there is no path must not fail for want of one. A disk that has failed to sync, for
-        // whatever reason, fails for good on all paths, and only the end of waiting ends that.
-        let keeps = breakage.is_some() || rng.chance(500);
+        // Requests that wait while there is no path must not fail for lack of one. A disk with a failed sync
+        // fails for good on all paths, and only a limit on waiting ends that.
+        let keeps = seeded_fault.is_some() || rng.chance(500);
         self.can_fail = could_fail || !keeps;
         self.paths.push(Paths::random(rng, keeps, !keeps || self.faults.can_fail_requests()));
-        Part::Multipath { number: self.paths.len() - 1, breakage, below }
+        Part::Multipath { number: self.paths.len() - 1, seeded_fault, below }
     }
 
-    /// A device whose writes are logged. The log is short in some, and full soon.
+    /// Draws a device whose writes are logged. Some logs are short, and soon full.
     fn logged(&mut self, rng: &mut Rng, above: usize, len: Bytes) -> Part {
         self.can_refuse = true;
         let log_len = Bytes(rng.between(8, 4096) << 9);
@@ -335,7 +341,7 @@ impl Setup {
         Part::Logged { number: self.log_lens.len() - 1, below: [device, log] }
     }
 
-    /// What nodes that do not look at it are given.
+    /// Returns the profile for nodes that do not use it.
     pub(super) fn any_profile(&self) -> Profile {
         Profile {
             size: Bytes(self.sectors.0 << 9),
@@ -343,82 +349,97 @@ impl Setup {
             abilities: Abilities::MEMORY,
             limits: QueueLimits::default(),
             bytewise: false,
-            lends: false,
-            in_place: false,
+            zero_copy_reads: false,
+            inline: false,
             sparse: false,
             opaque: false,
         }
     }
 
-    /// An overlay over that origin.
+    /// Draws an overlay over that origin.
     fn overlay(
         &mut self,
         rng: &mut Rng,
         len: Bytes,
         origin_len: Bytes,
         origin: Box<Part>,
-        breakage: Option<Breakage>,
+        seeded_fault: Option<SeededFault>,
     ) -> Part {
-        let chunk = if breakage.is_some() { 4096 } else { *rng.pick(&[4096, 4096, 8192, 65536]) };
+        let chunk = if seeded_fault.is_some() { 4096 } else { *rng.pick(&[4096, 4096, 8192, 65536]) };
         let layout = Layout::new(len, Some(Bytes(chunk))).expect("sizes that fit");
         let disk = self.disks.len();
         let mut below = [origin, Box::new(self.any_file(rng, layout.file_len()))];
-        if let Some(breakage) = breakage {
-            let which = usize::from(breakage != Breakage::IncompleteChunk);
-            let data_at = match breakage {
-                Breakage::ForgottenRecords => layout.journal_at(),
+        if let Some(seeded_fault) = seeded_fault {
+            let which = usize::from(seeded_fault != SeededFault::IncompleteChunk);
+            let data_at = match seeded_fault {
+                SeededFault::ForgottenRecords => layout.journal_at(),
                 _ => layout.data_at(),
             };
             let part = std::mem::replace(&mut below[which], Box::new(Part::PlainFile { disk }));
-            *below[which] = Part::BrokenBelow { breakage, data_at, below: part };
+            *below[which] = Part::BrokenBelow { seeded_fault, data_at, below: part };
         }
-        // Enough for a request of all of the device, and soon full.
+        // Sufficient for a request of the whole device, and soon full.
         let window = rng.between(3, 8);
-        let room = Room { pages: window + rng.below(4), window };
-        let believes = breakage == Some(Breakage::BelievedRecords);
-        self.overlays.push(Overlay { disk, layout, origin_len, life: 1, room, believes, index: None });
-        // A chunk takes three at once.
+        let journal_size = JournalSize { pages: window + rng.below(4), window };
+        let believes = seeded_fault == Some(SeededFault::BelievedRecords);
+        self.overlays.push(Overlay {
+            disk,
+            layout,
+            origin_len,
+            generation: 1,
+            journal_size,
+            believes,
+            index: None,
+        });
+        // A chunk needs three at once.
         let children = *rng.pick(&[3, 4, 8, 64]);
         Part::Cow { overlay: self.overlays.len() - 1, short: origin_len < len, children, below }
     }
 
-    /// An overlay over a disk that holds something from the beginning.
-    fn filled_overlay(&mut self, rng: &mut Rng, len: Bytes, breakage: Option<Breakage>) -> Part {
+    /// Draws an overlay over a disk with initial content.
+    fn filled_overlay(&mut self, rng: &mut Rng, len: Bytes, seeded_fault: Option<SeededFault>) -> Part {
         let disk = self.disks.len();
         let origin = Box::new(self.any_file(rng, len));
         let start = self.facts[disk].map_or(Bytes::ZERO, |facts| facts.start);
         self.filled = Some((FileId(disk as u32), start));
-        self.overlay(rng, len, len, origin, breakage)
+        self.overlay(rng, len, len, origin, seeded_fault)
     }
 
     fn backend(&mut self, rng: &mut Rng, len: Bytes) -> Part {
         if self.durable {
             return self.any_file(rng, len);
         }
-        match rng.below(if self.sockets { 6 } else { 4 }) {
-            4..=5 => {
-                // Each failure of such a one takes as long as its server may be silent: no node tries 200 times above it.
-                let hasty = rng.chance(300) && !std::mem::replace(&mut self.patient, true);
-                self.can_fail |= hasty;
-                self.remotes.push(Remote::random(rng, len, hasty));
+        // Backends that need only memory come from the rows; others have disks and servers of the simulation.
+        let drawn: Vec<_> = backend_rows().iter().filter_map(|row| row.random).collect();
+        let remote = drawn.len() as u64 + 2;
+        match rng.below(if self.sockets { remote + 2 } else { remote }) {
+            number if number >= remote => {
+                // Each of its failures takes as long as its server may be silent: no node above it retries
+                // 200 times.
+                let unreliable = rng.chance(300) && !std::mem::replace(&mut self.patient, true);
+                self.can_fail |= unreliable;
+                self.remotes.push(Remote::random(rng, len, unreliable));
                 Part::Remote { number: self.remotes.len() - 1 }
             }
             0 => {
-                self.rams
-                    .push(Ram::new(&RamSpec { size: len, huge: false, integrity: None }).expect("memory"));
-                Part::Ram { number: self.rams.len() - 1 }
-            }
-            1 => {
-                let completion = *rng.pick(&[Completion::Instant, Completion::After(20_000)]);
-                let spec = random_null(rng, len, completion);
-                self.nulls.push(Null::new(&spec).expect("memory"));
-                Part::Null { number: self.nulls.len() - 1 }
-            }
-            2 => {
                 self.lenders.push(Segment { len: len.0 as u32, ..Segment::EMPTY });
                 Part::Lender { number: self.lenders.len() - 1 }
             }
-            _ => self.any_file(rng, len),
+            1 => self.any_file(rng, len),
+            number => {
+                let draw = drawn[number as usize - 2];
+                match draw(len, &mut |limit| rng.below(limit)) {
+                    StackSpec::Ram(spec) => {
+                        self.rams.push(Ram::new(&spec).expect("memory"));
+                        Part::Ram { number: self.rams.len() - 1 }
+                    }
+                    StackSpec::Null(spec) => {
+                        self.nulls.push(Null::new(&spec).expect("memory"));
+                        Part::Null { number: self.nulls.len() - 1 }
+                    }
+                    other => unreachable!("the simulation has no part for {other}"),
+                }
+            }
         }
     }
 
@@ -447,7 +468,7 @@ impl Setup {
             memory: direct.is_none() && !self.durable && rng.chance(300),
             nowait_reads: rng.chance(500),
             nowait_writes: rng.chance(500),
-            // These are timed by the real clock, which would not replay.
+            // They are timed by the real clock, which would not replay.
             timed_writes: false,
             block_device: false,
             head: 0,
@@ -460,7 +481,7 @@ impl Setup {
         Part::File { disk }
     }
 
-    /// Plug disks and memory into a new ring that has no faults yet.
+    /// Plugs disks and memory into a new ring without faults so far.
     pub(super) fn plug(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         self.remotes.iter_mut().for_each(|remote| remote.plug(rng, ring));
         for &config in &self.disks {
@@ -472,12 +493,12 @@ impl Setup {
         }
     }
 
-    /// Allocations that stay while nothing is under way.
+    /// Allocations that stay while nothing is in flight.
     pub(super) fn memory_kept(&self) -> usize {
         self.lenders.len()
     }
 
-    /// Open the files again: what was wrong with them before is forgotten. An overlay does not hear whether the page cache
+    /// Opens the files again, without their earlier errors. An overlay does not learn whether the page cache
     /// was lost before.
     pub(super) fn reopen(&mut self, ring: &mut SimRing) {
         for (disk, facts) in self.facts.iter().enumerate() {
@@ -503,16 +524,18 @@ impl Setup {
             let layout = overlay.layout;
             let disk = ring.disk_mut(FileId(overlay.disk as u32));
             let mut table = vec![0; layout.table_len() as usize];
-            let mut journal = vec![0; (overlay.room.pages * PAGE_LEN) as usize];
+            let mut journal = vec![0; (overlay.journal_size.pages * PAGE_LEN) as usize];
             disk.read(start.0 + TABLE_AT, &mut table);
             disk.read(start.0 + layout.journal_at().0, &mut journal);
             let found = match overlay.believes {
-                true => records::mentioned(layout, &table, &journal, overlay.life),
-                false => records::vouched(layout, &table, &journal, overlay.life, |at, into| {
-                    disk.read(start.0 + layout.data_at().0 + at.0, into);
-                    Ok::<_, Infallible>(())
-                })
-                .unwrap_or_else(|never| match never {}),
+                true => records::recorded_chunks(layout, &table, &journal, overlay.generation),
+                false => {
+                    records::confirmed_chunks(layout, &table, &journal, overlay.generation, |at, into| {
+                        disk.read(start.0 + layout.data_at().0 + at.0, into);
+                        Ok::<_, Infallible>(())
+                    })
+                    .unwrap_or_else(|never| match never {})
+                }
             };
             for chunk in &found {
                 table[(chunk / 8) as usize] |= 1 << (chunk % 8);
@@ -520,22 +543,29 @@ impl Setup {
             if !found.is_empty() {
                 disk.sync(disk.sync_point());
             }
-            // A sync that a kill cut short may have left it in the page cache only. The flush of the new header takes it along.
+            // A sync interrupted by a kill may have left it in the page cache only. The flush of the new
+            // header includes it.
             disk.write(start.0 + TABLE_AT, &table, true);
-            overlay.life += 1;
-            let index = Index::with_room(layout, overlay.origin_len, &table, overlay.life, overlay.room);
+            overlay.generation += 1;
+            let index = Index::with_journal_size(
+                layout,
+                overlay.origin_len,
+                &table,
+                overlay.generation,
+                overlay.journal_size,
+            );
             overlay.index = Some(Arc::new(index));
         }
     }
 
-    /// Open one file again: what was wrong with it before is forgotten by whoever is built from now on.
+    /// Opens one file again: nodes built from now on do not know its earlier errors.
     pub(super) fn open_again(&mut self, file: FileId) {
         let disk = file.0 as usize;
         self.shared[disk] = self.facts[disk].map(Shared::new);
         self.latches[disk] = Rc::default();
     }
 
-    /// Nothing is under way: the next stack that is built may serve its files otherwise.
+    /// Changes how the next stack may serve its files; no request is in flight.
     pub(super) fn change(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         for paths in &mut self.paths {
             if rng.chance(500) {
@@ -552,21 +582,21 @@ impl Setup {
         }
     }
 
-    /// One queue's instance of the stack. `calm`: without nodes that fail requests.
+    /// Builds one queue's instance of the stack. `calm`: without nodes that fail requests.
     pub(super) fn build<R: Remotes>(&self, rng: &mut Rng, calm: bool) -> Stack<R> {
         let mut stack = Stack::default();
         Builder { setup: self, rng, calm }.add(&self.top, 0, &mut stack);
         stack
     }
 
-    /// Whether requests in whole sectors may bring memory that only the kernel can reach.
+    /// Returns whether requests of whole sectors may have memory that only the kernel can access.
     pub(super) fn is_opaque(&self) -> bool {
         self.top.is_opaque(&|disk| {
             self.facts[disk].is_none_or(|facts| facts.direct.is_none_or(|direct| direct.offset == 512))
         })
     }
 
-    /// The setup in a line or two.
+    /// Describes the setup in a line or two.
     pub(super) fn describe(&self) -> String {
         let mut text = String::new();
         self.top.describe(&mut text);
@@ -589,7 +619,7 @@ impl Setup {
     }
 }
 
-/// What a disk wants of offsets and of memory.
+/// Returns a disk's alignment of offsets and of memory.
 fn aligned(direct: Option<Alignment>) -> (u64, u64) {
     direct.map_or((1, 1), |direct| (direct.offset.into(), direct.memory.into()))
 }
@@ -598,7 +628,7 @@ fn some(rng: &mut Rng, chance: u32, most: u64) -> u32 {
     if rng.chance(chance) { rng.between(1, most) as u32 } else { 0 }
 }
 
-/// What no request fails of.
+/// Draws faults that fail no request.
 fn gentle_faults(rng: &mut Rng) -> Faults {
     Faults {
         short: some(rng, 600, 400),
@@ -626,22 +656,7 @@ fn random_faults(rng: &mut Rng, timeouts: bool) -> Faults {
     }
 }
 
-/// A null device that keeps what is written, and makes requests wait, be sent back, or go by a cache.
-fn random_null(rng: &mut Rng, size: Bytes, completion: Completion) -> NullSpec {
-    let knobs = Knobs {
-        discard: true,
-        blocking: rng.chance(300),
-        cache_size: rng.chance(300).then(|| Bytes(4096 * rng.between(1, 8))),
-        mbps: rng.chance(200).then(|| rng.between(20, 2000) as u32),
-        hw_queue_depth: rng.chance(300).then(|| rng.between(1, 4) as u32),
-        sharing: *rng.pick(&[Sharing::Queue, Sharing::Device]),
-        requeue: rng.chance(300).then(|| "3:50:0:-1".parse().expect("a fault")),
-        ..Knobs::default()
-    };
-    NullSpec { size, completion, memory_backed: true, zoned: None, knobs }
-}
-
-/// Limits that cut requests of a few sectors, as far as they are possible.
+/// Draws limits of a few sectors, as far as they are valid.
 fn random_scheduler(rng: &mut Rng) -> Choice {
     let text = match rng.below(2) {
         0 => "kyber,read_lat_nsec=500000".to_owned(),

@@ -1,24 +1,25 @@
-//! Targets that keep state, simulated: an origin with its snapshots, and mirrors, under load, faults, kills and power cuts.
+//! Simulation of targets that keep state: an origin with its snapshots, and mirrors, under load, faults,
+//! kills and power cuts.
 //!
-//! They are made as a table makes them, from words, and their chores are done while requests are under way; each
-//! device has a model of its own. The seed decides which kind it is.
+//! They are created from table arguments, and their background work runs while requests are in flight; each
+//! device has a model of its own. The seed determines the kind.
 
 mod control;
 mod machine;
 mod mirrors;
 mod snapshots;
 
-use super::{Breakage, Failure, Outcome, Scenario, guarded};
+use super::{Failure, Outcome, Scenario, SeededFault, guarded};
 use sim::{Rng, Tracer};
 
-/// One run.
+/// Executes one run.
 ///
 /// # Errors
-/// [`Failure`] when a device broke a promise, something misused memory or a tag, or the run did not end.
+/// [`Failure`] when a device lost or changed data, memory or a tag was misused, or the run did not end.
 pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let tracer = Tracer::default();
     let mut rng = Rng::new(seed);
-    let is_mirror = scenario.breakage.map_or_else(|| rng.chance(500), Breakage::is_of_mirrors);
+    let is_mirror = scenario.seeded_fault.map_or_else(|| rng.chance(500), SeededFault::is_of_mirrors);
     let variable = "BLOCKYARD_TARGET_SEED";
     if is_mirror {
         let plan = mirrors::Plan::random(&mut rng, scenario);

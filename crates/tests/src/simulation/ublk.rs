@@ -1,9 +1,9 @@
-//! The ublk export, simulated: a random stack behind the model of the driver, a client, and servers that are killed
-//! at random moments and replaced.
+//! Simulation of the ublk export: a random stack behind the model of the driver, a client, and servers that
+//! are killed at random moments and replaced.
 //!
-//! What the client is told is held against the sector model: no write that was acknowledged may be lost, whichever
-//! recovery mode the device has. A killed server's operations reach its files in part; the files stay, and what they
-//! hold is lost only when the power goes.
+//! The client's results are compared with the sector model: no acknowledged write may be lost, in any
+//! recovery mode. A killed server's operations reach its files in part; the files stay, and lose data only in
+//! a power cut.
 
 use super::stacks::Setup;
 use super::{Failure, Outcome, Scenario, guarded};
@@ -12,12 +12,12 @@ use ::ublk::{Driver as Control, Features, IoFlags, KernelOp, NewDevice, ParamTyp
 use block::{Bytes, Flags, Op, Sectors, Status};
 use exports::ublk::{DataMode, Front, LaneConfig, LaneShared, ModelRing};
 use queue::{Done, IoId, Nanos, Queue, QueueConfig, QueueId, Queues, Ring as _};
-use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Ticket, Tracer, fill_sector};
+use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Ticket, Tracer, Wakes, fill_sector};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Turns without an end before a run counts as stuck.
+/// Turns without a completed request after which a run counts as stuck.
 const PATIENCE: u32 = 100_000;
 const REQUESTS: u64 = 200;
 const IO_MAX: Bytes = Bytes(64 << 10);
@@ -27,13 +27,14 @@ struct Flying {
     ticket: Ticket,
     op: KernelOp,
     sectors: u32,
-    /// A server died meanwhile that had seen it, or may have.
+    /// A server died meanwhile that had received it, or may have.
     orphaned: bool,
 }
 
 struct Server {
     ring: ModelRing<SimRing>,
     queues: Queues<ModelRing<SimRing>>,
+    wakes: Wakes,
     front: Front,
     ids: Vec<QueueId>,
 }
@@ -41,13 +42,13 @@ struct Server {
 struct World {
     rng: Rng,
     setup: Setup,
-    way: Way,
+    path: DataPath,
     recovery: Features,
     kernel: Kernel,
     control: Control,
     number: u32,
     processes: u32,
-    /// Empty between the death of one and the start of the next.
+    /// Empty between the death of a server and the start of the next.
     server: Option<Server>,
     model: Model,
     flying: BTreeMap<u64, Flying>,
@@ -55,56 +56,56 @@ struct World {
     outcome: Outcome,
 }
 
-/// How requests and their data come to the server.
+/// How requests and their data reach the server.
 #[derive(Clone, Copy)]
-struct Way {
+struct DataPath {
     mode: DataMode,
-    /// One command is about many requests.
+    /// One command carries many requests.
     batch: bool,
 }
 
-/// One run.
+/// Executes one run.
 ///
 /// # Errors
-/// [`Failure`] when the device broke a promise, something misused memory or a tag, or the run did not end.
+/// [`Failure`] when the device lost or changed data, memory or a tag was misused, or the run did not end.
 pub fn run(seed: u64, scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     let tracer = Tracer::default();
     let mut rng = Rng::new(seed);
     let setup = loop {
         let setup = Setup::random(&mut rng, scenario, false);
-        // What a lender holds is its process's, and would be gone with it.
+        // Lent memory belongs to its process, and would be lost with it.
         if setup.lenders.is_empty() {
             break setup;
         }
     };
     let modes = DataMode::ALL.into_iter().filter(|mode| setup.is_opaque() || !mode.is_opaque());
     let mode = *rng.pick(&modes.collect::<Vec<_>>());
-    let way = Way { mode, batch: mode != DataMode::GetData && rng.chance(500) };
+    let path = DataPath { mode, batch: mode != DataMode::GetData && rng.chance(500) };
     let reissue = Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE);
     let fail_io = Features::USER_RECOVERY.with(Features::USER_RECOVERY_FAIL_IO);
     let recovery = *rng.pick(&[Features::NONE, Features::USER_RECOVERY, reissue, fail_io]);
-    let words = if way.batch { ", in batches" } else { "" };
+    let words = if path.batch { ", in batches" } else { "" };
     let stack = format!("{} by {mode}{words}, {recovery:?}", setup.describe());
     guarded(seed, "BLOCKYARD_UBLK_SEED", stack, &tracer, || {
-        World::new(rng, setup, way, recovery, tracer.clone()).run()
+        World::new(rng, setup, path, recovery, tracer.clone()).run()
     })
 }
 
 impl World {
-    fn new(mut rng: Rng, mut setup: Setup, way: Way, recovery: Features, tracer: Tracer) -> World {
+    fn new(mut rng: Rng, mut setup: Setup, path: DataPath, recovery: Features, tracer: Tracer) -> World {
         let mut inner = SimRing::new(rng.fork(), Faults::NONE, tracer.clone());
         setup.plug(&mut rng, &mut inner);
         let kernel = Kernel::new(ModelConfig::LINUX_7_2);
         let control = Control::new(Arc::new(kernel.clone()));
-        let number = add(&control, &setup, way, recovery);
-        let server = Server::open(&kernel, number, 1, inner, &mut setup, way, &mut rng);
+        let number = add(&control, &setup, path, recovery);
+        let server = Server::open(&kernel, number, 1, inner, &mut setup, path, &mut rng);
         control.start(number, 1).expect("every tag was fetched");
         let model = Model::new(setup.sectors, false);
         let outcome = Outcome { hash: 0, events: 0, requests: 0, ok: 0, power_cuts: 0, swaps: 0, kills: 0 };
         World {
             rng,
             setup,
-            way,
+            path,
             recovery,
             kernel,
             control,
@@ -137,7 +138,7 @@ impl World {
         Ok(self.outcome)
     }
 
-    /// Bring `count` requests in, over as many turns as that takes.
+    /// Sends `count` requests, over as many turns as that needs.
     fn load(&mut self, mut count: u64) -> Result<(), String> {
         let mut idle = 0;
         while count > 0 {
@@ -162,7 +163,8 @@ impl World {
         let count = if op == KernelOp::Flush { 0 } else { self.rng.between(1, sectors.min(64)) };
         let first = if op == KernelOp::Flush { 0 } else { self.rng.between(0, sectors - count) };
         let fua = op == KernelOp::Write && self.rng.chance(150);
-        let (flags, our_flags) = if fua { (IoFlags::FUA, Flags::FUA) } else { (IoFlags::NONE, Flags::NONE) };
+        let (flags, our_flags) =
+            if fua { (IoFlags::FUA, Flags::FUA) } else { (IoFlags::NONE, Flags::empty()) };
         let ticket = self.model.begin(ours, our_flags, Sectors(first), Sectors(count));
         self.ask(op, flags, first, count as u32, ticket);
     }
@@ -183,14 +185,14 @@ impl World {
         self.flying.insert(number, Flying { ticket, op, sectors, orphaned: false });
     }
 
-    /// One turn of the server, then what the client is told.
+    /// Executes one turn of the server, then checks the client's results.
     fn turn(&mut self, idle: &mut u32) -> Result<(), String> {
         let server = self.server.as_mut().ok_or("no server")?;
         let moved = server.turn(&mut self.rng, self.setup.timeout_ns);
         let ended = self.hear()?;
         *idle = if moved || ended { 0 } else { *idle + 1 };
         match *idle > PATIENCE {
-            true => Err(format!("nothing ended in {PATIENCE} turns; {} under way", self.flying.len())),
+            true => Err(format!("nothing ended in {PATIENCE} turns; {} in flight", self.flying.len())),
             false => Ok(()),
         }
     }
@@ -215,7 +217,7 @@ impl World {
 
     fn judge(&mut self, finished: Finished) -> Result<(), String> {
         let Finished { number, errno, data, .. } = finished;
-        self.note("told", &[("number", number), ("errno", errno as u64)]);
+        self.note("reported", &[("number", number), ("errno", errno as u64)]);
         let flying = self.flying.remove(&number).ok_or_else(|| format!("request {number} ended twice"))?;
         let status = Status::from_errno(errno);
         let refusal = status == Status::NotSupported
@@ -247,10 +249,11 @@ impl World {
         Ok(())
     }
 
-    /// The server dies, amid whatever it was doing, and another takes over.
+    /// Kills the server at any point of its work, and starts another one.
     fn kill(&mut self) -> Result<(), String> {
         if self.server().ring.inner.has_failed_disk() {
-            // What a sync dropped still reads back: the next server cannot know. That is between kernel and disk.
+            // Data of a failed sync can still be read: the next server cannot know. That is between kernel
+            // and disk.
             return if self.setup.durable { self.power_cut() } else { Ok(()) };
         }
         self.note("kill", &[]);
@@ -260,7 +263,7 @@ impl World {
         let fails = !self.recovery.has(Features::USER_RECOVERY_REISSUE);
         self.flying.values_mut().for_each(|flying| flying.orphaned |= fails);
         self.hear()?;
-        // Meanwhile the client goes on, if there is a device to go on with.
+        // Meanwhile the client continues, if the device stays.
         if !self.recovery.is_empty() {
             (0..self.rng.below(4)).for_each(|_| self.submit());
             let fails = self.recovery.has(Features::USER_RECOVERY_FAIL_IO);
@@ -270,7 +273,7 @@ impl World {
         self.processes += 1;
         if self.recovery.is_empty() {
             self.control.delete(self.number).map_err(|error| error.to_string())?;
-            self.number = add(&self.control, &self.setup, self.way, self.recovery);
+            self.number = add(&self.control, &self.setup, self.path, self.recovery);
         } else {
             self.control.start_recovery(self.number).map_err(|error| error.to_string())?;
         }
@@ -284,16 +287,17 @@ impl World {
 
     fn serve(&mut self, inner: SimRing) {
         let (kernel, setup) = (&self.kernel, &mut self.setup);
-        let server = Server::open(kernel, self.number, self.processes, inner, setup, self.way, &mut self.rng);
+        let server =
+            Server::open(kernel, self.number, self.processes, inner, setup, self.path, &mut self.rng);
         self.server = Some(server);
     }
 
-    /// The server's process is over: what is left of it is the machine's.
+    /// Ends the server's process; the rest belongs to the machine.
     fn end(&mut self) -> SimRing {
         self.server.take().expect("there is one but while it is replaced").ring.into_inner()
     }
 
-    /// The machine goes down and comes up with another kernel.
+    /// Ends the machine and starts it with another kernel.
     fn power_cut(&mut self) -> Result<(), String> {
         let mut inner = self.end();
         inner.power_cut();
@@ -302,20 +306,20 @@ impl World {
         self.outcome.power_cuts += 1;
         self.kernel = Kernel::new(ModelConfig::LINUX_7_2);
         self.control = Control::new(Arc::new(self.kernel.clone()));
-        self.number = add(&self.control, &self.setup, self.way, self.recovery);
+        self.number = add(&self.control, &self.setup, self.path, self.recovery);
         self.processes = 1;
         self.serve(inner);
         self.control.start(self.number, 1).map_err(|error| error.to_string())?;
         self.check_everything()
     }
 
-    /// Read the whole device, calmly.
+    /// Reads the whole device without faults.
     fn check_everything(&mut self) -> Result<(), String> {
         self.server().ring.inner.set_faults(Faults::NONE);
         let sectors = self.setup.sectors.0;
         for first in (0..sectors).step_by(64) {
             let count = (sectors - first).min(64);
-            let ticket = self.model.begin(Op::Read, Flags::NONE, Sectors(first), Sectors(count));
+            let ticket = self.model.begin(Op::Read, Flags::empty(), Sectors(first), Sectors(count));
             self.ask(KernelOp::Read, IoFlags::NONE, first, count as u32, ticket);
             self.drain()?;
         }
@@ -324,7 +328,7 @@ impl World {
         Ok(())
     }
 
-    /// Drained: every tag is the driver's, and no memory is out but what lanes have.
+    /// Checks a drained device: every tag is the driver's, and only lanes have memory.
     fn check_drained(&mut self) -> Result<(), String> {
         let server = self.server.as_mut().ok_or("no server")?;
         for &id in &server.ids {
@@ -350,9 +354,9 @@ impl World {
     }
 }
 
-fn add(control: &Control, setup: &Setup, way: Way, recovery: Features) -> u32 {
-    let batch = if way.batch { Features::BATCH_IO } else { Features::NONE };
-    let features = way.mode.features().with(Features::CMD_IOCTL_ENCODE).with(recovery).with(batch);
+fn add(control: &Control, setup: &Setup, path: DataPath, recovery: Features) -> u32 {
+    let batch = if path.batch { Features::BATCH_IO } else { Features::NONE };
+    let features = path.mode.features().with(Features::CMD_IOCTL_ENCODE).with(recovery).with(batch);
     let (queues, depth) = (setup.queues, setup.depth);
     let new =
         NewDevice { number: None, queues, depth, io_bytes_max: IO_MAX.0 as u32, features, server_flags: 0 };
@@ -368,27 +372,29 @@ fn add(control: &Control, setup: &Setup, way: Way, recovery: Features) -> u32 {
 }
 
 impl Server {
-    /// `process`: 1 is the first since the machine was started.
+    /// Opens the device; `process`: 1 is the first since the machine was started.
     fn open(
         kernel: &Kernel,
         number: u32,
         process: u32,
         mut inner: SimRing,
         setup: &mut Setup,
-        way: Way,
+        path: DataPath,
         rng: &mut Rng,
     ) -> Server {
         inner.set_faults(Faults::NONE);
         setup.reopen(&mut inner);
-        let device = kernel.open_char(number, process).expect("nobody else has it");
+        let device = kernel.open_char(number, process).expect("no other process has it open");
         let mut ring = ModelRing::new(inner, device, process.into());
         let (mut queues, mut front, mut ids) = (Queues::default(), Front::default(), Vec::new());
+        let wakes = Wakes::default();
         for q_id in 0..setup.queues {
             let id = queues.vacant();
             let config =
                 QueueConfig { id, depth: setup.depth + 1, segments_per_tag: 1, timeout_ns: setup.timeout_ns };
             let mut queue = Queue::new(config, setup.build(rng, false)).expect("the numbers fit");
-            queue.leave_tags(setup.depth);
+            queue.reserve_tags(setup.depth);
+            queue.set_waker(wakes.waker(id));
             queues.insert(queue);
             let shared = LaneShared::default();
             shared.size.store(setup.sectors.bytes().0, Relaxed);
@@ -399,10 +405,10 @@ impl Server {
                 q_id,
                 first_tag: 0,
                 depth: setup.depth,
-                mode: way.mode,
-                lends: false,
+                mode: path.mode,
+                zero_copy_reads: false,
                 io_max: IO_MAX,
-                batch: way.batch,
+                batch: path.batch,
                 integrity: None,
                 client_memory: None,
                 encoded: true,
@@ -412,10 +418,11 @@ impl Server {
             ids.push(id);
         }
         ring.inner.set_faults(setup.faults);
-        Server { ring, queues, front, ids }
+        Server { ring, queues, wakes, front, ids }
     }
 
-    /// One turn of the loop that owns ring and queues, done as far as a random point. Whether anything moved.
+    /// Executes one turn of the loop that owns ring and queues, up to a random point. Returns whether
+    /// anything happened.
     fn turn(&mut self, rng: &mut Rng, timeout_ns: Option<u64>) -> bool {
         let mut moved = false;
         for _ in 0..rng.below(8) {
@@ -432,6 +439,7 @@ impl Server {
         if rng.chance(50) {
             self.ring.copies_refused += 1;
         }
+        moved |= self.wakes.deliver(&mut self.queues);
         let mut touched = Vec::new();
         self.queues.turn(&mut self.ring, &mut touched);
         for id in touched {

@@ -1,4 +1,4 @@
-//! A layer that lets nothing pass that goes beyond queue limits: it stands below one that promises that.
+//! A layer that panics at requests beyond queue limits: it is below a layer that enforces them.
 
 use block::{Cookie, Op, QueueLimits, Request};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
@@ -18,7 +18,7 @@ impl Within {
         let limits = &self.limits;
         let most = match req.op {
             Op::Read | Op::Write => limits.max_sectors.bytes().0,
-            // Less than a granule cannot be cut to: then, as in the kernel, nothing is.
+            // A discard cannot be split below its granularity: then, as in the kernel, it is passed on.
             Op::Discard => limits.max_discard_sectors.bytes().align_down(limits.discard_granularity.0).0,
             Op::WriteZeroes => limits.max_write_zeroes_sectors.bytes().0,
             Op::ZoneAppend => limits.max_zone_append_sectors.bytes().0,
@@ -37,7 +37,7 @@ impl Within {
             let gap = last_end.is_some_and(|last: u64| (last | start) & limits.virt_boundary_mask != 0);
             assert!(!gap, "{req:?} has a gap");
             last_end = Some(end);
-            // Byte by byte would be plainest; block by block is plain enough.
+            // Byte by byte would be simplest; block by block is simple enough.
             let (mut at, mut left) = (start, limits.max_segment_size.0);
             count += 1;
             while at < end {

@@ -6,18 +6,22 @@ use super::stacks::Setup;
 use super::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Request, Sectors, Status, Tag};
 use queue::{Done, Nanos, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _};
-use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
+use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, Wakes, fill_sector};
 
-/// Turns that one run may take without a request ending, before it counts as stuck. A jammed stack of
-/// full rings needs a few dozen; one that tries 200 times, piece by piece, some ten thousand.
+/// Turns without a completed request after which a run counts as stuck. A jammed stack of full rings needs a
+/// few dozen; one that retries 200 times, child by child, some ten thousand.
 const PATIENCE: u32 = 100_000;
-/// So long may one take while alarms still ring: a server that falls silent is waited for, ten seconds at most each time,
-/// and the node that waits looks at the clock every few milliseconds.
+/// Turns without a completed request after which queues are no longer frozen. A freeze makes a multipath hand
+/// back what waits for a path, and a request split into dozens of children then starts over: frozen every few
+/// dozen turns, it would never end.
+const FREEZES_END: u32 = 5_000;
+/// The limit while alarms are due: a silent server is waited for, ten seconds at most each time, and the
+/// waiting node checks the clock every few milliseconds.
 const PATIENCE_NS: u64 = 1_000_000_000_000;
 /// Requests of one run, unless the scenario says otherwise.
 const REQUESTS: u64 = 300;
 
-/// What the front-end counted itself, by operation, for one life of a queue.
+/// The front-end's own counts, by operation, for one lifetime of a queue.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     ended: u64,
@@ -25,10 +29,10 @@ struct Counted {
     bytes: u64,
 }
 
-/// How long nothing has ended.
+/// Turns without a completed request.
 struct Idle {
     turns: u32,
-    /// Of these, how many found that nothing would ever come of waiting.
+    /// Number of these in which no event could ever end the wait.
     still: u32,
     since: Nanos,
 }
@@ -43,6 +47,7 @@ pub(super) struct World {
     rng: Rng,
     ring: SimRing,
     queues: Queues<SimRing>,
+    wakes: Wakes,
     ids: Vec<QueueId>,
     setup: Setup,
     model: Model,
@@ -67,6 +72,7 @@ impl World {
             rng,
             ring,
             queues: Queues::default(),
+            wakes: Wakes::default(),
             ids: Vec::new(),
             setup,
             model,
@@ -82,7 +88,7 @@ impl World {
         world
     }
 
-    /// What the origin of the overlay at the top holds from the beginning.
+    /// Fills the origin of the overlay at the top.
     fn fill(&mut self) {
         let Some((disk, start)) = self.setup.filled else { return };
         let ticket = self.model.begin(Op::Write, Flags::FUA, Sectors(0), self.setup.sectors);
@@ -115,7 +121,8 @@ impl World {
         Ok(self.outcome)
     }
 
-    /// Make the queues anew, each with its own instance of the stack. `calm`: without faults, after a power cut.
+    /// Creates the queues anew, each with its own instance of the stack. `calm`: without faults, after a
+    /// power cut.
     fn open(&mut self, calm: bool) {
         self.queues = Queues::default();
         self.ids.clear();
@@ -130,7 +137,9 @@ impl World {
                 timeout_ns: self.setup.timeout_ns.filter(|_| !calm),
             };
             let stack = self.setup.build(&mut self.rng, calm);
-            self.queues.insert(Queue::new(config, stack).expect("the numbers fit"));
+            let mut queue = Queue::new(config, stack).expect("the numbers fit");
+            queue.set_waker(self.wakes.waker(id));
+            self.queues.insert(queue);
             self.ids.push(id);
         }
         let queues = self.ids.len();
@@ -140,14 +149,14 @@ impl World {
         self.frozen = false;
     }
 
-    /// Bring `count` requests in, over as many turns as that takes.
+    /// Sends `count` requests, over as many turns as that needs.
     fn load(&mut self, mut count: u64) -> Outcomes {
         let mut idle = Idle::since(self.ring.now());
         while count > 0 {
             for _ in 0..self.rng.below(5).min(count) {
                 count -= u64::from(self.submit());
             }
-            if self.rng.chance(30) {
+            if self.rng.chance(30) && (self.frozen || idle.turns < FREEZES_END) {
                 self.freeze_or_thaw();
             }
             if self.frozen && self.rng.chance(300) {
@@ -158,20 +167,21 @@ impl World {
         Ok(())
     }
 
-    /// One request, if there is a tag and memory for it.
+    /// Sends one request, if there is a tag and memory for it.
     fn submit(&mut self) -> bool {
         let id = *self.rng.pick(&self.ids);
         let queue = self.queues.touch(id);
         let Some(tag) = queue.tag() else { return false };
         let World { rng, ring, model, .. } = self;
-        let made = load::request(tag, queue, &self.setup.manners(), rng, ring, model, |_, _, _| false);
+        let made = load::request(tag, queue, &self.setup.rules(), rng, ring, model, |_, _, _| false);
         let Some(flying) = made else {
             queue.release(tag);
             return false;
         };
         let req = flying.req;
-        let flags =
-            [Flags::FUA, Flags::NOWAIT].iter().fold(0, |sum, &flag| sum * 2 + u64::from(req.flags.has(flag)));
+        let flags = [Flags::FUA, Flags::NOWAIT]
+            .iter()
+            .fold(0, |sum, &flag| sum * 2 + u64::from(req.flags.contains(flag)));
         let args = [
             ("queue", id.0.into()),
             ("tag", tag.0.into()),
@@ -189,10 +199,10 @@ impl World {
         true
     }
 
-    /// One turn of the loop that owns ring and queues.
+    /// Executes one turn of the loop that owns ring and queues.
     fn turn(&mut self, idle: &mut Idle) -> Outcomes {
         for paths in &self.setup.paths {
-            paths.happen(&mut self.rng);
+            paths.random_event(&mut self.rng);
         }
         let most = self.rng.below(8);
         for _ in 0..most {
@@ -200,6 +210,7 @@ impl World {
             self.queues.touch(id).complete(cookie, result, &mut self.ring);
         }
         self.move_sockets();
+        self.wakes.deliver(&mut self.queues);
         let mut touched = Vec::new();
         self.queues.turn(&mut self.ring, &mut touched);
         let mut ended = 0;
@@ -215,7 +226,7 @@ impl World {
         idle.turns += 1;
         if idle.turns > PATIENCE && (idle.still > PATIENCE || self.ring.now().since(idle.since) > PATIENCE_NS)
         {
-            return Err(format!("nothing ended in {} turns; {} under way", idle.turns, self.under_way()));
+            return Err(format!("nothing ended in {} turns; {} in flight", idle.turns, self.under_way()));
         }
         if (ended == 0 || self.rng.chance(300)) && !self.pass_time() {
             idle.still += 1;
@@ -223,11 +234,11 @@ impl World {
         Ok(())
     }
 
-    /// What comes of sockets, and new connections.
+    /// Delivers events of sockets, and new connections.
     fn move_sockets(&mut self) {
         for remote in &mut self.setup.remotes {
             if remote.step(&mut self.rng, &mut self.ring) {
-                self.ids.iter().for_each(|&id| self.queues.nudge(id));
+                self.ids.iter().for_each(|&id| self.queues.wake(id));
             }
         }
         if self.ring.sockets() == 0 {
@@ -240,7 +251,7 @@ impl World {
         }
     }
 
-    /// Have the nodes let go of sockets and alarms, while nothing moves.
+    /// Makes the nodes close sockets and alarms, while no request is in flight.
     fn close(&mut self) -> Outcomes {
         for _ in 0..PATIENCE {
             let ring = &mut self.ring;
@@ -257,7 +268,7 @@ impl World {
         Err("nodes do not let go of their sockets".to_owned())
     }
 
-    /// Whether there is anything that time brings.
+    /// Lets time pass; returns whether an event is due.
     fn pass_time(&mut self) -> bool {
         let moved = if self.rng.chance(300) {
             self.ring.pass(self.rng.below(100_000));
@@ -284,12 +295,12 @@ impl World {
         let args = [("queue", id.0.into()), ("tag", tag.0.into()), ("status", status as u64)];
         self.tracer.note(self.ring.now(), "done", &args);
         let flying = self.flying[number].get_mut(tag.index()).and_then(Option::take);
-        let flying = flying.ok_or_else(|| format!("{done:?} was told twice, or never asked for"))?;
+        let flying = flying.ok_or_else(|| format!("{done:?} was completed twice, or never sent"))?;
         if flying.owner != owner.0 {
             return Err(format!("{done:?} names the wrong owner, not {}", flying.owner));
         }
         let queue = self.queues.touch(id);
-        load::judge(tag, &flying, status, queue, &self.setup.manners(), &mut self.ring, &mut self.model)?;
+        load::judge(tag, &flying, status, queue, &self.setup.rules(), &mut self.ring, &mut self.model)?;
         queue.release(tag);
         let counted = &mut self.counted[number][flying.req.op as usize];
         counted.ended += 1;
@@ -312,7 +323,8 @@ impl World {
         }
     }
 
-    /// Put another instance of the stack into every queue, if nothing moves in any: live change, amid load.
+    /// Puts another instance of the stack into every queue, if no request is in flight: online
+    /// reconfiguration, under load.
     fn swap_if_drained(&mut self) -> Outcomes {
         if !self.queues.iter_mut().all(|queue| queue.is_drained()) {
             return Ok(());
@@ -329,7 +341,7 @@ impl World {
         self.check_paths()
     }
 
-    /// While nothing is under way, no selector counts anything as being so.
+    /// Checks that no selector counts requests as in flight while there are none.
     fn check_paths(&self) -> Outcomes {
         self.setup.paths.iter().try_for_each(Paths::check_idle)
     }
@@ -338,7 +350,7 @@ impl World {
         self.flying.iter().flatten().flatten().count()
     }
 
-    /// Turn until every request has ended.
+    /// Executes turns until every request has ended.
     fn drain(&mut self) -> Outcomes {
         if self.frozen {
             self.freeze_or_thaw();
@@ -350,7 +362,7 @@ impl World {
         Ok(())
     }
 
-    /// Drained: nothing is held, lost or counted wrongly.
+    /// Checks a drained device: nothing is held, lost or counted wrongly.
     fn check_drained(&mut self) -> Outcomes {
         self.close()?;
         self.check_paths()?;
@@ -369,7 +381,7 @@ impl World {
             let (counted, failed) = (&self.counted[usize::from(id.0)], self.failed[usize::from(id.0)]);
             for (op, (own, counts)) in Op::ALL.iter().zip(counted.iter().zip(&snapshot.ops)) {
                 let right = if self.setup.pieces {
-                    // An overlay hands on a hint for the first stretch of it only.
+                    // An overlay passes on a hint only for its first range.
                     let bytes = counts.bytes >= own.bytes_ok || *op == Op::Prefetch;
                     counts.ios + counts.merges >= own.ended && bytes
                 } else {
@@ -394,8 +406,8 @@ impl World {
         }
     }
 
-    /// Close the device in good order and open it again. When a sync has failed there is no good order:
-    /// what was dropped still reads back, so the machine is started anew, if the stack survives that.
+    /// Closes the device cleanly and opens it again. After a failed sync that is impossible: the lost data
+    /// can still be read, so the machine is restarted, if the stack survives that.
     fn reopen(&mut self) -> Outcomes {
         self.drain()?;
         self.check_drained()?;
@@ -407,7 +419,7 @@ impl World {
         Ok(())
     }
 
-    /// The power goes, comes back, and everything that was promised must be there.
+    /// Cuts the power and restores it; all durable data must be present.
     fn power_cut(&mut self) -> Outcomes {
         self.ring.power_cut();
         self.model.power_cut();
@@ -421,7 +433,7 @@ impl World {
         Ok(())
     }
 
-    /// Read a range after a power cut.
+    /// Reads a range after a power cut.
     fn settle(&mut self, first: u64, count: u64) -> Outcomes {
         let id = self.ids[0];
         let memory = self.ring.allocate((count as u32) << 9).ok_or("no memory without faults")?;
@@ -429,7 +441,7 @@ impl World {
         let tag = queue.tag().ok_or("no tag in a new queue")?;
         let data = queue.run(tag, &[memory]).ok_or("no room for one segment")?;
         let req = Request { data, ..Request::new(Op::Read, Bytes(first << 9), Bytes(count << 9)) };
-        let ticket = self.model.begin(Op::Read, Flags::NONE, Sectors(first), Sectors(count));
+        let ticket = self.model.begin(Op::Read, Flags::empty(), Sectors(first), Sectors(count));
         queue.submit(tag, Owner(0), req, &mut self.ring);
         for _ in 0..PATIENCE {
             while let Some((id, cookie, result)) = self.ring.reap() {

@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `struct ublk_batch_io`: the payload of a batch command. Its buffer holds `nr_elem` elements of
-/// `elem_bytes`, each an [`ElementHeader`] and what [`BatchFlags`] says.
+/// `elem_bytes`, each an [`ElementHeader`] followed by the fields of [`BatchFlags`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BatchIo {
@@ -11,9 +11,9 @@ pub struct BatchIo {
     pub q_id: u16,
     /// [`BatchFlags`].
     pub flags: u16,
-    /// How many elements.
+    /// Number of elements.
     pub nr_elem: u16,
-    /// How long each is, in bytes.
+    /// Bytes of an element.
     pub elem_bytes: u8,
     /// Zero.
     pub reserved: u8,
@@ -21,19 +21,19 @@ pub struct BatchIo {
     pub reserved2: u64,
 }
 
-/// What each element of a batch has behind its header.
+/// Fields of a batch element after its header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BatchFlags(pub u16);
 
 impl BatchFlags {
-    /// Where a zone append landed.
+    /// The sector of a zone append.
     pub const HAS_ZONE_LBA: BatchFlags = BatchFlags(1);
-    /// A buffer for the tag.
+    /// The address of the tag's buffer.
     pub const HAS_BUF_ADDR: BatchFlags = BatchFlags(2);
-    /// Automatic registration that fails delivers the request anyway.
+    /// If automatic registration fails, the request is delivered anyway.
     pub const AUTO_BUF_REG_FALLBACK: BatchFlags = BatchFlags(4);
 
-    /// How long an element is, in bytes.
+    /// Bytes of an element.
     pub const fn element_len(self) -> u8 {
         let extra = (self.0 & Self::HAS_ZONE_LBA.0 != 0) as u8 + (self.0 & Self::HAS_BUF_ADDR.0 != 0) as u8;
         size_of::<ElementHeader>() as u8 + 8 * extra
@@ -46,7 +46,7 @@ impl BatchFlags {
 pub struct ElementHeader {
     /// The tag.
     pub tag: u16,
-    /// For automatic registration: the index.
+    /// For automatic registration: index in the buffer table.
     pub buf_index: u16,
     /// For a commit: bytes done, or a negative errno.
     pub result: i32,

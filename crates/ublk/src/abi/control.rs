@@ -1,4 +1,4 @@
-//! What goes through `/dev/ublk-control`: commands, device information, device states.
+//! The ABI of `/dev/ublk-control`: commands, device information, device states.
 
 use super::{Features, READ, READ_WRITE, ioctl_number};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,42 +11,42 @@ pub enum ControlOp {
     GetQueueAffinity = 0x01,
     /// A device's [`DeviceInfo`].
     GetDevInfo = 0x02,
-    /// Make a device and its character device.
+    /// Create a device and its character device.
     AddDev = 0x04,
-    /// Remove a device; waits until nobody has its character device open.
+    /// Remove a device; waits until its character device is closed.
     DelDev = 0x05,
-    /// Make the block device; waits until every tag was fetched.
+    /// Create the block device; waits until every tag was fetched.
     StartDev = 0x06,
-    /// Take the block device away.
+    /// Remove the block device.
     StopDev = 0x07,
-    /// Say what the block device is like. Before it is started.
+    /// Set the parameters of the block device, before it is started.
     SetParams = 0x08,
-    /// What it is like.
+    /// Get the parameters of the block device.
     GetParams = 0x09,
-    /// A new server takes over.
+    /// A new server is about to take over.
     StartUserRecovery = 0x10,
-    /// It has fetched every tag.
+    /// The new server has fetched every tag.
     EndUserRecovery = 0x11,
     /// [`GetDevInfo`](ControlOp::GetDevInfo) for unprivileged devices too.
     GetDevInfo2 = 0x12,
-    /// What the driver can do.
+    /// Features of the driver.
     GetFeatures = 0x13,
     /// Remove a device without waiting.
     DelDevAsync = 0x14,
-    /// A new size, in sectors.
+    /// Change the size, in sectors.
     UpdateSize = 0x15,
-    /// Give every fetched tag back to the server, for a planned change of server.
+    /// Return every fetched tag to the server, for a planned change of server.
     QuiesceDev = 0x16,
-    /// [`StopDev`](ControlOp::StopDev) unless someone has the block device open.
+    /// [`StopDev`](ControlOp::StopDev) unless the block device is open.
     TryStopDev = 0x17,
     /// Register memory that is shared with clients.
     RegBuf = 0x18,
-    /// Take that back.
+    /// Unregister such memory.
     UnregBuf = 0x19,
 }
 
 impl ControlOp {
-    /// All of them.
+    /// All commands.
     pub const ALL: [ControlOp; 18] = [
         ControlOp::GetQueueAffinity,
         ControlOp::GetDevInfo,
@@ -68,7 +68,7 @@ impl ControlOp {
         ControlOp::UnregBuf,
     ];
 
-    /// The ioctl-encoded number, which every kernel since 6.5 takes.
+    /// The ioctl-encoded number, which every kernel since 6.5 accepts.
     pub const fn code(self) -> u32 {
         let direction = match self {
             ControlOp::GetQueueAffinity
@@ -82,13 +82,13 @@ impl ControlOp {
         ioctl_number(direction, self as u8, size_of::<ControlCommand>())
     }
 
-    /// The bare number, which is all that kernels before 6.5 take. `None` for what they do not have.
+    /// The bare number, which kernels before 6.5 require. `None` for commands that they lack.
     pub const fn legacy_code(self) -> Option<u32> {
         let number = self as u8;
         if number <= ControlOp::GetDevInfo2 as u8 { Some(number as u32) } else { None }
     }
 
-    /// The kernel's name, less its prefix.
+    /// The kernel's name without its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             ControlOp::GetQueueAffinity => "GET_QUEUE_AFFINITY",
@@ -123,18 +123,18 @@ impl std::fmt::Display for ControlOp {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ControlCommand {
-    /// The device; `u32::MAX` in ADD_DEV: any that is free.
+    /// The device; `u32::MAX` in ADD_DEV: any free number.
     pub dev_id: u32,
-    /// The queue; `u16::MAX` when the command is about none.
+    /// The queue; `u16::MAX` for commands that refer to none.
     pub queue_id: u16,
     /// Length of the buffer at `addr`, in bytes.
     pub len: u16,
-    /// A buffer of this process, in or out.
+    /// Address of a buffer of this process, for input or output.
     pub addr: u64,
-    /// What the command wants inline.
+    /// Inline argument.
     pub data: [u64; 1],
-    /// For unprivileged devices: how long the path of the character device is that stands at the start of
-    /// the buffer, with its closing zero.
+    /// For unprivileged devices: length of the character device's path at the start of the buffer, with its
+    /// terminating zero.
     pub dev_path_len: u16,
     /// Zero.
     pub pad: u16,
@@ -142,34 +142,35 @@ pub struct ControlCommand {
     pub reserved: u32,
 }
 
-/// `struct ublksrv_ctrl_dev_info`: a device as the driver knows it.
+/// `struct ublksrv_ctrl_dev_info`: information about a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceInfo {
-    /// Hardware queues.
+    /// Number of hardware queues.
     pub nr_hw_queues: u16,
-    /// Tags of each.
+    /// Tags per queue.
     pub queue_depth: u16,
     /// A [`State`].
     pub state: u16,
-    /// How long a descriptor is, in bytes, where that is not left to the driver with
-    /// [`Features::IO_DESC_SIZE`](super::Features::IO_DESC_SIZE). We ask with 0; since Linux 7.3 the answer has it.
+    /// Bytes of a descriptor, if set by the server with
+    /// [`Features::IO_DESC_SIZE`](super::Features::IO_DESC_SIZE). We pass 0; since Linux 7.3 the answer has
+    /// the size.
     pub io_desc_size: u16,
-    /// The most bytes that one request may move.
+    /// Largest request in bytes.
     pub max_io_buf_bytes: u32,
     /// The N of `/dev/ublkbN` and `/dev/ublkcN`.
     pub dev_id: u32,
-    /// The server's process, as its own PID namespace numbers it; -1 when there is none.
+    /// Process id of the server in its own PID namespace; -1 if there is none.
     pub ublksrv_pid: i32,
     /// Zero.
     pub pad1: u32,
     /// [`Features`] in use.
     pub flags: u64,
-    /// The server's own; the driver keeps it and looks at none of it.
+    /// Private flags of the server; the driver stores them without interpretation.
     pub ublksrv_flags: u64,
-    /// Who made it.
+    /// User that created the device.
     pub owner_uid: u32,
-    /// Who made it.
+    /// Group that created the device.
     pub owner_gid: u32,
     /// Zero.
     pub reserved1: u64,
@@ -178,33 +179,33 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Its features.
+    /// Features in use.
     pub const fn features(&self) -> Features {
         Features(self.flags)
     }
 
-    /// Its state; `None` for one that this header does not name.
+    /// State of the device; `None` for an unknown one.
     pub const fn state(&self) -> Option<State> {
         State::from_number(self.state)
     }
 }
 
-/// Where a device is in its life.
+/// State of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum State {
-    /// There is no block device.
+    /// No block device exists.
     Dead = 0,
-    /// There is one and a server serves it.
+    /// The block device exists and has a server.
     Live = 1,
-    /// There is one, its server is gone, and requests wait.
+    /// The block device exists without a server; requests wait.
     Quiesced = 2,
-    /// There is one, its server is gone, and requests fail.
+    /// The block device exists without a server; requests fail.
     FailIo = 3,
 }
 
 impl State {
-    /// From the driver's number.
+    /// Converts the driver's number.
     pub const fn from_number(number: u16) -> Option<State> {
         match number {
             0 => Some(State::Dead),
@@ -215,7 +216,7 @@ impl State {
         }
     }
 
-    /// As listings show it.
+    /// Name in listings.
     pub const fn name(self) -> &'static str {
         match self {
             State::Dead => "dead",
@@ -230,9 +231,9 @@ impl State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ShmemBufferReg {
-    /// Where it is in this process.
+    /// Address in this process.
     pub addr: u64,
-    /// How long, in whole pages.
+    /// Length in bytes, a multiple of the page size.
     pub len: u64,
     /// [`ShmemBufferReg::READ_ONLY`] or 0.
     pub flags: u32,
@@ -241,6 +242,6 @@ pub struct ShmemBufferReg {
 }
 
 impl ShmemBufferReg {
-    /// The driver pins it without the right to write: for memory sealed against writing.
+    /// Pinned without write access: for memory sealed against writing.
     pub const READ_ONLY: u32 = 1;
 }

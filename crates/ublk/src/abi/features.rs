@@ -1,8 +1,8 @@
-//! `UBLK_F_*`: what a driver offers and a device uses.
+//! `UBLK_F_*`: features of the driver and of devices.
 
 use std::fmt;
 
-/// A set of feature bits, of which some may be newer than this program.
+/// A set of feature bits; some may be newer than this program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features(pub u64);
 
@@ -11,7 +11,7 @@ macro_rules! features {
         impl Features {
             $($(#[doc = $doc])+ pub const $name: Features = Features(1 << $bit);)+
 
-            /// Every feature of the header, with the kernel's name less its prefix.
+            /// All features of the header, with the kernel's name without its prefix.
             pub const NAMED: &'static [(Features, &'static str)] =
                 &[$((Features::$name, stringify!($name))),+];
         }
@@ -21,31 +21,31 @@ macro_rules! features {
 features! {
     /// Request buffers can be registered with an io_uring by command.
     SUPPORT_ZERO_COPY = 0,
-    /// Commands complete through task work; for comparing.
+    /// Commands complete through task work; for comparison.
     URING_CMD_COMP_IN_TASK = 1,
-    /// The server names a buffer for a write's data when it has seen the write.
+    /// The server provides the buffer for a write's data after it has seen the write.
     NEED_GET_DATA = 2,
-    /// The block device outlives its server; requests under way then fail, later ones wait.
+    /// The block device survives its server: requests in flight fail then, later ones wait.
     USER_RECOVERY = 3,
-    /// With it: requests under way are issued again to the next server.
+    /// With USER_RECOVERY: requests in flight are reissued to the next server.
     USER_RECOVERY_REISSUE = 4,
-    /// Made and used without privilege.
+    /// Can be created and used without privileges.
     UNPRIVILEGED_DEV = 5,
     /// Commands have ioctl-encoded numbers.
     CMD_IOCTL_ENCODE = 6,
-    /// The server copies data itself, by `pread` and `pwrite` of the character device.
+    /// The server copies data itself, with `pread` and `pwrite` on the character device.
     USER_COPY = 7,
     /// A zoned block device.
     ZONED = 8,
     /// With USER_RECOVERY: requests fail while there is no server.
     USER_RECOVERY_FAIL_IO = 9,
-    /// The size can change while it is live.
+    /// The size can change while the device is live.
     UPDATE_SIZE = 10,
-    /// Request buffers are registered with the server's io_uring by themselves.
+    /// Request buffers are registered with the server's io_uring automatically.
     AUTO_BUF_REG = 11,
     /// A planned change of server.
     QUIESCE = 12,
-    /// Every tag may have a thread of its own.
+    /// Each tag may have a thread of its own.
     PER_IO_DAEMON = 13,
     /// Buffers may be registered from any thread.
     BUF_REG_OFF_DAEMON = 14,
@@ -53,21 +53,21 @@ features! {
     BATCH_IO = 15,
     /// Requests carry integrity data.
     INTEGRITY = 16,
-    /// It can be stopped on condition that nobody uses it.
+    /// Supports TRY_STOP_DEV: stop unless in use.
     SAFE_STOP_DEV = 17,
-    /// No partition scan when it starts.
+    /// No partition scan when the device is started.
     NO_AUTO_PART_SCAN = 18,
-    /// Memory shared with clients is used in place.
+    /// Zero copy for memory shared with clients.
     SHMEM_ZC = 19,
-    /// The server chooses how long the descriptors of requests are; what is longer than ours is padding so far.
+    /// The server sets the size of request descriptors; bytes beyond our size are padding so far.
     IO_DESC_SIZE = 20,
 }
 
 impl Features {
-    /// None.
+    /// The empty set.
     pub const NONE: Features = Features(0);
 
-    /// All of the header.
+    /// All features of the header.
     pub const KNOWN: Features = {
         let mut all = 0;
         let mut i = 0;
@@ -78,35 +78,35 @@ impl Features {
         Features(all)
     };
 
-    /// Whether all of `other` are in it.
+    /// Whether this set contains all features of `other`.
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With these too.
+    /// Union of both sets.
     #[must_use]
     pub const fn with(self, other: Features) -> Features {
         Features(self.0 | other.0)
     }
 
-    /// Without these.
+    /// Difference: this set without the features of `other`.
     #[must_use]
     pub const fn without(self, other: Features) -> Features {
         Features(self.0 & !other.0)
     }
 
-    /// What both have.
+    /// Intersection of both sets.
     #[must_use]
     pub const fn common(self, other: Features) -> Features {
         Features(self.0 & other.0)
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Their names in order of their bits; what the header does not name is `bit N`.
+    /// Names in order of their bits; unknown bits are `bit N`.
     pub fn names(self) -> Vec<String> {
         let name = |bit: u32| {
             let named = Features::NAMED.iter().find(|(feature, _)| feature.0 == 1 << bit);

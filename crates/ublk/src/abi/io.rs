@@ -1,52 +1,52 @@
-//! What goes through `/dev/ublkcN`: request descriptors in shared memory, commands for tags, offsets.
+//! The ABI of `/dev/ublkcN`: request descriptors in shared memory, commands for tags, offsets.
 
 use super::{BatchIo, READ_WRITE, ioctl_number};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most tags of a queue.
+/// Most tags of a queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
-/// The most queues of a device.
+/// Most queues of a device.
 pub const QUEUES_MAX: u16 = 4096;
-/// Bits of an offset that count bytes within one request's buffer.
+/// Bits of an offset for the byte within a request's buffer.
 const BUFFER_BITS: u32 = 25;
-/// Bits of an offset that name a tag.
+/// Bits of an offset for the tag.
 const TAG_BITS: u32 = 16;
 /// The largest request, in bytes: 32 MiB.
 pub const IO_BUFFER_BYTES_MAX: u32 = 1 << BUFFER_BITS;
-/// Where request data starts in the character device.
+/// Offset of request data in the character device.
 const BUFFERS_START: u64 = 0x8000_0000;
-/// In an offset: integrity data, not data.
+/// Bit of an offset that selects integrity data.
 const INTEGRITY_FLAG: u64 = 1 << 62;
 
-/// Where the descriptors of a queue start in the mapping of the character device, in bytes.
-/// `page`: the system's page size.
+/// Offset of a queue's descriptors in the mapping of the character device, in bytes. `page`: page size of the
+/// system.
 pub const fn descriptors_offset(queue: u16, page: u64) -> u64 {
-    // The driver lays every queue out as if it had the most tags.
+    // The driver's layout assumes the maximum number of tags for every queue.
     let most = QUEUE_DEPTH_MAX as u64 * size_of::<IoDescriptor>() as u64;
     queue as u64 * most.next_multiple_of(page)
 }
 
-/// How long a queue's descriptors are, in bytes, rounded up to pages as the mapping has to be.
+/// Bytes of a queue's descriptors, rounded up to pages for the mapping.
 pub const fn descriptors_len(depth: u16, page: u64) -> u64 {
     (depth as u64 * size_of::<IoDescriptor>() as u64).next_multiple_of(page)
 }
 
-/// Where a request's data is for `pread` and `pwrite` of the character device, `skip` bytes into it.
+/// Offset of byte `skip` of a request's data, for `pread` and `pwrite` on the character device.
 pub const fn user_copy_offset(queue: u16, tag: u16, skip: u32) -> u64 {
     BUFFERS_START + ((queue as u64) << (BUFFER_BITS + TAG_BITS) | (tag as u64) << BUFFER_BITS | skip as u64)
 }
 
-/// The same for its integrity data.
+/// Offset of byte `skip` of a request's integrity data.
 pub const fn user_copy_integrity_offset(queue: u16, tag: u16, skip: u32) -> u64 {
     user_copy_offset(queue, tag, skip) | INTEGRITY_FLAG
 }
 
-/// The buffer that an address with [`IoFlags::SHMEM_ZC`] lies in.
+/// Index of the shared buffer of an address with [`IoFlags::SHMEM_ZC`].
 pub const fn shmem_index(addr: u64) -> u16 {
     (addr >> 32) as u16
 }
 
-/// How many bytes into that buffer it lies.
+/// Offset in that buffer, in bytes.
 pub const fn shmem_offset(addr: u64) -> u32 {
     addr as u32
 }
@@ -57,17 +57,17 @@ pub const fn shmem_offset(addr: u64) -> u32 {
 pub enum IoOp {
     /// Fetch a tag's first request.
     FetchReq = 0x20,
-    /// End a tag's request and fetch its next one.
+    /// Commit a tag's request and fetch its next one.
     CommitAndFetchReq = 0x21,
-    /// Copy a write's data to the buffer named here.
+    /// Copy a write's data to the given buffer.
     NeedGetData = 0x22,
     /// Register a request's buffer with this io_uring.
     RegisterIoBuf = 0x23,
-    /// Take that back.
+    /// Unregister it.
     UnregisterIoBuf = 0x24,
     /// Batch: prepare tags.
     PrepIoCmds = 0x25,
-    /// Batch: end requests.
+    /// Batch: commit requests.
     CommitIoCmds = 0x26,
     /// Batch: fetch requests, multishot.
     FetchIoCmds = 0x27,
@@ -83,7 +83,7 @@ impl IoOp {
         ioctl_number(READ_WRITE, self as u8, size)
     }
 
-    /// The bare number, for kernels before 6.5. `None` for what they do not have.
+    /// The bare number, for kernels before 6.5. `None` for commands that they lack.
     pub const fn legacy_code(self) -> Option<u32> {
         match self {
             IoOp::FetchReq | IoOp::CommitAndFetchReq | IoOp::NeedGetData => Some(self as u32),
@@ -91,7 +91,7 @@ impl IoOp {
         }
     }
 
-    /// From an SQE's `cmd_op`, of either encoding.
+    /// Converts an SQE's `cmd_op` in either encoding.
     pub fn from_code(code: u32) -> Option<IoOp> {
         const ALL: [IoOp; 8] = [
             IoOp::FetchReq,
@@ -107,21 +107,21 @@ impl IoOp {
     }
 }
 
-/// How a command for a tag ended, beside negative errnos.
+/// Result of a command for a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoResult {
     /// The tag has a request, described in its descriptor.
     Request,
-    /// It is a write: name a buffer with [`IoOp::NeedGetData`].
+    /// The request is a write: provide a buffer with [`IoOp::NeedGetData`].
     NeedGetData,
-    /// The tag is not to be fetched again: the device stops or is quiesced.
+    /// The tag must not be fetched again: the device is being stopped or quiesced.
     Abort,
     /// The command was refused: a positive errno.
     Refused(i32),
 }
 
 impl IoResult {
-    /// From a completion's result.
+    /// Converts the result of a completion.
     pub const fn from_result(result: i32) -> IoResult {
         match result {
             0 => IoResult::Request,
@@ -131,7 +131,7 @@ impl IoResult {
         }
     }
 
-    /// As a completion's result.
+    /// Converts to the result of a completion.
     pub const fn to_result(self) -> i32 {
         match self {
             IoResult::Request => 0,
@@ -152,51 +152,51 @@ pub struct IoCommand {
     pub tag: u16,
     /// For a commit: bytes done, or a negative errno.
     pub result: i32,
-    /// The buffer of the tag; a buffer index to register; where a zone append landed, in sectors.
+    /// Address of the tag's buffer; index of a buffer to register; sector of a zone append.
     pub addr: u64,
 }
 
 impl IoCommand {
-    /// As an SQE carries it.
+    /// The bytes in an SQE.
     #[inline]
     pub fn to_bytes(self) -> [u8; 16] {
         zerocopy::transmute!(self)
     }
 
-    /// From an SQE.
+    /// Decodes the bytes of an SQE.
     #[inline]
     pub fn from_bytes(bytes: [u8; 16]) -> IoCommand {
         zerocopy::transmute!(bytes)
     }
 }
 
-/// `struct ublksrv_io_desc`: a request as the driver describes it.
+/// `struct ublksrv_io_desc`: descriptor of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IoDescriptor {
     /// Bits 0 to 7: a [`KernelOp`]. The others: [`IoFlags`].
     pub op_flags: u32,
-    /// How long it is, in sectors; for a zone report how many zones.
+    /// Length in sectors; for a zone report the number of zones.
     pub nr_sectors: u32,
-    /// Where it starts, in sectors.
+    /// Start sector.
     pub start_sector: u64,
-    /// The buffer that was named for its tag; with [`IoFlags::SHMEM_ZC`] see [`shmem_index`].
+    /// Address of the tag's buffer; with [`IoFlags::SHMEM_ZC`] see [`shmem_index`].
     pub addr: u64,
 }
 
 impl IoDescriptor {
-    /// What to do; `None` for what this header does not name.
+    /// The operation; `None` if unknown.
     pub const fn op(&self) -> Option<KernelOp> {
         KernelOp::from_number(self.op_flags as u8)
     }
 
-    /// How.
+    /// The flags.
     pub const fn flags(&self) -> IoFlags {
         IoFlags(self.op_flags & !0xff)
     }
 }
 
-/// What a request wants.
+/// Operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum KernelOp {
@@ -208,7 +208,7 @@ pub enum KernelOp {
     Flush = 2,
     /// Discard.
     Discard = 3,
-    /// Write same; no kernel sends it any more.
+    /// Write same; no longer sent by any kernel.
     WriteSame = 4,
     /// Write zeroes.
     WriteZeroes = 5,
@@ -229,7 +229,7 @@ pub enum KernelOp {
 }
 
 impl KernelOp {
-    /// From bits 0 to 7 of `op_flags`.
+    /// Converts bits 0 to 7 of `op_flags`.
     pub const fn from_number(number: u8) -> Option<KernelOp> {
         Some(match number {
             0 => KernelOp::Read,
@@ -250,15 +250,15 @@ impl KernelOp {
     }
 }
 
-/// Flags of a request, in place in `op_flags`.
+/// Flags of a request, at their position in `op_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct IoFlags(pub u32);
 
-/// The first bit of `op_flags` that is a flag.
+/// Position of the first flag in `op_flags`.
 pub const IO_FLAGS_OFFSET: u32 = 8;
 
 impl IoFlags {
-    /// None.
+    /// The empty set.
     pub const NONE: IoFlags = IoFlags(0);
     /// Do not retry device errors.
     pub const FAILFAST_DEV: IoFlags = IoFlags(1 << 8);
@@ -268,32 +268,32 @@ impl IoFlags {
     pub const FAILFAST_DRIVER: IoFlags = IoFlags(1 << 10);
     /// File system metadata.
     pub const META: IoFlags = IoFlags(1 << 11);
-    /// Durable before it ends.
+    /// On stable storage before completion.
     pub const FUA: IoFlags = IoFlags(1 << 13);
-    /// Write zeroes keeps the space.
+    /// Write zeroes must not deallocate.
     pub const NOUNMAP: IoFlags = IoFlags(1 << 15);
     /// Swap.
     pub const SWAP: IoFlags = IoFlags(1 << 16);
-    /// The buffer was not registered by itself: register it by command.
+    /// The buffer was not registered automatically: register it by command.
     pub const NEED_REG_BUF: IoFlags = IoFlags(1 << 17);
     /// There is integrity data.
     pub const INTEGRITY: IoFlags = IoFlags(1 << 18);
-    /// The data lies in memory registered with [`ControlOp::RegBuf`](super::ControlOp::RegBuf).
+    /// The data is in memory registered with [`ControlOp::RegBuf`](super::ControlOp::RegBuf).
     pub const SHMEM_ZC: IoFlags = IoFlags(1 << 19);
 
-    /// Whether all of `other` are set.
+    /// Whether this set contains all flags of `other`.
     pub const fn has(self, other: IoFlags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With these too.
+    /// Union of both sets.
     #[must_use]
     pub const fn with(self, other: IoFlags) -> IoFlags {
         IoFlags(self.0 | other.0)
     }
 }
 
-/// `struct ublk_auto_buf_reg`: how a tag's buffer registers itself, carried in `sqe->addr`.
+/// `struct ublk_auto_buf_reg`: automatic registration of a tag's buffer, passed in `sqe->addr`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AutoBufReg {
@@ -308,10 +308,10 @@ pub struct AutoBufReg {
 }
 
 impl AutoBufReg {
-    /// When it fails, deliver the request with [`IoFlags::NEED_REG_BUF`] instead of failing it.
+    /// If registration fails, deliver the request with [`IoFlags::NEED_REG_BUF`] instead of failing it.
     pub const FALLBACK: u8 = 1;
 
-    /// As `sqe->addr` carries it.
+    /// Encodes for `sqe->addr`.
     pub const fn to_sqe_addr(self) -> u64 {
         self.index as u64
             | (self.flags as u64) << 16
@@ -319,7 +319,7 @@ impl AutoBufReg {
             | (self.reserved1 as u64) << 32
     }
 
-    /// From `sqe->addr`.
+    /// Decodes `sqe->addr`.
     pub const fn from_sqe_addr(addr: u64) -> AutoBufReg {
         AutoBufReg {
             index: addr as u16,
@@ -335,28 +335,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_of_data_keep_queue_tag_and_byte_apart() {
+    fn offsets_of_data_encode_queue_tag_and_byte() {
         assert_eq!(user_copy_offset(0, 0, 0), 0x8000_0000);
         assert_eq!(user_copy_offset(1, 2, 3) - 0x8000_0000, 1 << 41 | 2 << 25 | 3);
         assert_eq!(user_copy_integrity_offset(1, 2, 3) ^ user_copy_offset(1, 2, 3), 1 << 62);
     }
 
     #[test]
-    fn descriptors_of_queues_stand_as_if_each_had_the_most_tags() {
+    fn descriptors_are_laid_out_for_the_maximum_depth() {
         assert_eq!(descriptors_offset(3, 4096), 3 * 4096 * 24);
         assert_eq!(descriptors_len(128, 4096), 4096);
         assert_eq!(descriptors_len(4096, 4096), 98304);
     }
 
     #[test]
-    fn an_automatic_registration_survives_its_encoding() {
+    fn an_automatic_registration_decodes_to_an_equal_one() {
         let reg = AutoBufReg { index: 513, flags: AutoBufReg::FALLBACK, ..AutoBufReg::default() };
         assert_eq!(reg.to_sqe_addr(), 0x1_0201);
         assert_eq!(AutoBufReg::from_sqe_addr(reg.to_sqe_addr()), reg);
     }
 
     #[test]
-    fn a_result_is_told_apart_from_an_abort() {
+    fn an_abort_is_distinguished_from_other_results() {
         for result in [0, 1, -libc::ENODEV, -libc::EBUSY] {
             assert_eq!(IoResult::from_result(result).to_result(), result);
         }

@@ -1,10 +1,10 @@
-//! `linux/ublk_cmd.h` by hand: structures, command numbers, flags and encodings of the newest header.
+//! `linux/ublk_cmd.h` in Rust: structures, command numbers, flags and encodings of the newest header.
 //!
-//! Structures and their fields have the kernel's field names. All of them are plain data without padding
-//! that the compiler could leave unset, so they go to the kernel and come from it as bytes.
-//! `tests/header.rs` holds every size, offset and value against a C compiler's view of the header.
+//! Structures and fields have the kernel's names. All are plain data without implicit padding, so they can be
+//! passed to and from the kernel as bytes. `tests/header.rs` checks every size, offset and value against a C
+//! compiler's view of the header.
 //!
-//! It does not know which kernel has what: [`Features`] says what a kernel offers.
+//! It does not depend on the kernel's version: [`Features`] says what a kernel supports.
 
 mod batch;
 mod control;

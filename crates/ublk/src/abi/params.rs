@@ -1,46 +1,46 @@
-//! `struct ublk_params`: what a block device is like.
+//! `struct ublk_params`: parameters of a block device.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The least that [`ParamSegment`] may allow for a segment, in bytes.
+/// Smallest maximum segment size of [`ParamSegment`], in bytes.
 pub const SEGMENT_SIZE_MIN: u32 = 4096;
 
-/// Properties of a device.
+/// Attributes of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Attributes(pub u32);
 
 impl Attributes {
-    /// Not to be written.
+    /// Read-only.
     pub const READ_ONLY: Attributes = Attributes(1);
-    /// Seeks cost.
+    /// Rotational: seeks are slow.
     pub const ROTATIONAL: Attributes = Attributes(2);
-    /// What was written is durable only after a flush.
+    /// Has a volatile write cache: flushes are needed for durability.
     pub const VOLATILE_CACHE: Attributes = Attributes(4);
-    /// A write can be durable by itself.
+    /// Supports FUA writes.
     pub const FUA: Attributes = Attributes(8);
 
-    /// With these too, if `wanted`.
+    /// Adds `other` if `wanted`.
     #[must_use]
     pub const fn with(self, other: Attributes, wanted: bool) -> Attributes {
         if wanted { Attributes(self.0 | other.0) } else { self }
     }
 
-    /// Whether all of `other` are set.
+    /// Whether this set contains all attributes of `other`.
     pub const fn has(self, other: Attributes) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// Which parts of [`Params`] count.
+/// The valid parts of [`Params`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ParamTypes(pub u32);
 
 impl ParamTypes {
-    /// [`Params::basic`]; every device has it.
+    /// [`Params::basic`]; required.
     pub const BASIC: ParamTypes = ParamTypes(1);
     /// [`Params::discard`].
     pub const DISCARD: ParamTypes = ParamTypes(2);
-    /// [`Params::devt`]; the driver fills it in.
+    /// [`Params::devt`]; set by the driver.
     pub const DEVT: ParamTypes = ParamTypes(4);
     /// [`Params::zoned`].
     pub const ZONED: ParamTypes = ParamTypes(8);
@@ -51,12 +51,12 @@ impl ParamTypes {
     /// [`Params::integrity`].
     pub const INTEGRITY: ParamTypes = ParamTypes(64);
 
-    /// Whether all of `other` are in it.
+    /// Whether this set contains all types of `other`.
     pub const fn has(self, other: ParamTypes) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// With these too.
+    /// Union of both sets.
     #[must_use]
     pub const fn with(self, other: ParamTypes) -> ParamTypes {
         ParamTypes(self.0 | other.0)
@@ -69,21 +69,21 @@ impl ParamTypes {
 pub struct ParamBasic {
     /// [`Attributes`].
     pub attrs: u32,
-    /// `log2` of the logical block, in bytes.
+    /// `log2` of the logical block size in bytes.
     pub logical_bs_shift: u8,
-    /// `log2` of the physical block, in bytes.
+    /// `log2` of the physical block size in bytes.
     pub physical_bs_shift: u8,
-    /// `log2` of the optimal request, in bytes.
+    /// `log2` of the optimal request size in bytes.
     pub io_opt_shift: u8,
-    /// `log2` of the smallest good request, in bytes.
+    /// `log2` of the minimum efficient request size in bytes.
     pub io_min_shift: u8,
-    /// The largest request, in sectors.
+    /// Largest request, in sectors.
     pub max_sectors: u32,
-    /// Requests do not cross multiples of this, in sectors; 0: they may. For zoned devices the zone size.
+    /// Requests do not cross multiples of this, in sectors; 0: no limit. For zoned devices the zone size.
     pub chunk_sectors: u32,
-    /// The size, in sectors.
+    /// Size in sectors.
     pub dev_sectors: u64,
-    /// Segments start and end at multiples of this plus one, in bytes.
+    /// Gaps between segments must lie on multiples of this plus one, in bytes.
     pub virt_boundary_mask: u64,
 }
 
@@ -91,31 +91,31 @@ pub struct ParamBasic {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamDiscard {
-    /// Where the first granule starts, in bytes.
+    /// Offset of the first discard unit, in bytes.
     pub discard_alignment: u32,
-    /// What is discarded at the least, in bytes.
+    /// Discard unit, in bytes.
     pub discard_granularity: u32,
-    /// The most in one, in sectors.
+    /// Largest discard, in sectors.
     pub max_discard_sectors: u32,
-    /// The most write zeroes in one, in sectors.
+    /// Largest write-zeroes request, in sectors.
     pub max_write_zeroes_sectors: u32,
-    /// Ranges in one: the driver takes 1 only.
+    /// Most ranges of a discard: the driver accepts 1 only.
     pub max_discard_segments: u16,
     /// Zero.
     pub reserved0: u16,
 }
 
-/// `struct ublk_param_devt`: device numbers, filled in by the driver.
+/// `struct ublk_param_devt`: device numbers, set by the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamDevt {
-    /// Of `/dev/ublkcN`.
+    /// Major number of `/dev/ublkcN`.
     pub char_major: u32,
-    /// Of `/dev/ublkcN`.
+    /// Minor number of `/dev/ublkcN`.
     pub char_minor: u32,
-    /// Of `/dev/ublkbN`; 0 until it is started.
+    /// Major number of `/dev/ublkbN`; 0 until it is started.
     pub disk_major: u32,
-    /// Of `/dev/ublkbN`.
+    /// Minor number of `/dev/ublkbN`.
     pub disk_minor: u32,
 }
 
@@ -123,11 +123,11 @@ pub struct ParamDevt {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamZoned {
-    /// Zones open at a time; 0: any number.
+    /// Most open zones; 0: no limit.
     pub max_open_zones: u32,
-    /// Zones active at a time; 0: any number.
+    /// Most active zones; 0: no limit.
     pub max_active_zones: u32,
-    /// The largest zone append, in sectors; not 0.
+    /// Largest zone append, in sectors; not 0.
     pub max_zone_append_sectors: u32,
     /// Zero.
     pub reserved: [u8; 20],
@@ -137,7 +137,7 @@ pub struct ParamZoned {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamDmaAlign {
-    /// What buffers of direct I/O must be aligned to, less one, in bytes.
+    /// Alignment of buffers for direct I/O, less one, in bytes.
     pub alignment: u32,
     /// Zero.
     pub pad: [u8; 4],
@@ -149,9 +149,9 @@ pub struct ParamDmaAlign {
 pub struct ParamSegment {
     /// Segments do not cross multiples of this plus one, in bytes.
     pub seg_boundary_mask: u64,
-    /// The longest segment, in bytes; at least [`SEGMENT_SIZE_MIN`].
+    /// Longest segment, in bytes; at least [`SEGMENT_SIZE_MIN`].
     pub max_segment_size: u32,
-    /// The most segments of a request.
+    /// Most segments of a request.
     pub max_segments: u16,
     /// Zero.
     pub pad: [u8; 2],
@@ -163,13 +163,13 @@ pub struct ParamSegment {
 pub struct ParamIntegrity {
     /// `LBMD_PI_CAP_*` of `linux/fs.h`.
     pub flags: u32,
-    /// The most segments of integrity data; 0: any number.
+    /// Most segments of integrity data; 0: no limit.
     pub max_integrity_segments: u16,
-    /// `log2` of the bytes that one tuple protects.
+    /// `log2` of the data bytes that one tuple protects.
     pub interval_exp: u8,
-    /// Bytes of metadata for each of them; not 0.
+    /// Bytes of metadata per interval; not 0.
     pub metadata_size: u8,
-    /// Where the tuple starts in it, in bytes.
+    /// Offset of the tuple in the metadata, in bytes.
     pub pi_offset: u8,
     /// `LBMD_PI_CSUM_*` of `linux/fs.h`.
     pub csum_type: u8,
@@ -180,20 +180,20 @@ pub struct ParamIntegrity {
 }
 
 impl ParamIntegrity {
-    /// Of `flags`: tuples are made and checked by whoever knows how.
+    /// In `flags`: tuples are generated and verified by the block layer (`LBMD_PI_CAP_INTEGRITY`).
     pub const CAN_GUARD: u32 = 1;
-    /// Of `flags`: a tuple says where it belongs.
-    pub const HAS_PLACE: u32 = 2;
-    /// A `csum_type`: tuples are nobody's to check.
+    /// In `flags`: tuples have a reference tag (`LBMD_PI_CAP_REFTAG`).
+    pub const HAS_REF_TAG: u32 = 2;
+    /// A `csum_type`: no checksum; tuples are not verified.
     pub const CSUM_NONE: u8 = 0;
-    /// A `csum_type`: T10's tuples with the IP checksum.
+    /// A `csum_type`: T10 PI with the IP checksum.
     pub const CSUM_IP: u8 = 1;
-    /// A `csum_type`: T10's tuples with CRC-16.
+    /// A `csum_type`: T10 PI with CRC-16.
     pub const CSUM_CRC16: u8 = 2;
-    /// A `csum_type`: NVMe's tuples with CRC-64.
+    /// A `csum_type`: NVMe protection information with CRC-64.
     pub const CSUM_CRC64: u8 = 4;
 
-    /// How much of the metadata is what the driver knows of; `None`: there is no such type.
+    /// Bytes of the tuple that the driver interprets; `None`: unknown type.
     pub const fn tuple_len(&self) -> Option<u8> {
         match self.csum_type {
             ParamIntegrity::CSUM_NONE => Some(0),
@@ -204,15 +204,16 @@ impl ParamIntegrity {
     }
 }
 
-/// `struct ublk_params`. A driver with a shorter one takes the beginning and says so in `len`.
+/// `struct ublk_params`. A driver with a shorter structure uses the beginning and returns its length in
+/// `len`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Params {
-    /// Length of the whole, in bytes.
+    /// Bytes of the structure.
     pub len: u32,
     /// [`ParamTypes`].
     pub types: u32,
-    /// What every device has.
+    /// Basic parameters.
     pub basic: ParamBasic,
     /// Discard and write zeroes.
     pub discard: ParamDiscard,
@@ -222,7 +223,7 @@ pub struct Params {
     pub zoned: ParamZoned,
     /// Memory alignment.
     pub dma: ParamDmaAlign,
-    /// What a C compiler leaves out here to align the next field. Zero.
+    /// Padding that a C compiler inserts to align the next field. Zero.
     pub gap: [u8; 4],
     /// Segments.
     pub seg: ParamSegment,
@@ -231,7 +232,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Nothing said yet.
+    /// Parameters without any valid part.
     pub fn new() -> Params {
         Params {
             len: size_of::<Params>() as u32,
@@ -247,7 +248,7 @@ impl Params {
         }
     }
 
-    /// Which parts count.
+    /// The valid parts.
     pub const fn types(&self) -> ParamTypes {
         ParamTypes(self.types)
     }

@@ -1,7 +1,7 @@
-//! A queue's request descriptors: memory that the driver writes and the server reads.
+//! Request descriptors of a queue: memory that the driver writes and the server reads.
 //!
-//! The kernel maps one array for each queue, read-only. A model shares one in its place. An entry is the
-//! server's from the completion that announces it until its commit, and a completion is read with acquire
+//! The kernel maps one array per queue, read-only; the model shares memory in its place. The server owns an
+//! entry from the completion that announces it until its commit, and a completion is read with acquire
 //! semantics, so plain atomic loads see the whole entry.
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Words of an entry.
 const WORDS: usize = size_of::<IoDescriptor>() / size_of::<u64>();
 
-/// The descriptors of one queue.
+/// The descriptors of a queue.
 #[derive(Debug)]
 pub struct Descriptors {
     memory: Memory,
@@ -25,9 +25,9 @@ pub struct Descriptors {
 
 #[derive(Debug)]
 enum Memory {
-    /// `len` bytes from the kernel.
+    /// `len` bytes mapped from the kernel.
     Mapped { base: NonNull<AtomicU64>, len: usize },
-    /// A model's.
+    /// Memory of the model.
     Shared(Arc<[AtomicU64]>),
 }
 
@@ -37,17 +37,17 @@ unsafe impl Send for Descriptors {}
 unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
-    /// Map those of a queue of a character device. Only the process that has it open may.
+    /// Maps the descriptors of a queue of a character device. Only the process that has it open may.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Errors of `mmap`.
     pub fn map(device: BorrowedFd<'_>, queue: u16, depth: u16) -> io::Result<Descriptors> {
-        // SAFETY: it asks for a number and touches no memory.
+        // SAFETY: it returns a number and accesses no memory.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
         let len = descriptors_len(depth, page) as usize;
         let offset = descriptors_offset(queue, page) as libc::off_t;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        // SAFETY: a new mapping, at an address that the kernel chooses; it takes nothing from memory in use.
+        // SAFETY: a new mapping at an address of the kernel's choice; it replaces no other mapping.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, device.as_raw_fd(), offset)
         };
@@ -58,18 +58,18 @@ impl Descriptors {
         Ok(Descriptors { memory: Memory::Mapped { base, len }, depth })
     }
 
-    /// A copy of a tag's entry. It means something once a command for the tag has ended with a request.
+    /// Copies a tag's entry. It is meaningful once a command of the tag has completed with a request.
     ///
     /// # Panics
-    /// When the tag is not one of the queue's.
+    /// If the queue has no such tag.
     #[inline]
     #[track_caller]
     pub fn read(&self, tag: u16) -> IoDescriptor {
         assert!(tag < self.depth, "tag {tag} of a queue of {}", self.depth);
         let all = match &self.memory {
             Memory::Shared(words) => &words[..],
-            // SAFETY: the mapping is at least `depth` entries long, is 8-byte aligned as a page is, and lives as long
-            // as `self`. The kernel writes to it, which atomic loads of it allow.
+            // SAFETY: the mapping is at least `depth` entries long, is 8-byte aligned as a page is, and lives
+            // as long as `self`. The kernel may write to it concurrently, so it is read with atomic loads.
             Memory::Mapped { base, .. } => unsafe {
                 std::slice::from_raw_parts(base.as_ptr(), usize::from(self.depth) * WORDS)
             },
@@ -79,7 +79,7 @@ impl Descriptors {
         IoDescriptor::read_from_bytes(words.as_bytes()).unwrap_or_default()
     }
 
-    /// Tags of the queue.
+    /// Number of tags.
     pub fn depth(&self) -> u16 {
         self.depth
     }
@@ -94,20 +94,20 @@ impl Drop for Descriptors {
     }
 }
 
-/// The writing end of descriptors that a model has in place of the kernel.
+/// The writing end of the model's descriptors.
 #[derive(Clone, Debug)]
 pub struct SharedDescriptors(Arc<[AtomicU64]>);
 
 impl SharedDescriptors {
-    /// For a queue of that many tags.
+    /// Creates descriptors for `depth` tags.
     pub fn new(depth: u16) -> SharedDescriptors {
         SharedDescriptors((0..usize::from(depth) * WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Describe a tag's request. The server must not have been told of it yet.
+    /// Stores a tag's descriptor. The server must not have been notified of it yet.
     ///
     /// # Panics
-    /// When the tag is not one of the queue's.
+    /// If the queue has no such tag.
     #[track_caller]
     pub fn store(&self, tag: u16, descriptor: &IoDescriptor) {
         let entry = &self.0[usize::from(tag) * WORDS..][..WORDS];
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_model_stores_is_read_by_tag() {
+    fn stored_descriptors_are_read_by_tag() {
         let shared = SharedDescriptors::new(4);
         let entry =
             IoDescriptor { op_flags: 0x2001, nr_sectors: 8, start_sector: 1 << 40, addr: 0xdead_beef };

@@ -1,10 +1,10 @@
-//! The kernel's driver: commands through io_uring, device nodes, descriptors in shared memory.
+//! The kernel's driver: control commands through io_uring, device nodes, descriptors in shared memory.
 //!
-//! A command has a ring of its own for as long as it runs, taken from a few that are kept. The kernel carries
-//! most commands out on a worker thread, so the caller waits with a time limit, and one that never ends costs
-//! its ring and its buffer, which the kernel may yet write to, and nothing else.
+//! Each command uses a ring of its own while it runs, taken from a small pool. The kernel executes most
+//! commands on a worker thread, so the caller waits with a time limit; a command that never completes leaks
+//! its ring and its buffer, which the kernel may still write to.
 //!
-//! *Invariant:* the memory that a command names outlives the command.
+//! *Invariant:* the memory that a command refers to outlives the command.
 
 mod descriptors;
 mod nodes;
@@ -28,33 +28,33 @@ use std::time::Duration;
 
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
-/// What a misc device's node can be made from where nobody makes it (`/proc/misc`).
+/// Name of the misc device in `/proc/misc`, from which a missing node can be created.
 const MISC_NAME: &str = "ublk-control";
 
-/// A number that no device has: the driver's numbers end far below it.
+/// A number that no device has: the driver's numbers are far below it.
 const NO_DEVICE: u32 = i32::MAX as u32;
-/// A command of this process never returned. The kernel waits for it when the process ends.
+/// A command of this process never completed. The kernel waits for it when the process exits.
 static STUCK: AtomicBool = AtomicBool::new(false);
-/// Rings that are kept for the next command.
+/// Most rings kept for later commands.
 const IDLE_MAX: usize = 4;
-/// What only asks takes no time.
+/// Limit of commands that only query.
 const PROBE: Duration = Duration::from_secs(5);
 
 /// Why the kernel's driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// There is none.
+    /// There is no driver.
     #[error("this kernel has no ublk driver (run modprobe ublk_drv; it needs Linux 6.0 or later)")]
     NoDriver,
-    /// There is one and its device node is missing.
+    /// The driver exists, but its device node is missing.
     #[error(
-        "the ublk driver is there and {CONTROL_PATH} is not (mount devtmpfs on /dev, or pass the node through)"
+        "the ublk driver is loaded, but {CONTROL_PATH} is missing (mount devtmpfs on /dev, or pass the node through)"
     )]
     NoNode,
-    /// It may not be opened.
+    /// The node may not be opened.
     #[error("{CONTROL_PATH}: {0} (run as root, or let your user open it)")]
     Denied(#[source] io::Error),
-    /// io_uring is missing, forbidden, or lacks large submissions.
+    /// io_uring is missing, forbidden, or lacks 128-byte submissions.
     #[error(
         "ublk needs io_uring: {0} (allow it: sysctl kernel.io_uring_disabled=0, seccomp; Linux 5.19 or later)"
     )]
@@ -65,25 +65,26 @@ pub enum Unusable {
 #[derive(Debug)]
 pub struct KernelControl {
     device: File,
-    /// Rings that no command uses.
+    /// Unused rings.
     idle: Mutex<Vec<CommandRing>>,
-    /// The driver is older than Linux 6.4 and takes bare command numbers only.
+    /// The driver is older than Linux 6.4 and accepts bare command numbers only.
     legacy: bool,
-    /// What it said that it offers, which stays so while we have its control device open. `None`: it cannot say.
+    /// The driver's features, which cannot change while its control device is open. `None`: it cannot report
+    /// them.
     offered: Option<Vec<u8>>,
 }
 
 impl KernelControl {
     /// Opens the control device.
-    ///
     /// # Errors
+    /// [`Unusable`].
     /// See [`Unusable`].
     pub fn open() -> Result<KernelControl, Unusable> {
         let device = OpenOptions::new().read(true).write(true).open(CONTROL_PATH).map_err(|why| {
             match why.kind() {
                 io::ErrorKind::NotFound if has_driver() => Unusable::NoNode,
                 io::ErrorKind::NotFound => Unusable::NoDriver,
-                // A node without a driver behind it.
+                // A node without a driver.
                 _ if matches!(why.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Unusable::NoDriver,
                 _ => Unusable::Denied(why),
             }
@@ -97,14 +98,14 @@ impl KernelControl {
             control.offered = Some(offered);
             return Ok(control);
         }
-        // A number that is encoded and unknown to it, an old driver answers otherwise than an unknown device.
+        // To an unknown encoded number an old driver answers differently than to an unknown device.
         let probe = control.execute(command(ControlOp::GetDevInfo, NO_DEVICE, size_of::<DeviceInfo>()));
         control.legacy = matches!(probe, Err(Refusal::Errno(libc::EINVAL | libc::EOPNOTSUPP)));
         Ok(control)
     }
 }
 
-/// Whether a command of this process never returned.
+/// Whether a command of this process never completed.
 pub fn is_stuck() -> bool {
     STUCK.load(Relaxed)
 }

@@ -1,5 +1,4 @@
-//! Device nodes: where they are, and the wait for them. Whoever makes them (devtmpfs, udev) does it after the
-//! driver has answered.
+//! Device nodes and waiting for them. devtmpfs or udev creates them after the driver has answered.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -7,28 +6,28 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long to sleep before looking again: devtmpfs takes less, udev a few times as long.
+/// Interval of retries: devtmpfs takes less, udev a few times as long.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Where the kernel lists the character devices of the driver.
+/// Directory in which the kernel lists the character devices of the driver.
 const CLASS: &str = "/sys/class/ublk-char";
 
-/// The character device, for the server.
+/// Path of the character device, for the server.
 pub fn char_path(device: u32) -> String {
     format!("/dev/ublkc{device}")
 }
 
-/// The block device, for everybody.
+/// Path of the block device, for its users.
 pub fn block_path(device: u32) -> String {
     format!("/dev/ublkb{device}")
 }
 
-/// Opens a character device. While its last server is being cleared away, it is busy.
+/// Opens a character device. It is busy while its last server is being cleaned up.
 pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
     let path = char_path(device);
     retried(
         limit,
         |error| {
-            // udev may not have given the node to its owner yet.
+            // udev may not have changed its owner yet.
             error.kind() == io::ErrorKind::NotFound
                 || error.kind() == io::ErrorKind::PermissionDenied
                 || error.raw_os_error() == Some(libc::EBUSY)
@@ -37,7 +36,8 @@ pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
     )
 }
 
-/// Waits until a character device may be opened, without opening it: to the driver, who closes it is a server that died.
+/// Waits until a character device may be opened, without opening it: the driver would take closing it for the
+/// death of the server.
 pub(super) fn await_owned(device: u32, limit: Duration) -> io::Result<()> {
     use rustix::fs::{Access, access};
     let path = char_path(device);
@@ -53,7 +53,7 @@ pub(super) fn await_node(path: &Path, limit: Duration) -> io::Result<()> {
     retried(limit, |error| error.kind() == io::ErrorKind::NotFound, || fs::metadata(path).map(drop))
 }
 
-/// Tries until it works, fails for another reason, or takes too long.
+/// Retries until it succeeds, fails for another reason, or the limit is over.
 fn retried<T>(
     limit: Duration,
     again: impl Fn(&io::Error) -> bool,
@@ -68,7 +68,7 @@ fn retried<T>(
     }
 }
 
-/// The numbers of all devices. Without sysfs, those that have nodes.
+/// Numbers of all devices; without sysfs, of those that have nodes.
 pub(super) fn devices() -> Vec<u32> {
     let numbers = |folder: &str| -> Vec<u32> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_that_comes_late_is_waited_for() {
+    fn waiting_ends_when_the_node_appears() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node");
         let made = path.clone();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_come_is_waited_for_no_longer_than_said() {
+    fn waiting_for_a_node_ends_at_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let missing = await_node(&folder.path().join("node"), Duration::from_millis(5));
         assert_eq!(missing.unwrap_err().kind(), io::ErrorKind::NotFound);

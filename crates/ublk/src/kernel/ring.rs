@@ -1,4 +1,4 @@
-//! A ring for one control command at a time: 128-byte submissions, as their payload needs.
+//! A ring for a single control command at a time, with 128-byte submissions for its payload.
 #![allow(unsafe_code)]
 
 use crate::control::{Command, Refusal};
@@ -11,10 +11,10 @@ use zerocopy::IntoBytes;
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// A command's result and buffer, or why there is none.
+/// Result and buffer of a command, or why there is none.
 pub(super) type Answer = Result<(u32, Vec<u8>), Refusal>;
 
-/// Nothing is under way on it.
+/// A ring without a command in flight.
 pub(super) struct CommandRing(Ring);
 
 impl std::fmt::Debug for CommandRing {
@@ -28,7 +28,7 @@ impl CommandRing {
         IoUring::builder().build(2).map(CommandRing)
     }
 
-    /// Carries the command out, and gives the ring back unless the command is still under way.
+    /// Executes the command. Returns the ring as well, unless the command is still in flight.
     pub(super) fn execute(
         self,
         device: &File,
@@ -43,9 +43,9 @@ impl CommandRing {
         let mut bytes = [0; 80];
         bytes[..size_of_val(&payload)].copy_from_slice(payload.as_bytes());
         let entry = opcode::UringCmd80::new(types::Fd(device.as_raw_fd()), code).cmd(bytes).build();
-        // SAFETY: the buffer that the payload names lives until the command has ended: it is given back only after
-        // its completion was seen, and leaked otherwise. Nobody touches it meanwhile. The descriptor is the control
-        // device's, and the kernel holds its file from the submission on.
+        // SAFETY: the buffer that the payload refers to lives until the command has completed: it is returned
+        // only after its completion was seen, and leaked otherwise. Nobody uses it meanwhile. The descriptor
+        // is the control device's, and the kernel holds its file from the submission on.
         let pushed = unsafe { ring.submission().push(&entry) };
         if pushed.is_err() {
             return (Some(CommandRing(ring)), Err(Refusal::Errno(libc::EAGAIN)));
@@ -57,7 +57,8 @@ impl CommandRing {
             }
             Some(result) => (Some(CommandRing(ring)), Err(Refusal::Errno(-result))),
             None => {
-                // The kernel may still write to the buffer, and waits for the command when the ring is closed.
+                // The kernel may still write to the buffer, and waits for the command when the ring is
+                // closed.
                 std::mem::forget((ring, buffer));
                 (None, Err(Refusal::NoAnswer(command.limit)))
             }
@@ -65,7 +66,7 @@ impl CommandRing {
     }
 }
 
-/// The command's result; `None` when there is none in time.
+/// The command's result; `None` if there is none in time.
 fn wait(ring: &mut Ring, limit: Duration) -> Option<i32> {
     let started = Instant::now();
     loop {
@@ -78,7 +79,7 @@ fn wait(ring: &mut Ring, limit: Duration) -> Option<i32> {
         match ring.submitter().submit_with_args(1, &arguments) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EAGAIN)) => {}
-            // The submission itself was refused: nothing is under way.
+            // The submission itself failed: no command is in flight.
             Err(error) => return Some(-error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }

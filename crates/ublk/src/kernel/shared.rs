@@ -1,4 +1,4 @@
-//! Memory that clients of a device share with its server: a file that both have mapped.
+//! Memory shared between clients of a device and its server: a file that both map.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -7,8 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A file, mapped for the driver to find its pages by: whoever uses its address is the driver. Nobody reads or writes
-/// through it here.
+/// A mapped file whose address is passed to the driver, which looks up its pages. It is not accessed here.
 #[derive(Debug)]
 pub struct SharedFile {
     file: File,
@@ -16,30 +15,32 @@ pub struct SharedFile {
     len: u64,
 }
 
-// SAFETY: it is an address that is told to the driver and never followed; it is unmapped when its one owner is dropped.
+// SAFETY: the address is passed to the driver and never dereferenced; it is unmapped when its one owner is
+// dropped.
 unsafe impl Send for SharedFile {}
 // SAFETY: as above.
 unsafe impl Sync for SharedFile {}
 
 impl SharedFile {
-    /// A place in one has 32 bits.
+    /// Offsets in shared memory have 32 bits.
     const LEN_MAX: u64 = 1 << 32;
 
-    /// Map all of a file.
+    /// Maps a whole file.
     ///
     /// # Errors
-    /// The operating system's; [`io::ErrorKind::InvalidInput`] when it is empty, longer than 4 GiB or no whole pages.
+    /// Errors of the operating system; [`io::ErrorKind::InvalidInput`] if it is empty, longer than 4 GiB or
+    /// not a multiple of the page size.
     pub fn open(path: &Path) -> io::Result<SharedFile> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let len = file.metadata()?.len();
         if len == 0 || len > Self::LEN_MAX || !len.is_multiple_of(4096) {
-            let why = format!("it has {len} bytes, where whole pages, and 4 GiB at most, can be shared");
+            let why = format!("its size of {len} bytes is not a multiple of 4096 up to 4 GiB");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         let (nowhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
-        // SAFETY: a new mapping, at an address that the kernel chooses; it takes nothing from memory in use.
+        // SAFETY: a new mapping at an address of the kernel's choice; it replaces no other mapping.
         let base = unsafe { libc::mmap(nowhere, len as usize, protection, flags, fd, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -48,17 +49,17 @@ impl SharedFile {
         Ok(SharedFile { file, base, len })
     }
 
-    /// Where the driver finds it.
+    /// Address of the mapping.
     pub fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it is empty, which it never is.
+    /// Whether it is empty; always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_pages_can_be_shared_and_nothing_else() {
+    fn only_whole_pages_can_be_shared() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory");
         let file = File::create(&path).unwrap();

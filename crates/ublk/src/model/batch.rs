@@ -1,18 +1,18 @@
-//! Commands for many tags at once: tags are handed over in one command, announced through another, and committed by
-//! more of the first kind.
+//! Model of commands for many tags at once: tags are passed to the driver by one command, requests announced
+//! by another, and committed by a third.
 
 use super::device::{Device, Fetcher, Held};
-use super::server::{Asked, CharDevice, RingId, ServerMemory, Taken, commit, fetch};
+use super::server::{CharDevice, RingId, ServerMemory, TagCommand, Taken, commit, fetch};
 use crate::abi::{AutoBufReg, BatchFlags, BatchIo, ElementHeader, Features, IoCommand, IoOp};
 use zerocopy::FromBytes;
 
-/// A fetch ends after so many tags, as one of the kernel's does that finds no buffer.
+/// A fetch ends after this many tags, as in the kernel when it runs out of buffers.
 const TAGS_OF_A_FETCH: u32 = 50;
 
 impl CharDevice {
-    /// A thread hands a command for many tags to the driver; it ends under `token` on its ring. `elements`: what the
-    /// memory says that it names. Tags that are fetched end with result 0 under the token with the tag in its lower 32
-    /// bits.
+    /// A thread sends a command for many tags; it completes with `token` on its ring. `elements` is the
+    /// content of the memory that the command refers to. Fetched tags complete with result 0 and the token
+    /// with the tag in its lower 32 bits.
     pub fn batch(
         &self,
         (ring, thread, token): (RingId, u64, u64),
@@ -22,7 +22,7 @@ impl CharDevice {
         memory: &mut dyn ServerMemory,
     ) {
         self.change(|there| {
-            let whose = Asked { ring, thread, token, command: IoCommand::default(), address: 0 };
+            let whose = TagCommand { ring, thread, token, command: IoCommand::default(), address: 0 };
             let known = usize::from(batch.q_id) < there.queues.len();
             let taken = match IoOp::from_code(op) {
                 _ if !there.features().has(Features::BATCH_IO) => Taken::Ended(-libc::EOPNOTSUPP),
@@ -59,7 +59,7 @@ impl CharDevice {
     }
 }
 
-/// Requests are announced through it from now on.
+/// Adds a fetch command, with which requests are announced.
 fn take_fetch(there: &mut Device, index: usize, held: Held) -> Taken {
     let queue = &mut there.queues[index];
     if queue.canceling || queue.force_abort {
@@ -69,21 +69,22 @@ fn take_fetch(there: &mut Device, index: usize, held: Held) -> Taken {
     Taken::Kept
 }
 
-/// A tag that the driver has taken is its own without a command.
-fn settle(there: &mut Device, asked: &Asked, done: &Taken) {
+/// Records that the driver owns a tag without a command of its own.
+fn settle(there: &mut Device, asked: &TagCommand, done: &Taken) {
     if matches!(done, Taken::Kept) {
         let slot = &mut there.queues[usize::from(asked.command.q_id)].slots[usize::from(asked.command.tag)];
         (slot.command, slot.by_batch, slot.thread) = (None, true, None);
     }
 }
 
-/// Does it for each element, as far as the driver takes them: bytes done, or a negative errno when it took none.
+/// Calls `each` for every element until the driver refuses one: returns bytes done, or a negative errno if it
+/// refused the first.
 fn walk(
     there: &mut Device,
     batch: &BatchIo,
     elements: &[u8],
-    whose: &Asked,
-    mut each: impl FnMut(&mut Device, &Asked) -> Taken,
+    whose: &TagCommand,
+    mut each: impl FnMut(&mut Device, &TagCommand) -> Taken,
 ) -> Result<usize, i32> {
     let flags = BatchFlags(batch.flags);
     let len = usize::from(flags.element_len());
@@ -106,7 +107,7 @@ fn walk(
         let command = IoCommand { q_id: batch.q_id, tag: header.tag, result: header.result, addr };
         let queue = &there.queues[usize::from(batch.q_id)];
         let taken = if usize::from(header.tag) < queue.slots.len() {
-            each(there, &Asked { command, address: auto.to_sqe_addr(), ..*whose })
+            each(there, &TagCommand { command, address: auto.to_sqe_addr(), ..*whose })
         } else {
             Taken::Ended(-libc::EINVAL)
         };

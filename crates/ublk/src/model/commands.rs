@@ -1,4 +1,4 @@
-//! The control side of the model: each command's checks in the driver's order, and what it does.
+//! Model of the control side: each command's checks, in the driver's order, and its effect.
 
 use super::device::Device;
 use super::{Model, World};
@@ -10,12 +10,12 @@ use crate::control::{Command, Refusal};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Numbers of devices end here (`UBLK_MINORS`).
+/// Most devices (`UBLK_MINORS`).
 const DEVICES_MAX: u32 = 1 << 20;
 const PAGE: u32 = 4096;
 /// `log2` of the largest physical block, 256 MiB.
 const BLOCK_SHIFT_MAX: u8 = 28;
-/// What every device of a driver that knows it has, asked for or not.
+/// Features that every device gets if the driver supports them, requested or not.
 const ALWAYS: Features = Features::CMD_IOCTL_ENCODE
     .with(Features::URING_CMD_COMP_IN_TASK)
     .with(Features::PER_IO_DAEMON)
@@ -23,7 +23,7 @@ const ALWAYS: Features = Features::CMD_IOCTL_ENCODE
     .with(Features::SAFE_STOP_DEV);
 const RECOVERIES: Features =
     Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE).with(Features::USER_RECOVERY_FAIL_IO);
-/// The server reaches data by itself.
+/// Features with which the server accesses data by itself.
 const BY_SERVER: Features =
     Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
 
@@ -54,7 +54,7 @@ pub(super) fn execute(model: &Model, command: Command) -> Answer {
     }
     match command.op {
         ControlOp::GetFeatures => Ok((0, config.features.0.as_bytes().to_vec())),
-        // Where the driver's own code hangs, there is no answer; nobody waits for it here.
+        // Where the driver's own code hangs, there is no answer; the model returns at once.
         ControlOp::AddDev if config.hangs => Err(Refusal::NoAnswer(command.limit)),
         ControlOp::AddDev => model.change(|world| add(world, &command)),
         ControlOp::DelDev => delete(model, &command),
@@ -67,7 +67,7 @@ pub(super) fn execute(model: &Model, command: Command) -> Answer {
     }
 }
 
-/// The device that a command is about, if whoever asks may.
+/// The device of a command, if the caller has permission.
 fn device(world: &mut World, number: u32) -> Result<&mut Device, Refusal> {
     let privileged = world.config.privileged;
     let there = world.devices.get_mut(&number).ok_or(refused(libc::ENODEV))?;
@@ -121,7 +121,7 @@ fn at_once(world: &mut World, command: Command) -> Answer {
     }
 }
 
-/// Memory that clients share gets a number.
+/// Registers memory shared with clients.
 fn share(there: &mut Device, buffer: &[u8]) -> Answer {
     if !there.features().has(Features::SHMEM_ZC) {
         return Err(refused(libc::EOPNOTSUPP));
@@ -231,8 +231,8 @@ fn valid(params: &Params, io_bytes_max: u32) -> bool {
     let guarded = tuple
         .is_some_and(|tuple| integrity.pi_offset.saturating_add(tuple) <= integrity.metadata_size)
         && integrity.metadata_size > 0
-        && integrity.flags & !(ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_PLACE) == 0
-        && (tuple != Some(0) || integrity.flags & ParamIntegrity::HAS_PLACE == 0)
+        && integrity.flags & !(ParamIntegrity::CAN_GUARD | ParamIntegrity::HAS_REF_TAG) == 0
+        && (tuple != Some(0) || integrity.flags & ParamIntegrity::HAS_REF_TAG == 0)
         && (9..=basic.logical_bs_shift).contains(&integrity.interval_exp);
     types.has(ParamTypes::BASIC)
         && (guarded || !types.has(ParamTypes::INTEGRITY))
@@ -257,7 +257,7 @@ fn affinity(cpus: u16, queues: u16, command: Command) -> Answer {
     Ok((0, mask))
 }
 
-/// The checks that both ways of going live have in common.
+/// The checks common to START_DEV and END_USER_RECOVERY.
 fn server_of(there: &Device, pid: u64) -> Result<u32, Refusal> {
     match there.open_by {
         Some(process) if u64::from(process) == pid => Ok(process),
@@ -339,7 +339,7 @@ fn quiesce(model: &Model, command: &Command) -> Answer {
     idle.map(|()| (0, Vec::new())).map_err(|_| refused(libc::EBUSY))
 }
 
-/// Waits until requests under way have ended, and takes the block device away.
+/// Waits until requests in flight have completed, and removes the block device.
 fn stop(model: &Model, number: u32, limit: Duration, only_unused: bool) -> Answer {
     {
         let mut world = model.world();
@@ -385,7 +385,7 @@ fn delete(model: &Model, command: &Command) -> Answer {
         }
         world.devices.retain(|_, there| !there.deleted || there.open_by.is_some());
     });
-    // Whoever has the character device open keeps the number.
+    // The number stays in use while the character device is open.
     model.wait(command.limit, |world| {
         (!world.devices.contains_key(&command.device)).then_some((0, Vec::new()))
     })

@@ -1,4 +1,4 @@
-//! One device of the model: its queues, its tags, and what happens to requests in each state.
+//! A device of the model: its queues, its tags, and the handling of requests in each state.
 
 use super::{ClientRequest, Finished, RingId};
 use crate::abi::{
@@ -8,23 +8,24 @@ use crate::abi::{
 use crate::kernel::SharedDescriptors;
 use std::collections::VecDeque;
 
-/// A command of the server's that the driver holds.
+/// A command of the server that the driver holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Held {
     pub(super) ring: RingId,
     pub(super) token: u64,
 }
 
-/// A command that the driver answers with tags.
+/// A multishot fetch command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fetcher {
     pub(super) held: Held,
-    /// It ends after so many more.
+    /// It ends after this many further tags.
     pub(super) left: u32,
 }
 
 impl Fetcher {
-    /// Has the first one announce a tag: under what. When that was its last one it ends, after that.
+    /// Announces a tag with the first fetch command; returns the command to complete. After its last tag, the
+    /// fetch itself completes.
     pub(super) fn use_for(
         all: &mut VecDeque<Fetcher>,
         tag: u16,
@@ -46,9 +47,9 @@ impl Fetcher {
 pub(super) struct Active {
     pub(super) number: u64,
     pub(super) request: ClientRequest,
-    /// Data of the beginning that the server has done without the rest.
+    /// Data of the part that the server has completed already.
     before: Vec<u8>,
-    /// Integrity data of it.
+    /// Integrity data of that part.
     tuples_before: Vec<u8>,
 }
 
@@ -73,33 +74,33 @@ impl Active {
 /// A tag.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
-    /// The server's command, while the driver has it.
+    /// The server's command, while the driver holds it.
     pub(super) command: Option<Held>,
-    /// The driver has it without a command of its own.
+    /// The driver owns the tag without a command of its own.
     pub(super) by_batch: bool,
-    /// Its command was given back and it is not to be fetched again.
+    /// Its command was cancelled, and it must not be fetched again.
     pub(super) cancelled: bool,
     /// The server has the request.
     pub(super) with_server: bool,
-    /// The server is to name a buffer for the write that it was told of.
+    /// The server must provide a buffer for the announced write.
     pub(super) wants_data: bool,
     /// The thread that fetched it.
     pub(super) thread: Option<u64>,
-    /// The buffer that was named.
+    /// Address of its buffer.
     pub(super) addr: u64,
     pub(super) auto: AutoBufReg,
-    /// Where its buffer was registered by itself.
+    /// Where its buffer was registered automatically.
     pub(super) registered: Option<(RingId, u16)>,
-    /// Registrations that keep its request from ending.
+    /// Registrations that keep its request from completing.
     pub(super) references: u32,
-    /// The server has ended it, with this, and a registration is left.
+    /// Result committed by the server while registrations are left.
     pub(super) committed: Option<i32>,
     /// The request that has the tag.
     pub(super) active: Option<Active>,
 }
 
 impl Slot {
-    /// It is the driver's, with a command to announce a request by.
+    /// Whether the driver owns it and can announce a request.
     pub(super) fn is_ready(&self) -> bool {
         self.command.is_some() || self.by_batch
     }
@@ -110,7 +111,7 @@ pub(super) struct Queue {
     pub(super) slots: Vec<Slot>,
     pub(super) descriptors: SharedDescriptors,
     pub(super) ready: usize,
-    /// No server takes requests.
+    /// There is no server that takes requests.
     pub(super) canceling: bool,
     /// Requests fail until there is a server.
     pub(super) fail_io: bool,
@@ -120,9 +121,9 @@ pub(super) struct Queue {
     pub(super) waiting: VecDeque<Active>,
     /// Requests that wait for a server.
     pub(super) requeued: VecDeque<Active>,
-    /// Tags whose requests are to be announced when the server looks.
+    /// Tags whose requests are announced when the server next polls.
     pub(super) work: VecDeque<u16>,
-    /// Commands through which tags of batches are announced, the first first.
+    /// Fetch commands, oldest first.
     pub(super) fetchers: VecDeque<Fetcher>,
 }
 
@@ -135,15 +136,15 @@ pub(super) struct Device {
     /// The process that has the character device open.
     pub(super) open_by: Option<u32>,
     pub(super) openers: u32,
-    /// Nobody may open the block device any more.
+    /// The block device cannot be opened any more.
     pub(super) closed_to_openers: bool,
     pub(super) deleted: bool,
     pub(super) finished: Vec<Finished>,
-    /// What has ended on which ring, in order.
+    /// Completed commands: ring, token, result, in order.
     pub(super) ended: VecDeque<(RingId, u64, i32)>,
-    /// Memory that clients share: where the server has it, and how long it is.
+    /// Memory shared with clients: its address in the server and its length.
     pub(super) client_memory: Vec<Option<(u64, u64)>>,
-    /// Buffers that rings hold: ring, index, queue, tag.
+    /// Registered buffers: ring, index, queue, tag.
     pub(super) buffers: Vec<(RingId, u16, usize, u16)>,
 }
 
@@ -192,7 +193,7 @@ impl Device {
         self.state() != State::Dead
     }
 
-    /// Every tag of every queue was fetched.
+    /// Whether every tag of every queue was fetched.
     pub(super) fn is_ready(&self) -> bool {
         self.queues.iter().all(|queue| queue.ready == queue.slots.len())
     }
@@ -201,28 +202,28 @@ impl Device {
         matches!(self.state(), State::Quiesced | State::FailIo)
     }
 
-    /// Requests wait while there is no server.
+    /// Whether requests wait while there is no server.
     fn queues_without_server(&self) -> bool {
         self.features().has(Features::USER_RECOVERY) && !self.features().has(Features::USER_RECOVERY_FAIL_IO)
     }
 
-    /// Where the server has the data of a request that is in shared memory.
+    /// Address in the server of a request's data in shared memory.
     pub(super) fn shared_at(&self, place: u64, len: usize) -> Option<u64> {
         let (addr, whole) = (*self.client_memory.get(usize::from(shmem_index(place)))?)?;
         let offset = u64::from(shmem_offset(place));
         (offset + len as u64 <= whole).then_some(addr + offset)
     }
 
-    /// The driver copies data.
+    /// Whether the driver copies data.
     pub(super) fn copies(&self) -> bool {
         let by_server = Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
         self.features().common(by_server).is_empty()
     }
 
-    /// A request comes, by the rules of the driver's `queue_rq`.
+    /// A request arrives, handled as in the driver's `queue_rq`.
     pub(super) fn submit(&mut self, queue: usize, number: u64, request: ClientRequest) {
         let index = queue % self.queues.len();
-        // Memory that is not, or not any more, shared is the client's own.
+        // Memory that is not, or no longer, registered is private to the client.
         let shared = request.shared.filter(|&place| self.shared_at(place, request.data.len()).is_some());
         let keeps_tuples = self.params.types().has(ParamTypes::INTEGRITY);
         let tuples = request.tuples.filter(|_| keeps_tuples);
@@ -252,7 +253,7 @@ impl Device {
         queue.work.push_back(tag as u16);
     }
 
-    /// No server takes it.
+    /// Handles a request that no server takes.
     pub(super) fn abort(&mut self, index: usize, active: Active) {
         if self.queues_without_server() {
             self.queues[index].requeued.push_back(active);
@@ -261,7 +262,7 @@ impl Device {
         }
     }
 
-    /// A client is told.
+    /// Completes a request to its client.
     fn finish(&mut self, active: Active, errno: i32) {
         let Active { number, request, mut before, mut tuples_before } = active;
         before.extend(request.data);
@@ -271,7 +272,7 @@ impl Device {
         self.finished.push(Finished { number, errno, data, tuples });
     }
 
-    /// The request of a tag ends as the server said; the next one may have the tag.
+    /// Completes the request of a tag with the server's result; the next request may use the tag.
     pub(super) fn complete(&mut self, index: usize, tag: u16, result: i32) {
         let slot = &mut self.queues[index].slots[usize::from(tag)];
         slot.committed = None;
@@ -280,10 +281,10 @@ impl Device {
         let failed =
             if active.request.op == KernelOp::Read && result == 0 { -libc::EIO } else { result.min(0) };
         if failed < 0 {
-            // The kernel names an errno that it does not know EIO; the model keeps the server's.
+            // The kernel maps unknown errnos to EIO; the model keeps the server's.
             self.finish(active, -failed);
         } else if active.has_data() && result < len {
-            // The rest of it is asked for again.
+            // Short: the rest is sent to the server again.
             let done = (result / 512) as u32;
             let rest = active.request.data.split_off(done as usize * 512);
             active.before.append(&mut active.request.data);
@@ -302,7 +303,7 @@ impl Device {
         self.refill(index);
     }
 
-    /// Requests that wait for a tag get one.
+    /// Assigns free tags to waiting requests.
     fn refill(&mut self, index: usize) {
         while self.queues[index].slots.iter().any(|slot| slot.active.is_none()) {
             let Some(next) = self.queues[index].waiting.pop_front() else { break };
@@ -310,7 +311,7 @@ impl Device {
         }
     }
 
-    /// What waited for a server is offered again.
+    /// Sends requests that waited for a server.
     pub(super) fn kick(&mut self) {
         for index in 0..self.queues.len() {
             let again: Vec<_> = self.queues[index].requeued.drain(..).collect();
@@ -323,7 +324,7 @@ impl Device {
         self.queues.iter_mut().for_each(|queue| queue.canceling = canceling);
     }
 
-    /// Gives the server every command back that announces no request.
+    /// Cancels all commands without a request.
     pub(super) fn cancel_commands(&mut self) {
         for queue in &mut self.queues {
             for Fetcher { held, .. } in queue.fetchers.drain(..) {
@@ -341,12 +342,12 @@ impl Device {
         }
     }
 
-    /// Whether a request is between its arrival and its end.
+    /// Whether a request is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.queues.iter().any(|queue| queue.slots.iter().any(|slot| slot.active.is_some()))
     }
 
-    /// Takes the block device away. Nothing may be under way any more.
+    /// Removes the block device. No request may be in flight.
     pub(super) fn detach(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.force_abort = true);
         for index in 0..self.queues.len() {
@@ -358,7 +359,7 @@ impl Device {
         self.info.ublksrv_pid = -1;
     }
 
-    /// The server is gone: nobody has the character device open.
+    /// The server has closed the character device, or died.
     pub(super) fn release(&mut self) {
         self.set_canceling(true);
         self.buffers.clear();
@@ -369,7 +370,7 @@ impl Device {
                 let slot = &mut self.queues[index].slots[tag];
                 let Some(active) = slot.active.take() else { continue };
                 let with_server = slot.with_server && !announced.contains(&(tag as u16));
-                // What the server has ended is done, even if a registration of its buffer outlived it.
+                // A committed request is complete, even if a registration of its buffer remained.
                 if let Some(result) = slot.committed.take() {
                     slot.active = Some(active);
                     self.complete(index, tag as u16, result);

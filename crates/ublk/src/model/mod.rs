@@ -1,17 +1,18 @@
-//! The driver, modelled in this process after what the kernel's documentation and code say: device states, the
-//! order of commands, the life of each tag, what becomes of requests when a server dies, and every refusal.
+//! A model of the driver in this process, based on the kernel's documentation and code: device states, the
+//! order of commands, the life cycle of tags, the fate of requests when a server dies, and every error.
 //!
-//! Three sides meet in it. The control side is [`Control`], as for the kernel. The server's side is a
-//! [`CharDevice`]: commands for tags go in, their ends come out, data is copied at the moments at which the
-//! driver copies it. Clients' requests come by [`Model::submit`] and end in [`Model::finished`].
+//! It has three interfaces. The control side is [`Control`], as for the kernel. The server's side is a
+//! [`CharDevice`]: commands for tags go in, their completions come out, and data is copied when the driver
+//! copies it. Clients use [`Model::submit`] and [`Model::finished`].
 //!
-//! It has no clock and no thread of its own. Control commands that wait for the server wait on a condition, within
-//! their limit; everything else happens in the call that causes it, in a fixed order, so a seeded test repeats.
+//! It has no clock and no thread. Control commands that wait for the server wait on a condition variable,
+//! within their limit; everything else happens in the call that causes it, in a fixed order, so a seeded test
+//! is reproducible.
 //!
-//! *Invariant:* a request ends exactly once, or waits for a server.
+//! *Invariant:* a request completes exactly once, or waits for a server.
 //!
-//! It does not model zones and descriptors of other lengths, and does not offer them;
-//! nor partitions, merging, and limits on how requests are split.
+//! Not modelled, and not offered: zones and descriptors of other sizes. Not modelled either: partitions,
+//! merging, and splitting by limits.
 
 mod batch;
 mod commands;
@@ -31,28 +32,28 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kernel to be modelled.
+/// The kernel to model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModelConfig {
-    /// What its driver knows.
+    /// Features of its driver.
     pub features: Features,
-    /// How many CPUs it has: no device gets more queues.
+    /// Number of CPUs: no device gets more queues.
     pub cpus: u16,
-    /// ADD_DEV never ends.
+    /// ADD_DEV hangs.
     pub hangs: bool,
-    /// Who asks may administer.
+    /// The caller has CAP_SYS_ADMIN.
     pub privileged: bool,
 }
 
 impl ModelConfig {
-    /// What no model does.
+    /// Features that are not modelled.
     const BEYOND: Features = Features::ZONED.with(Features::IO_DESC_SIZE);
 
     const fn with(features: Features) -> ModelConfig {
         ModelConfig { features: features.without(Self::BEYOND), cpus: 4, hangs: false, privileged: true }
     }
 
-    /// Linux 6.1: the first that a long-lived distribution had it in.
+    /// Linux 6.1: the first long-term kernel with the driver.
     pub const LINUX_6_1: ModelConfig =
         ModelConfig::with(Features(0b1_1111).without(Features::SUPPORT_ZERO_COPY));
     /// Linux 6.8.
@@ -64,45 +65,46 @@ impl ModelConfig {
     pub const LINUX_7_2: ModelConfig = ModelConfig::with(Features::KNOWN);
 }
 
-/// A client's request.
+/// A request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientRequest {
-    /// What.
+    /// Operation.
     pub op: KernelOp,
-    /// How.
+    /// Flags.
     pub flags: IoFlags,
-    /// Where it starts, in sectors.
+    /// Start sector.
     pub start: u64,
-    /// How long it is, in sectors.
+    /// Length in sectors.
     pub sectors: u32,
-    /// For a write, what is written; for a read, what is to be overwritten. As long as the request.
+    /// For a write, the data; for a read, a buffer to overwrite. As long as the request.
     pub data: Vec<u8>,
-    /// The data is in memory that the server shares: where in it, as a descriptor says it.
+    /// The data is in memory shared with the server, at this address of a descriptor.
     pub shared: Option<u64>,
-    /// Integrity data, if the client brings or wants any; as `data`. A device without takes no notice of it.
+    /// Integrity data, if the client has any, in the same way as `data`. Ignored by a device without
+    /// integrity data.
     pub tuples: Option<Vec<u8>>,
 }
 
-/// How a client's request ended.
+/// A completed request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finished {
-    /// As [`Model::submit`] numbered it.
+    /// Number returned by [`Model::submit`].
     pub number: u64,
     /// 0, or a positive errno.
     pub errno: i32,
-    /// For a read, what was read.
+    /// For a read, the data.
     pub data: Vec<u8>,
-    /// For a read, the integrity data that came with it.
+    /// For a read, its integrity data.
     pub tuples: Vec<u8>,
 }
 
-/// A driver with its devices. Clones are the same driver.
+/// A driver with its devices. Clones refer to the same driver.
 #[derive(Clone)]
 pub struct Model(Arc<Shared>);
 
 struct Shared {
     world: Mutex<World>,
-    /// Something changed that a command may wait for.
+    /// Notified after every change that a command may wait for.
     changed: Condvar,
 }
 
@@ -112,12 +114,12 @@ struct World {
     next_request: u64,
     next_ring: u64,
     finished: VecDeque<(u32, Finished)>,
-    /// Opened through [`Control::open`], until the server asks for them.
+    /// Opened through [`Control::open`], until [`Model::take_opened`] takes it.
     opened: Vec<CharDevice>,
 }
 
 impl Model {
-    /// A driver of that kernel, without devices.
+    /// Creates a driver of that kernel, without devices.
     pub fn new(config: ModelConfig) -> Model {
         let world = World {
             config,
@@ -134,7 +136,7 @@ impl Model {
         self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` gives something, or the limit is over.
+    /// Waits until `done` returns a value, or the limit is over.
     fn wait<T>(&self, limit: Duration, mut done: impl FnMut(&mut World) -> Option<T>) -> Result<T, Refusal> {
         let started = Instant::now();
         let mut world = self.world();
@@ -154,7 +156,7 @@ impl Model {
         value
     }
 
-    /// A client asks for something, through the queue of its CPU. It gets a number, under which it ends.
+    /// Submits a client's request to the queue of its CPU. Returns the number under which it completes.
     ///
     /// # Errors
     /// A positive errno: there is no such block device.
@@ -169,14 +171,14 @@ impl Model {
         })
     }
 
-    /// The next request that ended, in the order in which they did.
+    /// The next completed request, in order of completion.
     pub fn finished(&self, device: u32) -> Option<Finished> {
         let mut world = self.world();
         let position = world.finished.iter().position(|(of, _)| *of == device)?;
         world.finished.remove(position).map(|(_, finished)| finished)
     }
 
-    /// A client opens the block device, or closes it.
+    /// Opens or closes the block device as a client.
     pub fn hold(&self, device: u32, opened: bool) {
         self.change(|world| {
             if let Some(there) = world.devices.get_mut(&device) {
@@ -185,10 +187,10 @@ impl Model {
         });
     }
 
-    /// Open a character device as that process.
+    /// Opens a character device as that process.
     ///
     /// # Errors
-    /// A positive errno: `ENOENT`, or `EBUSY` when it is open.
+    /// A positive errno: `ENOENT`, or `EBUSY` if it is open.
     pub fn open_char(&self, device: u32, process: u32) -> Result<CharDevice, i32> {
         let mut world = self.world();
         let there = world.devices.get_mut(&device).filter(|there| !there.deleted).ok_or(libc::ENOENT)?;
@@ -199,8 +201,8 @@ impl Model {
         Ok(CharDevice::new(self.clone(), device))
     }
 
-    /// The character device that this process has opened through [`Control::open`]. The descriptor that came from
-    /// there stands for it without being it.
+    /// The character device that this process has opened through [`Control::open`]. The descriptor returned
+    /// there is only a placeholder.
     pub fn take_opened(&self, device: u32) -> Option<CharDevice> {
         let mut world = self.world();
         let position = world.opened.iter().position(|open| open.device() == device)?;
@@ -209,7 +211,7 @@ impl Model {
 }
 
 impl World {
-    /// Collects what has ended on a device.
+    /// Collects completions of a device.
     fn gather(&mut self, device: u32) {
         if let Some(there) = self.devices.get_mut(&device) {
             self.finished.extend(there.finished.drain(..).map(|finished| (device, finished)));

@@ -10,22 +10,23 @@ use crate::kernel::Descriptors;
 use std::io;
 use std::sync::Arc;
 
-/// In an offset: integrity data, not data.
+/// Bit of an offset that selects integrity data.
 const INTEGRITY_FLAG: u64 = user_copy_integrity_offset(0, 0, 0) & !user_copy_offset(0, 0, 0);
 
-/// An io_uring of the server's, to tell ends and registered buffers of several apart.
+/// An io_uring of the server: identifies the ring of a completion or a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RingId(pub(super) u64);
 
-/// The server's memory, as the driver reaches it: at the addresses that commands name.
+/// The server's memory, accessed by the driver at the addresses in commands.
 pub trait ServerMemory {
-    /// Fill `into` from what lies at `addr`.
+    /// Reads `into.len()` bytes from `addr`.
     fn read(&self, addr: u64, into: &mut [u8]);
-    /// Put `from` at `addr`.
+    /// Writes `from` to `addr`.
     fn write(&mut self, addr: u64, from: &[u8]);
 }
 
-/// An open character device. Clones are the same open file; when the last one is dropped the server is dead.
+/// An open character device. Clones refer to the same open file; when the last one is dropped the server has
+/// died.
 #[derive(Clone, Debug)]
 pub struct CharDevice(Arc<Open>);
 
@@ -47,9 +48,9 @@ impl Drop for Open {
     }
 }
 
-/// A command for a tag, as the driver sees it.
+/// A command for a tag.
 #[derive(Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct TagCommand {
     pub(super) ring: RingId,
     pub(super) thread: u64,
     pub(super) token: u64,
@@ -57,7 +58,7 @@ pub(super) struct Asked {
     pub(super) address: u64,
 }
 
-/// What becomes of a command: it ends with that, or the driver keeps it.
+/// Effect of a command: completed with a result, or kept by the driver.
 pub(super) enum Taken {
     Ended(i32),
     Kept,
@@ -68,19 +69,19 @@ impl CharDevice {
         CharDevice(Arc::new(Open { model, device }))
     }
 
-    /// Its device.
+    /// Number of the device.
     pub fn device(&self) -> u32 {
         self.0.device
     }
 
-    /// A new io_uring of the server's.
+    /// Creates an io_uring of the server.
     pub fn ring(&self) -> RingId {
         let mut world = self.0.model.world();
         world.next_ring += 1;
         RingId(world.next_ring)
     }
 
-    /// The descriptors of a queue, as a mapping of them reads.
+    /// The descriptors of a queue.
     ///
     /// # Errors
     /// There is no such queue.
@@ -90,8 +91,8 @@ impl CharDevice {
         there.map(|queue| queue.descriptors.reader()).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// A thread hands a command to the driver; it ends under `token` on its ring. `op` and `address` as an SQE has
-    /// them.
+    /// A thread sends a command to the driver; it completes with `token` on its ring. `op` and `address` are
+    /// those of the SQE.
     pub fn command(
         &self,
         (ring, thread, token): (RingId, u64, u64),
@@ -100,7 +101,7 @@ impl CharDevice {
         address: u64,
         memory: &mut dyn ServerMemory,
     ) {
-        let asked = Asked { ring, thread, token, command, address };
+        let asked = TagCommand { ring, thread, token, command, address };
         self.change(|there| {
             let taken = match IoOp::from_code(op) {
                 Some(op) => take(there, op, &asked, memory),
@@ -120,8 +121,8 @@ impl CharDevice {
         })
     }
 
-    /// The server looks at a ring: requests are announced, writes copied, and the next command that ended comes out
-    /// with its token and result.
+    /// The server polls a ring: requests are announced, data of writes is copied, and the next completion is
+    /// returned, with its token and result.
     pub fn next_ended(&self, ring: RingId, memory: &mut dyn ServerMemory) -> Option<(u64, i32)> {
         self.change(|there| {
             for index in 0..there.queues.len() {
@@ -170,7 +171,7 @@ impl CharDevice {
                 }
                 Some(active) if active.request.op != only => -i64::from(libc::EACCES),
                 Some(active) if of_tuples => {
-                    // Who has none gets none.
+                    // A request without integrity data transfers none.
                     active
                         .request
                         .tuples
@@ -185,8 +186,8 @@ impl CharDevice {
         done.unwrap_or(-i64::from(libc::EACCES))
     }
 
-    /// An operation of the server's on a buffer of its ring's table: the request's memory itself. `None`: nothing
-    /// is registered there.
+    /// An operation of the server on a registered buffer: accesses the request's memory itself. `None`: no
+    /// buffer is registered there.
     pub fn with_buffer<T>(&self, ring: RingId, index: u16, act: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         self.change(|there| {
             let at = there.buffers.iter().find(|(of, at, ..)| (*of, *at) == (ring, index))?;
@@ -225,7 +226,7 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     slot.with_server = true;
     let mut result = 0;
     if let Some(addr) = shared {
-        // What the client has written there, the server has there, too.
+        // Shared memory has the client's data without a copy.
         memory.write(addr, &active.request.data);
     } else if copies && active.request.op == KernelOp::Write {
         if features.has(Features::NEED_GET_DATA) {
@@ -242,11 +243,11 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
             slot.registered = Some((held.ring, slot.auto.index));
             slot.references += 1;
         } else if slot.auto.flags & AutoBufReg::FALLBACK != 0 {
-            let told = queue.descriptors.reader().read(tag);
-            let marked = IoDescriptor { op_flags: told.op_flags | IoFlags::NEED_REG_BUF.0, ..told };
+            let reported = queue.descriptors.reader().read(tag);
+            let marked = IoDescriptor { op_flags: reported.op_flags | IoFlags::NEED_REG_BUF.0, ..reported };
             queue.descriptors.store(tag, &marked);
         } else {
-            // The client is told, the server is not.
+            // The request fails, unseen by the server.
             slot.command = (!was_by_batch).then_some(held);
             slot.by_batch = was_by_batch;
             slot.with_server = false;
@@ -256,13 +257,13 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     there.ended.push_back((held.ring, held.token, result));
 }
 
-/// Where the server has the data of the request under a tag, if that is in memory shared with the client.
+/// Address in the server of a request's data, if that is in memory shared with the client.
 fn shared_of(there: &Device, index: usize, tag: u16) -> Option<u64> {
     let request = &there.queues[index].slots[usize::from(tag)].active.as_ref()?.request;
     there.shared_at(request.shared?, request.data.len())
 }
 
-fn take(there: &mut Device, op: IoOp, asked: &Asked, memory: &mut dyn ServerMemory) -> Taken {
+fn take(there: &mut Device, op: IoOp, asked: &TagCommand, memory: &mut dyn ServerMemory) -> Taken {
     if op == IoOp::UnregisterIoBuf {
         return Taken::Ended(unregister(there, asked.ring, asked.command.addr as u16));
     }
@@ -297,7 +298,7 @@ fn take(there: &mut Device, op: IoOp, asked: &Asked, memory: &mut dyn ServerMemo
     }
 }
 
-/// How a tag's buffer registers itself, if the device does that.
+/// Parameters of a tag's automatic registration, if the device uses it.
 fn auto_of(there: &Device, address: u64) -> Result<AutoBufReg, i32> {
     if !there.features().has(Features::AUTO_BUF_REG) {
         return Ok(AutoBufReg::default());
@@ -307,7 +308,7 @@ fn auto_of(there: &Device, address: u64) -> Result<AutoBufReg, i32> {
     if sane { Ok(auto) } else { Err(libc::EINVAL) }
 }
 
-pub(super) fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
+pub(super) fn fetch(there: &mut Device, index: usize, asked: &TagCommand) -> Taken {
     let needs_buffer = there.copies() && !there.features().has(Features::NEED_GET_DATA);
     let has_buffer = asked.command.addr != 0;
     if needs_buffer && !has_buffer || !there.copies() && has_buffer {
@@ -344,7 +345,7 @@ pub(super) fn fetch(there: &mut Device, index: usize, asked: &Asked) -> Taken {
 pub(super) fn commit(
     there: &mut Device,
     index: usize,
-    asked: &Asked,
+    asked: &TagCommand,
     memory: &mut dyn ServerMemory,
 ) -> Taken {
     let copies = there.copies();
@@ -381,20 +382,20 @@ pub(super) fn commit(
     Taken::Kept
 }
 
-fn get_data(there: &mut Device, index: usize, asked: &Asked, memory: &mut dyn ServerMemory) -> i32 {
+fn get_data(there: &mut Device, index: usize, asked: &TagCommand, memory: &mut dyn ServerMemory) -> i32 {
     let queue = &mut there.queues[index];
     let slot = &mut queue.slots[usize::from(asked.command.tag)];
     slot.wants_data = false;
     slot.addr = asked.command.addr;
     if let Some(active) = &slot.active {
         memory.write(slot.addr, &active.request.data);
-        let told = queue.descriptors.reader().read(asked.command.tag);
-        queue.descriptors.store(asked.command.tag, &IoDescriptor { addr: slot.addr, ..told });
+        let reported = queue.descriptors.reader().read(asked.command.tag);
+        queue.descriptors.store(asked.command.tag, &IoDescriptor { addr: slot.addr, ..reported });
     }
     0
 }
 
-fn register(there: &mut Device, index: usize, asked: &Asked) -> i32 {
+fn register(there: &mut Device, index: usize, asked: &TagCommand) -> i32 {
     let at = asked.command.addr as u16;
     if !there.features().has(Features::SUPPORT_ZERO_COPY) {
         return -libc::EINVAL;
@@ -411,7 +412,7 @@ fn register(there: &mut Device, index: usize, asked: &Asked) -> i32 {
     0
 }
 
-/// A ring lets go of a buffer; a request that was waiting for that ends.
+/// Unregisters a buffer; completes a request that was waiting for this.
 fn unregister(there: &mut Device, ring: RingId, at: u16) -> i32 {
     let Some(position) = there.buffers.iter().position(|(of, used, ..)| (*of, *used) == (ring, at)) else {
         return -libc::EINVAL;

@@ -1,4 +1,4 @@
-//! What the model promises, told as its clients and its server see it.
+//! Tests of the model from the view of clients and server.
 
 use super::*;
 use crate::abi::{AutoBufReg, ControlOp, IoCommand, IoOp, ParamTypes, Params, State, user_copy_offset};
@@ -8,7 +8,7 @@ use crate::kernel::char_path;
 const SERVER: u32 = 42;
 const ABORT: i32 = -libc::ENODEV;
 
-/// Server memory: address `n << 20` is a buffer of its own.
+/// Server memory: every multiple of `1 << 20` is the address of a separate buffer.
 #[derive(Default)]
 struct Memory(BTreeMap<u64, Vec<u8>>);
 
@@ -139,13 +139,13 @@ fn a_write_and_a_read_go_through_the_servers_buffer() {
     let mut rig = started(Features::NONE);
     let written = rig.write(16, 7);
     assert_eq!(rig.ended(), Some((0, 0)));
-    let told = rig.server.descriptors(0).unwrap().read(0);
+    let reported = rig.server.descriptors(0).unwrap().read(0);
     assert_eq!(
-        (told.op(), told.start_sector, told.nr_sectors, told.addr),
+        (reported.op(), reported.start_sector, reported.nr_sectors, reported.addr),
         (Some(KernelOp::Write), 16, 8, 1 << 20)
     );
     assert_eq!(rig.memory.0[&(1 << 20)], vec![7; 4096]);
-    assert_eq!(rig.finished(), None, "the server has not ended it");
+    assert_eq!(rig.finished(), None, "the server has not committed it");
     rig.commit(0, 4096);
     assert_eq!(rig.finished(), Some((written, 0)));
 
@@ -158,7 +158,7 @@ fn a_write_and_a_read_go_through_the_servers_buffer() {
 }
 
 #[test]
-fn the_server_names_a_buffer_late_where_it_asked_to() {
+fn with_get_data_the_server_provides_the_buffer_after_the_announcement() {
     let mut rig = started(Features::NEED_GET_DATA);
     rig.write(0, 5);
     assert_eq!(rig.ended(), Some((0, 1)));
@@ -184,13 +184,13 @@ fn a_server_copies_by_itself_in_the_right_direction_only() {
     assert_eq!(rig.server.read_at(user_copy_offset(0, 1, 0), &mut part), -i64::from(libc::EINVAL));
     assert_eq!(rig.server.read_at(0, &mut part), -i64::from(libc::EINVAL));
     rig.command(IoOp::CommitAndFetchReq, 0, 4096, 1 << 20);
-    assert_eq!(rig.ended(), Some((0, -libc::EINVAL)), "there is no buffer to name");
+    assert_eq!(rig.ended(), Some((0, -libc::EINVAL)), "there is no buffer to provide");
     rig.commit(0, 4096);
     assert_eq!(rig.finished(), Some((0, 0)));
 }
 
 #[test]
-fn a_buffer_registers_itself_and_is_let_go_by_the_commit() {
+fn a_buffer_is_registered_automatically_and_unregistered_by_the_commit() {
     let mut rig = started(Features::AUTO_BUF_REG.with(Features::SUPPORT_ZERO_COPY));
     rig.write(0, 5);
     assert_eq!(rig.ended(), Some((0, 0)));
@@ -201,7 +201,7 @@ fn a_buffer_registers_itself_and_is_let_go_by_the_commit() {
 }
 
 #[test]
-fn a_request_ends_when_its_last_registration_is_gone() {
+fn a_request_completes_when_its_last_registration_is_removed() {
     let mut rig = started(Features::SUPPORT_ZERO_COPY);
     rig.write(0, 5);
     assert_eq!(rig.ended(), Some((0, 0)));
@@ -238,11 +238,11 @@ fn a_tag_is_fetched_once_and_committed_by_its_thread_only() {
 }
 
 #[test]
-fn more_requests_than_tags_wait_their_turn() {
+fn requests_beyond_the_tags_wait() {
     let mut rig = started(Features::NONE);
     let all: Vec<u64> = (0..6).map(|n| rig.write(n * 8, 1)).collect();
-    let told: Vec<u64> = std::iter::from_fn(|| rig.ended()).map(|(token, _)| token).collect();
-    assert_eq!(told, [0, 1, 2, 3]);
+    let reported: Vec<u64> = std::iter::from_fn(|| rig.ended()).map(|(token, _)| token).collect();
+    assert_eq!(reported, [0, 1, 2, 3]);
     rig.commit(3, 4096);
     assert_eq!(rig.finished(), Some((all[3], 0)));
     assert_eq!(rig.ended(), Some((3, 0)));
@@ -250,7 +250,7 @@ fn more_requests_than_tags_wait_their_turn() {
 }
 
 #[test]
-fn the_rest_of_a_short_read_is_asked_for_again() {
+fn the_rest_of_a_short_read_is_requested_again() {
     let mut rig = started(Features::NONE);
     rig.ask(KernelOp::Read, 16, 0);
     assert_eq!(rig.ended(), Some((0, 0)));
@@ -258,8 +258,8 @@ fn the_rest_of_a_short_read_is_asked_for_again() {
     rig.commit(0, 1024);
     assert_eq!(rig.finished(), None);
     assert_eq!(rig.ended(), Some((0, 0)));
-    let told = rig.server.descriptors(0).unwrap().read(0);
-    assert_eq!((told.start_sector, told.nr_sectors), (18, 6));
+    let reported = rig.server.descriptors(0).unwrap().read(0);
+    assert_eq!((reported.start_sector, reported.nr_sectors), (18, 6));
     rig.memory.0.insert(1 << 20, vec![2; 3072]);
     rig.commit(0, 3072);
     let data = rig.model.finished(rig.number).unwrap().data;
@@ -267,7 +267,7 @@ fn the_rest_of_a_short_read_is_asked_for_again() {
 }
 
 #[test]
-fn without_recovery_a_dead_servers_device_goes_and_requests_fail() {
+fn without_recovery_the_device_of_a_dead_server_is_removed() {
     let mut rig = started(Features::NONE);
     let seen = rig.write(0, 1);
     assert!(rig.ended().is_some());
@@ -306,8 +306,8 @@ fn reissue_gives_the_next_server_everything_again() {
     let late = rig.write(16, 1);
     let mut rig = rig.recover();
     assert_eq!(rig.finished(), None);
-    let told: Vec<u64> = std::iter::from_fn(|| rig.ended()).map(|(token, _)| token).collect();
-    assert_eq!(told, [0, 1, 2]);
+    let reported: Vec<u64> = std::iter::from_fn(|| rig.ended()).map(|(token, _)| token).collect();
+    assert_eq!(reported, [0, 1, 2]);
     (0..3).for_each(|tag| rig.commit(tag, 4096));
     let ends: Vec<_> = std::iter::from_fn(|| rig.finished()).collect();
     assert_eq!(ends, [(all[0], 0), (all[1], 0), (late, 0)]);
@@ -347,7 +347,7 @@ fn fail_io_fails_everything_until_there_is_a_server() {
 }
 
 #[test]
-fn a_quiesced_server_ends_without_a_request_under_way() {
+fn a_quiesced_server_exits_without_a_request_in_flight() {
     let mut rig = started(Features::USER_RECOVERY.with(Features::QUIESCE));
     let seen = rig.write(0, 1);
     assert_eq!(rig.ended(), Some((0, 0)));
@@ -386,7 +386,7 @@ fn recovery_waits_for_the_old_server_to_be_gone() {
 }
 
 #[test]
-fn stopping_gives_every_idle_tag_back() {
+fn stopping_returns_every_idle_tag() {
     let mut rig = started(REISSUE);
     rig.driver.stop(rig.number).unwrap();
     let aborted: Vec<_> = std::iter::from_fn(|| rig.ended()).collect();
@@ -406,7 +406,7 @@ fn a_device_in_use_is_stopped_only_by_force() {
 }
 
 #[test]
-fn a_number_is_free_when_the_server_has_closed_it() {
+fn a_number_is_free_once_the_server_has_closed_the_device() {
     let rig = started(Features::NONE);
     let Rig { driver, number, server, .. } = rig;
     let deleter = std::thread::spawn({
@@ -426,7 +426,7 @@ fn a_number_is_free_when_the_server_has_closed_it() {
 }
 
 #[test]
-fn a_kernel_grants_what_it_knows_and_no_more() {
+fn a_kernel_grants_only_known_features() {
     let asked = REISSUE.with(Features::QUIESCE).with(Features::AUTO_BUF_REG).with(Features::NEED_GET_DATA);
     for (config, granted) in [
         (
@@ -447,7 +447,7 @@ fn a_kernel_grants_what_it_knows_and_no_more() {
 }
 
 #[test]
-fn queues_are_no_more_than_processors_and_share_them_out() {
+fn queues_are_at_most_as_many_as_cpus_and_share_them() {
     let driver = Driver::new(Arc::new(Model::new(ModelConfig::LINUX_7_2)));
     let info = driver.add(&NewDevice { queues: 64, ..new_device(Features::NONE) }).unwrap();
     assert_eq!(info.nr_hw_queues, 4);
@@ -456,7 +456,7 @@ fn queues_are_no_more_than_processors_and_share_them_out() {
 }
 
 #[test]
-fn nonsense_is_refused_as_the_driver_refuses_it() {
+fn invalid_arguments_are_refused_as_by_the_driver() {
     let model = Model::new(ModelConfig::LINUX_7_2);
     let driver = Driver::new(Arc::new(model.clone()));
     let errno = |new: NewDevice| driver.add(&new).unwrap_err().errno();
@@ -485,7 +485,7 @@ fn nonsense_is_refused_as_the_driver_refuses_it() {
     assert_eq!(driver.stop(77).unwrap_err().errno(), Some(libc::ENODEV));
 }
 
-/// A driver that notes what it is asked.
+/// A driver that records the commands.
 struct Noting(Model, Mutex<Vec<(ControlOp, Option<String>)>>);
 
 impl Control for Noting {
@@ -512,7 +512,7 @@ impl Control for Noting {
 }
 
 #[test]
-fn what_a_device_in_hand_is_need_not_be_asked_before_each_command() {
+fn a_known_device_is_not_queried_before_each_command() {
     let noting = Arc::new(Noting(Model::new(ModelConfig::LINUX_7_2), Mutex::default()));
     let asked = || std::mem::take(&mut *noting.1.lock().unwrap());
     let driver = Driver::new(noting.clone());
@@ -524,18 +524,18 @@ fn what_a_device_in_hand_is_need_not_be_asked_before_each_command() {
     assert_eq!(asked(), [(ControlOp::SetParams, None)]);
     known.set_params(other, &params()).unwrap();
     let ops: Vec<ControlOp> = asked().into_iter().map(|(op, _)| op).collect();
-    assert_eq!(ops, [ControlOp::GetDevInfo2, ControlOp::SetParams], "of another nothing is known");
+    assert_eq!(ops, [ControlOp::GetDevInfo2, ControlOp::SetParams], "another device is queried");
     let user = ModelConfig { privileged: false, ..ModelConfig::LINUX_7_2 };
     let noting = Arc::new(Noting(Model::new(user), Mutex::default()));
     let driver = Driver::new(noting.clone());
     let own = driver.add(&new_device(Features::UNPRIVILEGED_DEV)).unwrap();
     driver.knowing(&own).set_params(own.dev_id, &params()).unwrap();
     let last = noting.1.lock().unwrap().pop().unwrap();
-    assert_eq!(last, (ControlOp::SetParams, Some(char_path(own.dev_id))), "it is named by its path");
+    assert_eq!(last, (ControlOp::SetParams, Some(char_path(own.dev_id))), "its path is passed");
 }
 
 #[test]
-fn a_command_without_an_answer_says_so_and_what_to_do() {
+fn a_command_without_an_answer_is_reported_with_advice() {
     let driver = Driver::new(Arc::new(Model::new(ModelConfig { hangs: true, ..ModelConfig::LINUX_7_2 })));
     let error = driver.add(&new_device(Features::NONE)).unwrap_err();
     assert!(error.is_stuck());
@@ -544,7 +544,7 @@ fn a_command_without_an_answer_says_so_and_what_to_do() {
 }
 
 #[test]
-fn who_may_not_administer_gets_unprivileged_devices_only() {
+fn without_privileges_only_unprivileged_devices_can_be_created() {
     let model = Model::new(ModelConfig { privileged: false, ..ModelConfig::LINUX_7_2 });
     let driver = Driver::new(Arc::new(model));
     assert_eq!(driver.add(&new_device(Features::NONE)).unwrap_err().errno(), Some(libc::EPERM));

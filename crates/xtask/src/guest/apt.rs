@@ -1,24 +1,25 @@
-//! Distribution packages without installing them: which versions there are, and their files unpacked in a folder.
+//! Distribution packages without installation: lists versions, and unpacks packages to a directory.
 //!
-//! Works with lists, sources and archives of its own below the cache, so that neither root nor a change to the system
-//! is needed. Where the packages come from is the machine's own choice: the source that offers its release also has
-//! the other suites, and only their names are added here. What is already installed counts as installed, so that only
-//! missing libraries are fetched with a program. Debian only; others get an error that says what to set instead.
+//! Uses its own lists, sources and archives in the cache, so that neither root nor a change to the system is
+//! needed. Packages come from the machine's own archive: the source of its release also has the other suites,
+//! of which only the names are added here. Packages installed on the system count as installed, so that only
+//! missing libraries are fetched with a program. Debian only; on other systems an error says what to set
+//! instead.
 
 use super::process::{fetch, output, quiet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The place in the machine's sources that offers its release.
+/// The source in the machine's configuration that provides its release.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Archive {
-    /// Where it is.
+    /// Address of the archive.
     pub uri: String,
-    /// Its options as in a one-line source, brackets included; empty without any.
+    /// Options as in a one-line source, with brackets; empty if none.
     pub options: String,
 }
 
-/// Finds the source of `release` in a file of apt's, of either format; `None` if the file has none.
+/// Finds the source of `release` in a file of apt's, in either format; `None` if the file has none.
 pub fn archive_in(text: &str, release: &str) -> Option<Archive> {
     let one_line = text.lines().find_map(|line| archive_of_line(line, release));
     one_line.or_else(|| text.split("\n\n").find_map(|stanza| archive_of_stanza(stanza, release)))
@@ -52,24 +53,25 @@ fn archive_of_stanza(stanza: &str, release: &str) -> Option<Archive> {
         return None;
     }
     let uri = field("uris:")?.split_whitespace().next()?;
-    // A key that stands in the file itself follows on further lines; apt then falls back on the trusted keys.
+    // An embedded key follows on further lines; apt then uses the trusted keys.
     let key = field("signed-by:").filter(|key| !key.is_empty());
     let options = key.map_or(String::new(), |key| format!("[signed-by={key}]"));
     Some(Archive { uri: uri.into(), options })
 }
 
-/// The numbers of a version, which order versions of one package well enough: `1:10.0.2+ds-2` is 10, 0, 2, 2.
+/// The numbers of a version, which are enough to order versions of one package: `1:10.0.2+ds-2` is 10, 0, 2,
+/// 2.
 pub fn numbers(version: &str) -> Vec<u64> {
     let upstream = version.split_once(':').map_or(version, |(_, rest)| rest);
     upstream.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
 
-/// One line of `apt-cache madison`: a version of a package, and the suite that has it.
+/// A line of `apt-cache madison`: a version of a package, and its suite.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// The version in full.
+    /// The full version.
     pub version: String,
-    /// The suite as the sources name it.
+    /// The suite as named in the sources.
     pub suite: String,
 }
 
@@ -80,17 +82,17 @@ fn offer(line: &str) -> Option<Offer> {
     Some(Offer { version: version.into(), suite: suite.into() })
 }
 
-/// A view of the archive: some suites, with lists and downloads in a folder of their own.
+/// A view of the archive: some suites, with lists and downloads in a separate directory.
 pub struct Apt {
     folder: PathBuf,
 }
 
 impl Apt {
-    /// Reads the machine's sources and fetches the lists of those of `suites` that exist; `{release}` in a name is the
-    /// machine's own release.
+    /// Reads the machine's sources and fetches the lists of `suites`; `{release}` in a name is replaced by
+    /// the machine's release.
     ///
     /// # Errors
-    /// Says which file or suite is missing and what to do about it.
+    /// The message says which file or suite is missing and what to do.
     pub fn open(folder: PathBuf, suites: &[&str]) -> Result<Apt, String> {
         let release = release_of(&std::fs::read_to_string("/etc/os-release").unwrap_or_default())?;
         let archive = machine_archive(&release)?;
@@ -108,10 +110,10 @@ impl Apt {
         Ok(apt)
     }
 
-    /// The code name of a suite that was opened, as its own release file has it.
+    /// The code name of a suite, from its release file.
     ///
     /// # Errors
-    /// If apt has no such file.
+    /// apt has no such file.
     pub fn code_name(&self, suite: &str) -> Result<String, String> {
         let lists = self.folder.join("lists");
         let end = format!("_dists_{suite}_InRelease");
@@ -137,10 +139,10 @@ impl Apt {
             "Debug::NoLocking=true".into(),
             "Acquire::Languages=none".into(),
             "Acquire::Retries=5".into(),
-            // Lists that did not come are no success.
+            // A failed download of lists is an error.
             "APT::Update::Error-Mode=any".into(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".into(),
-            // The unprivileged user that apt downloads as cannot write to a folder below a private home.
+            // The unprivileged user of apt's downloads cannot write to a directory below a private home.
             "APT::Sandbox::User=".into(),
         ] {
             command.args(["-o", &option]);
@@ -151,16 +153,16 @@ impl Apt {
     /// Names of packages that match a regular expression.
     ///
     /// # Errors
-    /// Those of `apt-cache`.
+    /// Errors of `apt-cache`.
     pub fn names(&self, pattern: &str) -> Result<Vec<String>, String> {
         let text = output(self.command("apt-cache").args(["search", "--names-only", pattern]))?;
         Ok(text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
     }
 
-    /// The versions of a package, the newest first.
+    /// The versions of a package, newest first.
     ///
     /// # Errors
-    /// Those of `apt-cache`.
+    /// Errors of `apt-cache`.
     pub fn offers(&self, package: &str) -> Result<Vec<Offer>, String> {
         let text = output(self.command("apt-cache").args(["madison", package]))?;
         let mut offers: Vec<Offer> = text.lines().filter_map(offer).collect();
@@ -168,21 +170,21 @@ impl Apt {
         Ok(offers)
     }
 
-    /// Unpacks the named packages below `root`, without what they depend on.
+    /// Unpacks the named packages below `root`, without their dependencies.
     ///
     /// # Errors
-    /// Those of apt and dpkg.
+    /// Errors of apt and dpkg.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<(), String> {
         let downloads = self.downloads()?;
         fetch(self.command("apt-get").arg("download").args(packages).current_dir(&downloads))?;
         unpack_all(&downloads, root)
     }
 
-    /// Unpacks a program below `root`, with what it depends on and the machine lacks. `packages` may name versions as
-    /// `NAME=VERSION`; dependencies come from `suite` where the release's own do not do.
+    /// Unpacks a program below `root`, with those dependencies that the machine lacks. `packages` may name
+    /// versions as `NAME=VERSION`; dependencies come from `suite` where the release's own are not sufficient.
     ///
     /// # Errors
-    /// Those of apt and dpkg.
+    /// Errors of apt and dpkg.
     pub fn unpack_program(&self, packages: &[String], suite: &str, root: &Path) -> Result<(), String> {
         let downloads = self.downloads()?;
         let mut install = self.command("apt-get");
@@ -198,7 +200,24 @@ impl Apt {
         unpack_all(&downloads, root)
     }
 
-    /// The folder that downloads go to, empty.
+    /// Unpacks the named packages with all of their dependencies below `root`, where directories may be links. Their
+    /// scripts do not run.
+    ///
+    /// # Errors
+    /// Errors of apt, dpkg and tar.
+    pub fn unpack_system(&self, packages: &[&str], root: &Path) -> Result<(), String> {
+        let downloads = self.downloads()?;
+        let mut install = self.command("apt-get");
+        install.args(["-o", "Dir::State::status=/dev/null", "install", "--download-only"]);
+        fetch(install.args(["--no-install-recommends", "--yes"]).args(packages))?;
+        let unpack = "for package in \"$1\"/*.deb; do
+            dpkg-deb --fsys-tarfile \"$package\" | tar -C \"$2\" --keep-directory-symlink --no-same-owner -xf -
+        done";
+        let mut bash = Command::new("bash");
+        quiet(bash.args(["-euo", "pipefail", "-c", unpack, "unpack"]).arg(&downloads).arg(root))
+    }
+
+    /// The download directory, emptied.
     fn downloads(&self) -> Result<PathBuf, String> {
         let folder = self.folder.join("cache/archives");
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -229,7 +248,7 @@ fn unpack_all(downloads: &Path, root: &Path) -> Result<(), String> {
 /// The code name of the machine's release, from the text of `/etc/os-release`.
 ///
 /// # Errors
-/// If it names none.
+/// The text has none.
 pub fn release_of(os_release: &str) -> Result<String, String> {
     let name = os_release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     name.map(|name| name.trim_matches('"').to_owned()).ok_or_else(|| {
@@ -265,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stanza_with_the_release_itself_is_taken_and_not_its_updates() {
+    fn the_stanza_of_the_release_is_used_and_not_its_updates() {
         let text = "Types: deb\nURIs: http://m/security\nSuites: bookworm-security\nComponents: main\n\n\
                     Types: deb deb-src\nURIs: mirror+file:/etc/mirrors\nSuites: bookworm bookworm-updates\n\
                     Components: main\nSigned-By: /k.gpg\n";
@@ -277,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_disabled_stanza_is_not_taken() {
+    fn a_disabled_stanza_is_not_used() {
         let text = "Enabled: no\nTypes: deb\nURIs: http://m/debian\nSuites: bookworm\nComponents: main\n";
         assert_eq!(archive_in(text, "bookworm"), None);
     }
 
     #[test]
-    fn versions_order_by_their_numbers_and_not_as_text() {
+    fn versions_are_ordered_numerically() {
         assert!(numbers("7.3.4+deb13") > numbers("7.2.12+deb13"));
         assert!(numbers("1:10.0.2+ds-2") > numbers("1:7.2+dfsg-7"));
         assert!(numbers("6.12.90+deb12.1") > numbers("6.12.90+deb12"));

@@ -1,7 +1,7 @@
-//! One guest from start to end: boots a kernel with an archive, shows what the job prints, watches the console.
+//! Runs one guest: boots a kernel with an archive, shows the job's output, watches the console.
 //!
-//! *Invariants:* nothing outlives [`run`]: the emulator is a process group of its own, which is killed however the run
-//! ends. The job's exit status counts only if the guest has brought it out itself.
+//! *Invariants:* no process outlives [`run`]: the emulator has its own process group, which is killed however
+//! the run ends. The job's exit status counts only if the guest itself has reported it.
 
 use super::console::{Finding, Watcher};
 use super::kernel::{Emulator, Kernel};
@@ -10,60 +10,62 @@ use super::{at, make_folder};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a guest gets.
+/// Resources of a guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// Processors.
+    /// Number of processors.
     pub cpus: u32,
-    /// Memory, all file systems but the job's devices included.
+    /// Memory in MiB, including all file systems except the job's devices.
     pub memory_mib: u32,
-    /// When it is given up.
+    /// Time limit.
     pub limit: Duration,
-    /// More words for the kernel's command line.
+    /// Additional arguments for the kernel's command line.
     pub append: String,
-    /// A terminal instead of a log.
+    /// An image of a disk, `/dev/vda`, that keeps what is written; emulated kernels only.
+    pub disk: Option<PathBuf>,
+    /// Interactive, with a terminal instead of a log.
     pub shell: bool,
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The job ended with this status.
+    /// The job exited with this status.
     Exited(u8),
-    /// The job was not done in time.
+    /// The job exceeded its time limit.
     TimedOut,
-    /// The kernel gave up.
+    /// The kernel panicked.
     Died,
-    /// The guest went away without a status.
+    /// The guest ended without a status.
     Vanished,
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Report {
     /// How it ended.
     pub end: End,
-    /// What the kernel complained of.
+    /// Kernel messages that fail the run.
     pub findings: Vec<Finding>,
-    /// The end of the console.
+    /// The last lines of the console.
     pub tail: Vec<String>,
-    /// From start to end.
+    /// Duration.
     pub took: Duration,
 }
 
-/// Exit statuses for what is not the job's own doing.
+/// Exit statuses of the run other than the job's. This one: the time limit was exceeded.
 pub const TIMED_OUT: u8 = 124;
-/// The kernel complained, whatever the job said.
+/// The kernel reported a problem, whatever the job's status.
 pub const TROUBLE: u8 = 125;
 /// The guest ended without a status.
 pub const VANISHED: u8 = 126;
 
 impl Report {
-    /// The exit status for all of it.
+    /// The exit status of the run.
     pub fn status(&self) -> u8 {
         match self.end {
             End::TimedOut => TIMED_OUT,
@@ -74,7 +76,7 @@ impl Report {
         }
     }
 
-    /// What went wrong, for people; empty if nothing did.
+    /// Describes what went wrong; empty if nothing did.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for finding in &self.findings {
@@ -96,17 +98,17 @@ impl Report {
     }
 }
 
-/// Lines of the console that go into a report.
+/// Lines of the console in a report.
 const TAIL: usize = 40;
-/// How often logs are looked at.
+/// Polling interval of logs.
 const PAUSE: Duration = Duration::from_millis(30);
-/// How long a guest may take to switch itself off, or a panic to be printed.
+/// Time for a guest to power off, or to print a panic.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// Boots `kernel` with the archive `initrd`; `folder` takes the logs and, below `out`, the job's files.
+/// Boots `kernel` with the archive `initrd`; logs go to `folder`, the job's files to its subdirectory `out`.
 ///
 /// # Errors
-/// If the guest could not be started, or its logs not be read. What the guest does wrong is in the report.
+/// The guest could not be started, or its logs could not be read. Problems in the guest are in the report.
 pub fn run(kernel: &Kernel, initrd: &Path, shape: &Shape, folder: &Path) -> Result<Report, String> {
     let started = Instant::now();
     let (console_path, job_path) = (folder.join("console.log"), folder.join("job.log"));
@@ -160,7 +162,7 @@ pub fn run(kernel: &Kernel, initrd: &Path, shape: &Shape, folder: &Path) -> Resu
     Ok(Report { end, findings: watcher.findings, tail, took: started.elapsed() })
 }
 
-/// A process and what it started; dropping it ends them all.
+/// A process group; dropping it kills all of its processes.
 struct Group {
     child: Child,
     is_group: bool,
@@ -169,7 +171,7 @@ struct Group {
 impl Drop for Group {
     fn drop(&mut self) {
         if self.is_group {
-            // Members may be left when the first is gone; that there is none is the usual case.
+            // Members may outlive the first process; usually there are none.
             let group = format!("-{}", self.child.id());
             let _ = quiet(Command::new("kill").args(["-KILL", "--", &group]));
         }
@@ -178,20 +180,20 @@ impl Drop for Group {
     }
 }
 
-/// What was added to a log since the last call; a log that cannot be read now is read later.
+/// The bytes appended to a log since the last call; read errors are retried with the next call.
 fn fresh(log: &mut File) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = log.read_to_end(&mut bytes);
     bytes
 }
 
-/// A lost terminal must not end a run.
+/// Errors are ignored: a closed terminal must not end a run.
 fn show(bytes: &[u8]) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
 }
 
-/// Words for the command line of either kind of kernel. Emulation is slow, so watchdogs have patience.
+/// Kernel command line for both kinds of kernel. Emulation is slow, so watchdogs have long timeouts.
 fn append(shape: &Shape, terminal: &str) -> String {
     let (seconds, more) = (shape.limit.as_secs(), &shape.append);
     let shell = if shape.shell { " GUEST_SHELL=1" } else { "" };
@@ -233,6 +235,9 @@ fn emulated(image: &Path, emulator: &Emulator, initrd: &Path, shape: &Shape, fol
     let file = |name: &str| format!("file:{}", folder.join(name).display());
     command.args(["-serial", &if shape.shell { "mon:stdio".into() } else { file("console.log") }]);
     command.args(["-serial", &file("job.log")]);
+    if let Some(disk) = &shape.disk {
+        command.arg("-drive").arg(format!("file={},format=raw,if=virtio,cache=unsafe", disk.display()));
+    }
     let out = format!("file,id=out,path={}", folder.join("out.tar").display());
     command.args(["-device", "virtio-serial-pci", "-chardev", &out]);
     command.args(["-device", "virtserialport,chardev=out,name=out"]);
@@ -258,7 +263,7 @@ fn user_mode(
     }
     let append_to = |path: &Path| at(path, "opening", File::options().append(true).open(path));
     let mut command = Command::new(program);
-    // The guest's memory is a file; in memory it does not wear out a disk.
+    // The guest's memory is a file; in /dev/shm it does not wear out a disk.
     command.env("TMPDIR", "/dev/shm").env("HOME", folder);
     command.arg(format!("mem={}M", shape.memory_mib)).arg(format!("initrd={}", initrd.display()));
     command.args(["seccomp=on", "con=null", "con0=null,fd:1", "ssl0=null,fd:2", "null_blk.nr_devices=0"]);
@@ -269,12 +274,12 @@ fn user_mode(
     Ok(command)
 }
 
-/// Unpacks what the guest brought out into `folder/out`; the answer is the job's status, if it came.
+/// Unpacks the guest's results to `folder/out`; returns the job's status, if present.
 fn unpack(folder: &Path) -> Result<Option<u8>, String> {
     let (archive, out) = (folder.join("out.tar"), folder.join("out"));
     make_folder(&out)?;
     if std::fs::metadata(&archive).is_ok_and(|metadata| metadata.len() > 0) {
-        // An archive that was cut off gives what it has; without a status it is no success.
+        // A truncated archive is unpacked as far as possible; without a status it does not count as success.
         let _ = quiet(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&out));
         at(&archive, "removing", std::fs::remove_file(&archive))?;
     }
@@ -292,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_of_the_job_is_that_of_the_run() {
+    fn the_run_has_the_status_of_the_job() {
         assert_eq!(report(End::Exited(0), &[]).status(), 0);
         assert_eq!(report(End::Exited(7), &[]).status(), 7);
         assert_eq!(report(End::Exited(0), &[]).text(), "");
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ends_have_statuses_of_their_own() {
+    fn other_ends_have_separate_statuses() {
         assert_eq!(report(End::TimedOut, &[]).status(), TIMED_OUT);
         assert_eq!(report(End::Died, &[]).status(), TROUBLE);
         assert_eq!(report(End::Vanished, &[]).status(), VANISHED);
@@ -322,6 +327,6 @@ mod tests {
         assert_eq!(unpack(&folder), Ok(None));
         std::fs::write(folder.join("out/.status"), "3\n").expect("a file");
         assert_eq!(unpack(&folder), Ok(Some(3)));
-        std::fs::remove_dir_all(&folder).expect("it is there");
+        std::fs::remove_dir_all(&folder).expect("it exists");
     }
 }

@@ -1,18 +1,18 @@
-//! What the kernel says on its console: finds what no job may cause, by name.
+//! Watches the kernel's console for messages that no job may cause.
 //!
-//! Only lines with the kernel's time stamp count, so that a job may print such words itself. Messages that kernels of
-//! the supported range print are in [`SIGNS`]. A job that provokes one on purpose writes `guest expects NAME` to
-//! `/dev/kmsg` before, and `guest expects nothing` after.
+//! Only lines with the kernel's time stamp count, so that a job may print such messages itself. The messages
+//! of all supported kernels are in [`SIGNS`]. A job that provokes one deliberately writes `guest expects
+//! NAME` to `/dev/kmsg` before, and `guest expects nothing` after.
 
 use std::fmt;
 
-/// A message that something is wrong.
+/// A message that indicates a problem.
 struct Sign {
-    /// What people call it.
+    /// Name of the problem.
     name: &'static str,
-    /// How the message begins, after the time stamp.
+    /// Beginning of the message, after the time stamp.
     begins: &'static str,
-    /// What else it holds.
+    /// Text that it must also contain.
     holds: &'static str,
 }
 
@@ -20,8 +20,8 @@ const fn sign(name: &'static str, begins: &'static str, holds: &'static str) -> 
     Sign { name, begins, holds }
 }
 
-/// In order: the first that fits names the finding. Source: kernel/panic.c, kernel/hung_task.c, kernel/watchdog.c,
-/// kernel/rcu/tree_stall.h, kernel/locking/lockdep.c, lib/ubsan.c, mm/oom_kill.c.
+/// In order: the first match names the finding. Source: kernel/panic.c, kernel/hung_task.c,
+/// kernel/watchdog.c, kernel/rcu/tree_stall.h, kernel/locking/lockdep.c, lib/ubsan.c, mm/oom_kill.c.
 const SIGNS: &[Sign] = &[
     sign("panic", "Kernel panic - not syncing", ""),
     sign("soft lockup", "watchdog: BUG: soft lockup", ""),
@@ -47,10 +47,10 @@ const SIGNS: &[Sign] = &[
     sign("out of memory", "Memory cgroup out of memory: ", "illed process"),
 ];
 
-/// Something that no job may cause.
+/// A problem that no job may cause.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Its name, of [`SIGNS`].
+    /// Its name in [`SIGNS`].
     pub name: &'static str,
     /// The kernel's line, without the time stamp.
     pub line: String,
@@ -62,28 +62,28 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was found on one console so far.
+/// Findings on one console so far.
 #[derive(Default, Debug)]
 pub struct Watcher {
-    /// The part of a line that has come.
+    /// The incomplete last line.
     partial: Vec<u8>,
-    /// All of it, for the tail that goes into a report.
+    /// All lines, for the tail in a report.
     lines: Vec<String>,
-    /// What the job said it would cause; empty when nothing.
+    /// The problem announced by the job; empty if none.
     expected: String,
-    /// In order, each text once.
+    /// In order, without duplicates.
     pub findings: Vec<Finding>,
-    /// The kernel will not go on.
+    /// The kernel has panicked.
     pub is_dead: bool,
-    /// The guest said that it is done with everything.
+    /// The guest has finished everything.
     pub is_done: bool,
 }
 
-/// What the guest's `init` writes to the console when results are out.
+/// Printed on the console by the guest's `init` once results are complete.
 pub const DONE: &str = "guest is done";
 
 impl Watcher {
-    /// Takes the next bytes of the console.
+    /// Processes further bytes of the console.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.partial.extend_from_slice(bytes);
         while let Some(end) = self.partial.iter().position(|byte| *byte == b'\n') {
@@ -115,13 +115,13 @@ impl Watcher {
     }
 }
 
-/// What a message is about: a task that hangs is told of again and again, with another time.
+/// Identifies a message: a hung task is reported repeatedly, with different times.
 fn subject(message: &str) -> &str {
     message.split(" blocked ").next().unwrap_or(message)
 }
 
-/// What stands behind the kernel's time stamp, `[   12.345678] ` or with the caller `[   12.345678][    T1] `; `None`
-/// for a line that the kernel did not print.
+/// The text after the kernel's time stamp, `[   12.345678] ` or with the caller `[   12.345678][    T1] `;
+/// `None` for a line that the kernel did not print.
 fn message_of(line: &str) -> Option<&str> {
     let (stamp, rest) = line.trim_start_matches('\r').strip_prefix('[')?.split_once(']')?;
     let (seconds, fraction) = stamp.trim_start().split_once('.')?;
@@ -177,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_prints_is_not_the_kernel() {
+    fn output_of_a_job_is_ignored() {
         assert!(names("Kernel panic - not syncing\n[test] WARNING: x at y\n[1.2.3] BUG: x\n").is_empty());
         assert!(names("[    1.000000] EXT4-fs (ublkb0): mounted filesystem\n").is_empty());
     }
 
     #[test]
-    fn what_a_job_announced_is_no_finding_until_it_takes_that_back() {
+    fn announced_problems_are_no_findings_until_revoked() {
         let oom = |id: u32| format!("[    9.000000] Out of memory: Killed process {id} (fio)\n");
         let text = format!(
             "[    8.000000] guest expects out of memory\n{}[    9.000000] guest expects nothing\n{}",
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_hangs_on_is_one_finding() {
+    fn a_task_that_hangs_repeatedly_is_one_finding() {
         let line = |pid, seconds| {
             format!("[  121.000000] INFO: task fio:{pid} blocked for more than {seconds} seconds.\n")
         };
@@ -203,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_the_end_and_the_tail_shows_it() {
+    fn a_panic_ends_the_run_and_is_in_the_tail() {
         let watcher = watched("a\nb\n[    1.000000] Kernel panic - not syncing: VFS\nc\n");
         assert!(watcher.is_dead && !watcher.is_done);
         assert_eq!(watcher.tail(2), ["[    1.000000] Kernel panic - not syncing: VFS", "c"]);
     }
 
     #[test]
-    fn the_guest_says_when_it_is_done() {
+    fn the_end_of_the_guest_is_recognised() {
         assert!(watched("[    5.000000] guest is done\n").is_done);
         assert!(!watched("guest is done\n").is_done);
     }

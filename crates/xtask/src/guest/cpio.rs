@@ -1,8 +1,8 @@
-//! An archive as the kernel unpacks it into its first file system: cpio, format `newc`.
+//! Writes initramfs archives: cpio, format `newc`.
 //!
-//! Source: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel. Only what a guest needs: folders,
-//! files, links; root owns all of them. Entries are kept by path, so that a later one replaces an earlier, and folders
-//! come before what is in them.
+//! Source: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel. Supports what a guest
+//! needs: directories, files, links, all owned by root. Entries are sorted by path, so that directories come
+//! before their content; a later entry replaces an earlier one of its path.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -36,32 +36,32 @@ impl Tree {
         self.entries.insert(path.into(), entry);
     }
 
-    /// Whether there is something at this path.
+    /// Whether there is an entry of this path.
     pub fn has(&self, path: &str) -> bool {
         self.entries.contains_key(path.trim_matches('/'))
     }
 
-    /// An empty folder, and those above it.
+    /// Adds an empty directory, and its parents.
     pub fn folder(&mut self, path: &str) {
         if !self.has(path) {
             self.insert(path, Entry::Folder);
         }
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn link(&mut self, path: &str, to: &str) {
         self.insert(path, Entry::Link(to.into()));
     }
 
-    /// A file of these bytes.
+    /// Adds a file with this content.
     pub fn bytes(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) {
         self.insert(path, Entry::Bytes { mode, bytes: bytes.into() });
     }
 
-    /// A file of this machine's, read when the archive is written; its permissions come along.
+    /// Adds a file of this machine, which is read when the archive is written; its permissions are kept.
     ///
     /// # Errors
-    /// If there is no such file.
+    /// The file does not exist.
     pub fn copy(&mut self, path: &str, from: &Path) -> Result<(), String> {
         let metadata = std::fs::metadata(from).map_err(|error| format!("{}: {error}", from.display()))?;
         let mode = metadata.permissions().mode() & 0o777;
@@ -69,10 +69,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Everything below a folder of this machine's.
+    /// Adds everything below a directory of this machine.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// The directory cannot be read.
     pub fn copy_all(&mut self, path: &str, from: &Path) -> Result<(), String> {
         let entries = std::fs::read_dir(from).map_err(|error| format!("{}: {error}", from.display()))?;
         for entry in entries.flatten() {
@@ -89,7 +89,7 @@ impl Tree {
     /// Writes the archive, padded so that another may follow it.
     ///
     /// # Errors
-    /// Those of the files that are copied, and of `to`.
+    /// Errors of the copied files, and of `to`.
     pub fn write(&self, to: &mut dyn Write) -> io::Result<()> {
         for (number, (path, entry)) in (1_u32..).zip(&self.entries) {
             match entry {
@@ -108,8 +108,8 @@ impl Tree {
     }
 }
 
-/// One record: a header of thirteen numbers in eight hexadecimal digits each, the path with its NUL, the content; path
-/// and content end at multiples of four.
+/// Writes a record: a header of thirteen numbers with eight hexadecimal digits each, the path with a NUL, the
+/// content; path and content are padded to multiples of four.
 fn record(to: &mut dyn Write, inode: u32, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
     let size =
         |len: usize| u32::try_from(len).map_err(|_| io::Error::other(format!("{path}: 4 GiB or more")));
@@ -134,7 +134,7 @@ fn padding(len: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// What is in an archive, read back: path, mode, content.
+    /// Parses an archive: path, mode, content.
     fn read(mut archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut found = Vec::new();
         loop {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_archive_reads_back_with_folders_first() {
+    fn an_archive_lists_directories_first() {
         let mut tree = Tree::default();
         tree.bytes("/a/b/file", 0o755, *b"12345");
         tree.link("a/link", "b/file");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_later_replaces_and_folders_stay() {
+    fn later_entries_replace_earlier_ones_and_directories_stay() {
         let mut tree = Tree::default();
         tree.bytes("etc/x", 0o644, *b"1");
         tree.folder("etc");

@@ -1,9 +1,9 @@
-//! The kernels that guests run, and the emulator: found, fetched once, kept in the cache.
+//! Finds the kernels and the emulator for guests; fetches them once, and keeps them in the cache.
 //!
-//! *newest* is the newest cloud kernel that the machine's archive offers in any suite, *older* the one of the current
-//! stable release; a version's beginning, `6.1`, picks another. They are Debian's packages, unmodified. What was
-//! chosen is remembered, so that the network is asked once; `--update` asks again. The emulator is the first on this
-//! machine that is new enough, else Debian's.
+//! *newest* is the newest cloud kernel in any suite of the machine's archive, *older* that of the current
+//! stable release; the beginning of a version, such as `6.1`, selects another. They are unmodified Debian
+//! packages. The choice is remembered, so that the network is used once; `--update` looks again. The emulator
+//! is the first on this machine that is new enough, otherwise Debian's.
 
 use super::apt::{Apt, numbers};
 use super::process::{output, quiet};
@@ -11,24 +11,25 @@ use super::{at, make_folder, modules, write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Names a user-mode kernel to use instead of an emulated one; it may be compressed with zstd.
+/// Environment variable with a user-mode kernel to use instead of an emulated one; it may be compressed with
+/// zstd.
 pub const USER_MODE: &str = "BLOCKYARD_UML_KERNEL";
-/// Names an emulator to use instead of what is found.
+/// Environment variable with an emulator to use instead of the one found.
 pub const EMULATOR: &str = "BLOCKYARD_QEMU";
 
-/// Emulators below this major version are not used: those before corrupt the memory of two-processor guests.
+/// Oldest major version of the emulator: earlier ones corrupt the memory of guests with two processors.
 const EMULATOR_MAJOR_MIN: u64 = 8;
 
-/// What to boot.
+/// The kernel to boot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kernel {
     /// A distribution kernel under QEMU.
     Emulated {
-        /// As `uname -r` says.
+        /// Version as in `uname -r`.
         version: String,
-        /// Its image.
+        /// Kernel image.
         image: PathBuf,
-        /// An archive of its modules.
+        /// Archive with its modules.
         modules: PathBuf,
         /// The emulator.
         emulator: Emulator,
@@ -40,33 +41,33 @@ pub enum Kernel {
     },
 }
 
-/// QEMU, and where its own files are when it was not installed.
+/// QEMU, with the directory of its files if it is not installed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Emulator {
     /// The program.
     pub program: PathBuf,
-    /// Where it was unpacked.
+    /// Directory to which it was unpacked.
     pub root: Option<PathBuf>,
 }
 
-/// Which kernel was asked for.
+/// The selected kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Choice {
     /// The newest distribution kernel.
     Newest,
-    /// The one of the stable release.
+    /// The kernel of the stable release.
     Older,
-    /// The newest whose version begins so.
+    /// The newest whose version begins with this.
     Version(String),
     /// User-mode Linux.
     UserMode,
 }
 
 impl Choice {
-    /// Reads the word of `--kernel`.
+    /// Parses the value of `--kernel`.
     ///
     /// # Errors
-    /// If it is none.
+    /// The value is invalid.
     pub fn parse(word: &str) -> Result<Choice, String> {
         match word {
             "newest" => Ok(Choice::Newest),
@@ -77,7 +78,7 @@ impl Choice {
         }
     }
 
-    /// The user-mode kernel where the environment names one, else the newest.
+    /// The user-mode kernel if the environment names one, otherwise the newest.
     pub fn usual() -> Choice {
         if std::env::var_os(USER_MODE).is_some() { Choice::UserMode } else { Choice::Newest }
     }
@@ -92,10 +93,10 @@ impl Choice {
     }
 }
 
-/// Finds or fetches what was asked for.
+/// Finds or fetches a kernel.
 ///
 /// # Errors
-/// Says what could not be had and what to do.
+/// The message says what is not available and what to do.
 pub fn get(choice: &Choice, cache: &Path, update: bool) -> Result<Kernel, String> {
     if *choice == Choice::UserMode {
         return user_mode(cache);
@@ -118,7 +119,7 @@ pub fn get(choice: &Choice, cache: &Path, update: bool) -> Result<Kernel, String
     let folder = cache.join("kernels").join(&version);
     let (image, modules) = (folder.join("vmlinux"), folder.join(modules::archive()));
     if !modules.is_file() {
-        // Somebody cleaned up, or guests need other modules: forget what was remembered and start over.
+        // The cache was cleaned, or guests need other modules: forget the remembered choice and start over.
         at(&remembered, "removing", std::fs::remove_file(&remembered))?;
         return get(choice, cache, true);
     }
@@ -145,7 +146,7 @@ fn user_mode(cache: &Path) -> Result<Kernel, String> {
     Ok(Kernel::UserMode { program })
 }
 
-/// The version out of `QEMU emulator version 10.0.2 (Debian …)`.
+/// Parses the version in `QEMU emulator version 10.0.2 (Debian …)`.
 fn emulator_major(text: &str) -> Option<u64> {
     let (_, version) = text.split_once("version ")?;
     numbers(version).first().copied()
@@ -164,7 +165,7 @@ fn emulator(cache: &Path) -> Result<Emulator, String> {
     let program = root.join("usr/bin").join(INSTALLED);
     if !program.is_file() {
         let part = cache.join("qemu.part");
-        // What an earlier attempt left; that there is nothing is fine.
+        // Remove the rest of an earlier attempt, if any.
         let _ = std::fs::remove_dir_all(&part);
         fetch_emulator(cache, &part)?;
         at(&root, "making", std::fs::rename(&part, &root))?;
@@ -179,7 +180,7 @@ fn fetch_emulator(cache: &Path, root: &Path) -> Result<(), String> {
     let offers = apt.offers("qemu-system-x86")?;
     let new_enough =
         |version: &str| numbers(version).first().is_some_and(|major| *major >= EMULATOR_MAJOR_MIN);
-    // The oldest that will do: what comes from the release itself has been there longest.
+    // The oldest that is sufficient: that of the release itself is the best tested.
     let offer = offers.iter().rev().find(|offer| new_enough(&offer.version)).ok_or_else(|| {
         format!("no QEMU {EMULATOR_MAJOR_MIN} or newer in this release or its backports (what to do: {EMULATOR}=FILE)")
     })?;
@@ -188,8 +189,8 @@ fn fetch_emulator(cache: &Path, root: &Path) -> Result<(), String> {
     apt.unpack_program(&packages, &offer.suite, root)
 }
 
-/// Chooses among the kernels that there are by the names of their packages, `linux-image-7.3.4+deb13-cloud-amd64`. The
-/// answer is what follows `linux-image-`.
+/// Selects a kernel by the names of packages, `linux-image-7.3.4+deb13-cloud-amd64`. Returns the part after
+/// `linux-image-`.
 fn newest<'a>(names: &'a [String], beginning: &str) -> Option<&'a str> {
     let versions = names.iter().filter_map(|name| name.strip_prefix("linux-image-"));
     let fits = |version: &&str| {
@@ -202,15 +203,15 @@ fn newest<'a>(names: &'a [String], beginning: &str) -> Option<&'a str> {
         .max_by_key(|version| numbers(version))
 }
 
-/// Fetches a kernel into the cache; the answer is its version.
+/// Fetches a kernel to the cache; returns its version.
 fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     eprintln!("guest: looking for the {} kernel", choice.word());
     let place = cache.join("apt/kernel");
     let apt = Apt::open(place.clone(), &["{release}", "stable"])?;
-    // By its own name, because mirrors keep `stable-backports` itself less fresh.
+    // By its own name, because mirrors update `stable-backports` later.
     let stable = apt.code_name("stable")?;
     let suites = ["{release}", "{release}-backports", &stable, &format!("{stable}-backports")];
-    // A release has no backports while it is being made.
+    // The testing release has no backports.
     let apt = Apt::open(place.clone(), &suites).or_else(|_| Apt::open(place, &["{release}", &stable]))?;
     let beginning = match choice {
         Choice::Newest | Choice::UserMode => String::new(),
@@ -228,7 +229,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     let folder = cache.join("kernels").join(version);
     if !folder.join(modules::archive()).is_file() {
         eprintln!("guest: fetching Linux {version}");
-        // Newer packages are split: then the image's own has nothing.
+        // Newer packages are split: that of the image is empty then.
         let is_split = names.contains(&format!("linux-binary-{version}"));
         let parts: &[&str] =
             if is_split { &["linux-binary", "linux-modules", "linux-base"] } else { &["linux-image"] };
@@ -238,7 +239,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
             .filter(|name| names.contains(name))
             .collect();
         let unpacked = cache.join(format!("kernels/{version}.part"));
-        // What an earlier attempt left; that there is nothing is fine.
+        // Remove the rest of an earlier attempt, if any.
         let _ = std::fs::remove_dir_all(&unpacked);
         apt.unpack(&packages, &unpacked)?;
         prepare(version, &unpacked, &folder)?;
@@ -247,7 +248,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     Ok(version.into())
 }
 
-/// Makes image and modules out of an unpacked package.
+/// Creates image and modules from an unpacked package.
 fn prepare(version: &str, unpacked: &Path, folder: &Path) -> Result<(), String> {
     make_folder(folder)?;
     let library = ["usr/lib/modules", "lib/modules"].map(|place| unpacked.join(place).join(version));
@@ -256,7 +257,8 @@ fn prepare(version: &str, unpacked: &Path, folder: &Path) -> Result<(), String> 
     let image = images.iter().find(|file| file.is_file()).ok_or("the kernel's package has no image")?;
     let bytes = at(image, "reading", std::fs::read(image))?;
     let bare = payload(&bytes).and_then(|(tool, packed)| unpack_image(tool, packed, folder));
-    // Without its own unpacker the kernel boots two seconds faster under emulation; with it it boots too.
+    // Without its own decompressor the kernel boots two seconds faster under emulation; with it, it boots as
+    // well.
     write(&folder.join("vmlinux"), bare.as_deref().unwrap_or(&bytes))?;
     let tree = modules::pack(library, version, folder)?;
     let part = folder.join("modules.part");
@@ -265,8 +267,8 @@ fn prepare(version: &str, unpacked: &Path, folder: &Path) -> Result<(), String> 
     at(&part, "renaming", std::fs::rename(&part, folder.join(modules::archive())))
 }
 
-/// The compressed kernel within a `bzImage`, and what unpacks it. Source: the kernel's Documentation/arch/x86/boot.rst,
-/// fields `setup_sects`, `payload_offset`, `payload_length`.
+/// The compressed kernel in a `bzImage`, and the tool that decompresses it. Source: the kernel's
+/// Documentation/arch/x86/boot.rst, fields `setup_sects`, `payload_offset`, `payload_length`.
 fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     const TOOLS: &[(&str, &[u8])] = &[
         ("zstd", &[0x28, 0xb5, 0x2f, 0xfd]),
@@ -286,8 +288,8 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     TOOLS.iter().find(|(_, magic)| packed.starts_with(magic)).map(|(tool, _)| (*tool, packed))
 }
 
-/// The kernel as an ELF file, or nothing where that does not work out. The payload ends with its size, which the tools
-/// complain about after they have written everything; so what counts is what came out.
+/// The kernel as an ELF file, or `None` on any failure. The payload ends with its size, about which the tools
+/// complain after they have written everything; so only the output counts.
 fn unpack_image(tool: &str, packed: &[u8], scratch: &Path) -> Option<Vec<u8>> {
     let (from, to) = (scratch.join("image.packed"), scratch.join("image"));
     std::fs::write(&from, packed).ok()?;

@@ -1,8 +1,9 @@
-//! `./x guest`: a job on a real kernel, without root and without touching this machine's own.
+//! `./x guest`: runs a job on a real kernel, without root and without changes to this machine.
 //!
-//! A guest is a kernel ([`kernel`]), the programs of this machine ([`userland`]) and a job: a script with the product
-//! and whatever else it needs. It boots in seconds ([`boot`]), runs the job, brings back its output, its exit status
-//! and the files that it left in `/out`; what the kernel complains of fails the run by name ([`console`]).
+//! A guest is a kernel ([`kernel`]), the programs of this machine ([`userland`]) and a job: a script with the
+//! product and other files. It boots in seconds ([`boot`]), runs the job, and returns its output, its exit
+//! status and the files that it left in `/out`; problems reported by the kernel fail the run by name
+//! ([`console`]).
 
 pub mod apt;
 pub mod boot;
@@ -22,45 +23,45 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Names the folder that keeps kernels and the emulator, instead of `target/guest`.
+/// Environment variable with the directory for kernels and the emulator, instead of `target/guest`.
 pub const CACHE: &str = "BLOCKYARD_GUEST_CACHE";
 
-/// When a job is given up, unless it says otherwise.
+/// Default time limit of a job.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The same for all the tests: what CI has for them.
+/// Default time limit of all tests: what CI allows for them.
 const LIMIT_SUITE: Duration = Duration::from_secs(800);
 
 const USAGE: &str = "\
 usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
        ./x guest [OPTIONS] -- COMMAND [ARGUMENTS...]
-       ./x guest [OPTIONS] --suite [BEGINNING OF NAME...]
+       ./x guest [OPTIONS] --suite [PREFIX...]
        ./x guest [OPTIONS] --shell
        ./x guest --list
 
 Runs a job on a kernel of its own: fetched from this machine's Debian archive, emulated by QEMU, without root.
---suite runs the tests of crates/tests/src/guest, or those whose names begin so; --list names them all.
-The job finds blockyard and the usual tools in PATH, itself and what --with names in /job, and leaves results in /out.
+--suite runs the tests of crates/tests/src/guest, or those whose names begin with a PREFIX; --list lists them.
+The job has blockyard and the usual tools in PATH, itself and the files of --with in /job, and writes results to /out.
 
-  --kernel WHICH     newest (the usual one), older (of the stable release), a version's beginning (6.1), or uml
-  --with FILE        take this file too: a program goes to PATH with its libraries, anything else to /job (repeatable)
-  --out DIR          where the job's /out and the logs go (target/guest/out)
-  --timeout SECONDS  when the job is given up (120; suites 800)
+  --kernel WHICH     newest (default), older (that of the stable release), the beginning of a version (6.1), or uml
+  --with FILE        add this file: a program to PATH with its libraries, anything else to /job (repeatable)
+  --out DIR          directory for the job's /out and the logs (target/guest/out)
+  --timeout SECONDS  time limit of the job (120; suites 800)
   --cpus N           processors (2)
   --memory MIB       memory (2048)
-  --append WORDS     for the kernel's command line
+  --append WORDS     more arguments for the kernel's command line
   --update           look for newer kernels
-  --bare             without blockyard, which is otherwise built first unless BLOCKYARD_BIN names it
+  --bare             without blockyard, which is otherwise built first unless BLOCKYARD_BIN is set
 
-Exit status: the job's own; 124 it was not done in time; 125 the kernel complained (panic, oops, hung task, lockdep,
-warning, ...), which is named with the end of the console; 126 it ended without a status; 1 no guest could be had.
+Exit status: that of the job; 124 time limit exceeded; 125 the kernel reported a problem (panic, oops, hung task, lockdep,
+warning, ...), shown with the end of the console; 126 the guest ended without a status; 1 the guest could not be started.
 
-  BLOCKYARD_BIN          the blockyard that jobs run
-  BLOCKYARD_GUEST_CACHE  where kernels and QEMU are kept (target/guest)
-  BLOCKYARD_UML_KERNEL   a user-mode kernel, maybe .zst: used unless --kernel says otherwise; boots in half a second
+  BLOCKYARD_BIN          the blockyard for jobs
+  BLOCKYARD_GUEST_CACHE  directory for kernels and QEMU (target/guest)
+  BLOCKYARD_UML_KERNEL   a user-mode kernel, possibly .zst: the default if set; boots in half a second
   BLOCKYARD_QEMU         an emulator to use
 ";
 
-/// What a command line asks for.
+/// A parsed command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Job {
     choice: Choice,
@@ -84,7 +85,7 @@ enum What {
 fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
     let is_suite = words.iter().any(|word| word == "--suite");
     let limit = if is_suite { LIMIT_SUITE } else { LIMIT };
-    let shape = Shape { cpus: 2, memory_mib: 2048, limit, append: String::new(), shell: false };
+    let shape = Shape { cpus: 2, memory_mib: 2048, limit, append: String::new(), disk: None, shell: false };
     let what = What::List;
     let mut job = Job { choice: usual, shape, with: Vec::new(), out: None, update: false, bare: false, what };
     let mut words = words.iter();
@@ -130,7 +131,7 @@ fn number(option: &str, word: &str, least: u32) -> Result<u32, String> {
     number.ok_or_else(|| format!("{option} {word}: a number from {least}"))
 }
 
-/// Runs what the command line asks for; the answer is the exit status.
+/// Runs the command line; returns the exit status.
 pub fn main(root: &Path, words: &[String]) -> u8 {
     if words.iter().any(|word| matches!(word.as_str(), "--help" | "-h")) {
         print!("{USAGE}");
@@ -160,7 +161,7 @@ fn run(root: &Path, job: &Job) -> Result<u8, String> {
     let suite = if let What::Suite(_) = job.what { Some(suite(&root)?) } else { None };
     let product = if job.bare { None } else { Some(product(&root)?) };
     let kernel = {
-        // One at a time may fetch; the lock goes with the file.
+        // Only one process at a time may fetch; closing the file releases the lock.
         let lock = cache.join("lock");
         let file = at(&lock, "making", File::create(&lock))?;
         at(&lock, "locking", file.lock())?;
@@ -188,7 +189,7 @@ fn run(root: &Path, job: &Job) -> Result<u8, String> {
     Ok(status)
 }
 
-/// The binary that jobs run: the one that the environment names, else a fresh one without optimisation.
+/// The binary for jobs: the one named by the environment, otherwise a new one without optimisation.
 fn product(root: &Path) -> Result<PathBuf, String> {
     if let Some(named) = std::env::var_os("BLOCKYARD_BIN") {
         return Ok(named.into());
@@ -197,9 +198,10 @@ fn product(root: &Path) -> Result<PathBuf, String> {
     Ok(target(root).join("debug/blockyard"))
 }
 
-/// The program that holds the tests.
+/// The program with the tests.
 fn suite(root: &Path) -> Result<PathBuf, String> {
-    // As a part of the workspace: by itself its dependencies would have other features, and be compiled once more.
+    // As part of the workspace: with `--package` its dependencies would have other features, and be compiled
+    // again.
     build(root, &["--workspace", "--bin", "guest"])?;
     Ok(target(root).join("debug/guest"))
 }
@@ -256,13 +258,13 @@ fn is_program(path: &Path) -> Result<bool, String> {
     Ok(bytes.starts_with(b"\x7fELF"))
 }
 
-/// Words as a shell reads them back.
+/// Quotes words for a shell.
 fn quoted<'a>(words: impl Iterator<Item = &'a str>) -> String {
     words.map(|word| format!("'{}'", word.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" ")
 }
 
-/// The archive that the kernel unpacks: its modules, then all else. An archive may follow another.
-fn write_initrd(path: &Path, kernel: &Kernel, tree: &Tree) -> Result<(), String> {
+/// Writes the initramfs: the archive of modules, followed by the archive of everything else.
+pub(crate) fn write_initrd(path: &Path, kernel: &Kernel, tree: &Tree) -> Result<(), String> {
     let mut file = std::io::BufWriter::new(at(path, "making", File::create(path))?);
     if let Kernel::Emulated { modules, .. } = kernel {
         let mut modules_file = at(modules, "opening", File::open(modules))?;
@@ -272,7 +274,7 @@ fn write_initrd(path: &Path, kernel: &Kernel, tree: &Tree) -> Result<(), String>
     at(path, "writing", file.flush())
 }
 
-/// Prints which kernels the cache has, and which tests there are.
+/// Prints the kernels in the cache, and the tests.
 fn list(root: &Path, cache: &Path) -> Result<u8, String> {
     for word in ["newest", "older"] {
         let known = std::fs::read_to_string(cache.join(format!("chosen-{word}")));
@@ -289,16 +291,16 @@ fn list(root: &Path, cache: &Path) -> Result<u8, String> {
     Ok(0)
 }
 
-/// Gives an error of the file system its path and what was tried.
-fn at<T>(path: &Path, doing: &str, result: std::io::Result<T>) -> Result<T, String> {
+/// Adds path and operation to an error of the file system.
+pub(crate) fn at<T>(path: &Path, doing: &str, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{doing} {} failed: {error}", path.display()))
 }
 
-fn make_folder(path: &Path) -> Result<(), String> {
+pub(crate) fn make_folder(path: &Path) -> Result<(), String> {
     at(path, "making", std::fs::create_dir_all(path))
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
     at(path, "writing", std::fs::write(path, bytes))
 }
 
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_stands_behind_two_dashes() {
+    fn a_command_follows_two_dashes() {
         assert_eq!(
             parsed("-- uname -r").map(|job| job.what),
             Ok(What::Command(vec!["uname".into(), "-r".into()]))
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn words_survive_the_shell() {
+    fn words_are_quoted_for_the_shell() {
         assert_eq!(quoted(["a b", "it's", "$x"].into_iter()), r"'a b' 'it'\''s' '$x'");
     }
 }

@@ -1,8 +1,8 @@
-//! The modules of a distribution kernel that a guest may need, with what they depend on.
+//! The modules of a distribution kernel that guests may need, with their dependencies.
 //!
-//! Each module says in its `.modinfo` section what it depends on and under which aliases the kernel asks for it; the
-//! two tables that `modprobe` reads are made from that, so `depmod` is not needed. A name that a kernel does not have
-//! is left out: it is built in, or newer, or gone, and the job that needs it will say so.
+//! Each module lists its dependencies and the aliases under which the kernel requests it in its `.modinfo`
+//! section; the two tables of `modprobe` are generated from that, so `depmod` is not needed. A module that a
+//! kernel lacks is skipped: it is built in, newer, or was removed, and a job that needs it will report that.
 
 use super::cpio::Tree;
 use super::process::quiet;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What jobs may load. The checksums are what older kernels' file systems ask for by alias.
+/// Modules that jobs may load. Older kernels' file systems request the checksums by alias.
 const WANTED: &[&str] = &[
     "ublk_drv",
     "nbd",
@@ -63,17 +63,19 @@ const WANTED: &[&str] = &[
     "xxhash_generic",
     "sha256_generic",
     "blake2b_generic",
+    "virtio_blk",
     "virtio_console",
 ];
 
-/// The name of the archive of them. It changes with the list, so that one that was kept from before is not taken for whole.
+/// Name of the archive of these modules. It depends on the list, so that an archive of an older list is not
+/// reused.
 pub fn archive() -> String {
     // FNV-1a, of 32 bits.
     let add = |sum: u32, byte: u8| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     format!("modules-{:08x}.cpio", WANTED.join(" ").bytes().fold(0x811c_9dc5, add))
 }
 
-/// The modules of a kernel: where each is. Names have underscores.
+/// Path of each module of a kernel, by name with underscores.
 type Index = BTreeMap<String, PathBuf>;
 
 fn name_of(file: &str) -> Option<String> {
@@ -93,15 +95,15 @@ fn index(folder: &Path, found: &mut Index) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What a module says of itself.
+/// The module information that is used here.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Facts {
     depends: Vec<String>,
     aliases: Vec<String>,
 }
 
-/// Reads `depends=` and `alias=` out of a module's bytes. They stand as texts that end with NUL; nothing else in a
-/// module starts so after a NUL, and a false alias would do no harm.
+/// Reads `depends=` and `alias=` from the bytes of a module. They are NUL-terminated texts; nothing else in a
+/// module begins like this after a NUL, and a false alias would do no harm.
 fn facts(module: &[u8]) -> Facts {
     let mut facts = Facts::default();
     for text in module.split(|byte| *byte == 0) {
@@ -117,11 +119,11 @@ fn facts(module: &[u8]) -> Facts {
     facts
 }
 
-/// Writes the modules of `kernel` that guests need to an archive: those below `folder`, which is its
-/// `lib/modules/VERSION` as unpacked; `scratch` is a folder for what is in between.
+/// Packs the modules that guests need: those below `folder`, the unpacked `lib/modules/VERSION`; `scratch` is
+/// a directory for temporary files.
 ///
 /// # Errors
-/// If the folder cannot be read, or a module not be decompressed.
+/// The directory cannot be read, or a module cannot be decompressed.
 pub fn pack(folder: &Path, version: &str, scratch: &Path) -> Result<Tree, String> {
     let mut index_of = Index::new();
     super::at(folder, "reading", index(&folder.join("kernel"), &mut index_of))?;
@@ -157,14 +159,14 @@ pub fn pack(folder: &Path, version: &str, scratch: &Path) -> Result<Tree, String
     Ok(tree)
 }
 
-/// One line a module: its file, a colon, and the files of all that it needs, the nearest first.
+/// One line per module: its file, a colon, and the files that it needs, nearest first.
 fn dependency_table(table: &BTreeMap<String, Vec<String>>) -> String {
     let mut text = String::new();
     for name in table.keys() {
         let mut needed: Vec<&String> = Vec::new();
         let mut todo: Vec<&String> = table[name].iter().collect();
         while let Some(next) = todo.pop() {
-            // A module that two need must come after both, so that it is loaded before both.
+            // A module needed by two others must follow both, so that it is loaded before both.
             needed.retain(|one| *one != next);
             needed.push(next);
             todo.extend(table.get(next).into_iter().flatten());
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_says_of_itself_is_read() {
+    fn module_information_is_parsed() {
         let module = b"\x7fELF...\0license=GPL\0depends=dm-mod,scsi_mod\0alias=dm-mpath\0alias=x\0depends\0";
         let expected = Facts {
             depends: vec!["dm_mod".into(), "scsi_mod".into()],
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_needed_by_others_comes_last() {
+    fn dependencies_of_others_come_last() {
         let needs = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let table = BTreeMap::from([
             ("a".to_owned(), needs(&["c", "b"])),

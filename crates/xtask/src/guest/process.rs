@@ -1,4 +1,4 @@
-//! Other programs, run to their end: with their output kept for the error message.
+//! Runs other programs to completion, with their output in error messages.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -11,22 +11,22 @@ fn finish(command: &mut Command) -> Result<Output, String> {
     if output.status.success() {
         return Ok(output);
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("'{line}' failed: {}\n{}", output.status, said.trim_end()))
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Err(format!("'{line}' failed: {}\n{}", output.status, errors.trim_end()))
 }
 
-/// Runs a program whose output nobody needs.
+/// Runs a program without returning its output.
 ///
 /// # Errors
-/// The command line, how it ended and what it said on stderr.
+/// The command line, its exit status and its output on stderr.
 pub fn quiet(command: &mut Command) -> Result<(), String> {
     finish(command).map(drop)
 }
 
-/// Runs a program that fetches something, and again where that fails: what is on the way may be there a moment later.
+/// Runs a program that downloads something, with retries for temporary network errors.
 ///
 /// # Errors
-/// As [`quiet`], of the last time.
+/// As [`quiet`], from the last attempt.
 pub fn fetch(command: &mut Command) -> Result<(), String> {
     const PAUSES: [u64; 2] = [1, 4];
     for pause in PAUSES {
@@ -39,7 +39,7 @@ pub fn fetch(command: &mut Command) -> Result<(), String> {
     quiet(command)
 }
 
-/// Runs a program and returns what it printed.
+/// Runs a program and returns its output.
 ///
 /// # Errors
 /// As [`quiet`].

@@ -1,14 +1,14 @@
-//! The programs of a guest: this machine's own, with the libraries that they load.
+//! The programs of a guest: those of this machine, with their libraries.
 //!
-//! Everything is copied from where it is installed, so a guest has the same versions as the tests outside. Busybox
-//! gives the shell and the small commands; real ones replace its own where both are there.
+//! Everything is copied from where it is installed, so a guest has the same versions as the tests outside.
+//! Busybox provides the shell and the small commands; real programs replace its own where installed.
 
 use super::cpio::Tree;
 use super::process::output;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What jobs use. Those that are not installed are named once, and left out.
+/// Programs for jobs. Missing ones are reported once, and skipped.
 const TOOLS: &[&str] = &[
     "bash",
     "fio",
@@ -52,12 +52,32 @@ const TOOLS: &[&str] = &[
     "stat",
     "dd",
     "cmp",
+    "iscsid",
+    "iscsiadm",
+    "sg_inq",
+    "sg_vpd",
+    "sg_modes",
+    "sg_opcodes",
+    "sg_readcap",
+    "sg_luns",
+    "sg_turs",
+    "sg_logs",
+    "sg_persist",
+    "sg_write_same",
+    "sg_verify",
+    "sg_compare_and_write",
+    "sg_xcopy",
+    "sg_unmap",
+    "sg_get_lba_status",
+    "sg_sync",
+    "sg_reset",
 ];
 
-/// Whole folders that programs load at run time, where they exist.
+/// Whole directories that programs load at run time, if they exist.
 const FOLDERS: &[&str] = &["/usr/lib/x86_64-linux-gnu/fio"];
 
-/// Single files of that kind. `libgcc_s` is loaded by the C library when a thread is cancelled.
+/// Single files that programs load at run time. `libgcc_s` is loaded by the C library when a thread is
+/// cancelled.
 const FILES: &[&str] = &[
     "/etc/mke2fs.conf",
     "/lib/x86_64-linux-gnu/libgcc_s.so.1",
@@ -69,23 +89,24 @@ const FILES: &[&str] = &[
 const INIT: &str = include_str!("init.sh");
 const MODPROBE: &str = include_str!("modprobe.sh");
 
-/// Where a program is: in `PATH`, or where Debian keeps those for root.
+/// Finds a program in `PATH`, or where Debian keeps those for root.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
-/// The system without a job.
+/// The guest's system without a job.
 ///
 /// # Errors
-/// If busybox is missing, or a program that is there cannot be copied.
+/// Busybox is missing, or an installed program cannot be copied.
 pub fn pack() -> Result<Tree, String> {
     let mut tree = Tree::default();
     for folder in ["dev", "proc", "sys", "tmp", "run", "var/tmp", "mnt", "out", "root", "job", "etc"] {
         tree.folder(folder);
     }
-    // One folder for programs and one for libraries, as on this machine: its paths then work in the guest.
+    // A single directory for programs and one for libraries, as on this machine: its paths then work in the
+    // guest.
     for (link, to) in [("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")] {
         tree.link(link, to);
     }
@@ -124,7 +145,8 @@ pub fn pack() -> Result<Tree, String> {
     Ok(tree)
 }
 
-/// A path of this machine's, in the guest: `/lib` is a link there, which an archive must not write through.
+/// Path in the guest of a file of this machine: `/lib` is a link there, which an archive must not write
+/// through.
 fn place(path: &Path) -> String {
     let path = path.to_string_lossy();
     if path.starts_with("/usr/") || path.starts_with("/etc/") {
@@ -134,17 +156,17 @@ fn place(path: &Path) -> String {
     }
 }
 
-/// Adds a program under `name`, with its libraries.
+/// Adds a program as `name`, with its libraries.
 ///
 /// # Errors
-/// If it cannot be read.
+/// The program cannot be read.
 pub fn program(tree: &mut Tree, name: &str, path: &Path) -> Result<(), String> {
     tree.copy(&format!("usr/bin/{name}"), path)?;
     libraries(tree, path)
 }
 
 fn libraries(tree: &mut Tree, program: &Path) -> Result<(), String> {
-    // A script or a static program has none: then ldd fails, and says so on stderr.
+    // A script or a static program has none: ldd then fails with a message on stderr.
     let Ok(text) = output(Command::new("ldd").arg(program).env("LC_ALL", "C")) else { return Ok(()) };
     for library in libraries_of(&text)? {
         let library = Path::new(library);
@@ -155,7 +177,7 @@ fn libraries(tree: &mut Tree, program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The files in what `ldd` says.
+/// The files in the output of `ldd`.
 fn libraries_of(text: &str) -> Result<Vec<&str>, String> {
     if let Some(line) = text.lines().find(|line| line.contains("not found")) {
         return Err(format!("a library is missing: {}", line.trim()));
@@ -170,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_read_from_what_ldd_says() {
+    fn libraries_are_parsed_from_the_output_of_ldd() {
         let text = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
         let expected = vec!["/lib/x86_64-linux-gnu/libz.so.1", "/lib64/ld-linux-x86-64.so.2"];
@@ -179,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_a_split_system_land_below_usr() {
+    fn paths_of_a_split_system_are_placed_below_usr() {
         assert_eq!(place(Path::new("/lib64/ld.so")), "/usr/lib64/ld.so");
         assert_eq!(place(Path::new("/usr/lib/x.so")), "/usr/lib/x.so");
         assert_eq!(place(Path::new("/etc/mke2fs.conf")), "/etc/mke2fs.conf");

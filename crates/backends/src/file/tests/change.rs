@@ -1,4 +1,4 @@
-//! What an open file is served as, changed: LOOP-5 and LOOP-6 at run time, capacity, another file.
+//! Changing how an open file is served: LOOP-5 and LOOP-6 at run time, capacity, another file.
 
 use super::*;
 use crate::Backend;
@@ -20,7 +20,7 @@ fn set_len(path: &std::path::Path, len: u64) {
 fn direct_io_is_switched_on_the_open_file_and_back() {
     let (_dir, path) = image();
     let file = buffered(&path);
-    assert_eq!(opened(&file).write(0, &[7; 4096], Flags::NONE), Status::Ok);
+    assert_eq!(opened(&file).write(0, &[7; 4096], Flags::empty()), Status::Ok);
     let direct = match file.with_direct(Direct::On) {
         Ok(direct) => direct,
         Err(error) => return eprintln!("skipped: {error}"),
@@ -28,7 +28,7 @@ fn direct_io_is_switched_on_the_open_file_and_back() {
     assert_eq!((fact(&file, "dio"), fact(&direct, "dio")), ("0".to_owned(), "1".to_owned()));
     let mut disk = opened(&direct);
     assert_eq!(disk.read(0, 4096), (Status::Ok, vec![7; 4096]));
-    assert_eq!(disk.write(100, &[8; 1000], Flags::NONE), Status::Ok, "a part of a block too");
+    assert_eq!(disk.write(100, &[8; 1000], Flags::empty()), Status::Ok, "a part of a block too");
     let back = direct.with_direct(Direct::Off).unwrap();
     assert_eq!(fact(&back, "dio"), "0");
     assert_eq!(back.shared().facts(), file.shared().facts(), "all is as it was");
@@ -37,10 +37,9 @@ fn direct_io_is_switched_on_the_open_file_and_back() {
 }
 
 #[test]
-fn a_file_whose_locks_another_took_meanwhile_says_so_whatever_it_is_served_as() {
+fn lost_locks_are_reported_after_every_change() {
     let (_dir, path) = image();
-    let file =
-        File::open(&FileSpec { read_only: true, direct: Direct::Off, ..FileSpec::new(&path) }).unwrap();
+    let file = File::open(&FileSpec { ro: true, direct: Direct::Off, ..FileSpec::new(&path) }).unwrap();
     assert_eq!(fact(&file, "locked"), "against other writers");
     let ours = file.reopened_for_writing().unwrap();
     let later = file.remeasured().unwrap();
@@ -49,14 +48,14 @@ fn a_file_whose_locks_another_took_meanwhile_says_so_whatever_it_is_served_as() 
     let byte = crate::file::lock::DENIES + crate::file::lock::WRITE;
     crate::file::sys::take_byte(&other, byte).unwrap();
     assert!(file.deny_writers().is_err());
-    assert!(fact(&later, "locked").starts_with("no more: another program"), "{}", fact(&later, "locked"));
+    assert!(fact(&later, "locked").starts_with("no longer: another program"), "{}", fact(&later, "locked"));
     drop(other);
     file.deny_writers().unwrap();
     assert_eq!(fact(&later, "locked"), "against other writers");
 }
 
 #[test]
-fn direct_io_that_is_not_possible_leaves_the_file_as_it_was() {
+fn impossible_direct_io_leaves_the_file_unchanged() {
     let (_dir, path) = image();
     let spec = FileSpec { direct: Direct::Off, offset: Bytes(1), ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
@@ -66,7 +65,7 @@ fn direct_io_that_is_not_possible_leaves_the_file_as_it_was() {
 }
 
 #[test]
-fn what_was_learned_of_a_file_outlives_a_change() {
+fn learned_facts_of_a_file_survive_a_change() {
     let (_dir, path) = image();
     let file = buffered(&path);
     assert!(file.features().discard && fact(&file, "withdrawn").is_empty());
@@ -77,19 +76,19 @@ fn what_was_learned_of_a_file_outlives_a_change() {
     assert_eq!(changed.limits().max_discard_sectors.0, 0, "LOOP-10");
     assert_eq!(changed.limits().discard_granularity, Bytes::ZERO);
     assert!(fact(&changed, "withdrawn").starts_with("discard: "));
-    assert_eq!(opened(&changed).write(0, &[1; 512], Flags::NONE), Status::IoError);
+    assert_eq!(opened(&changed).write(0, &[1; 512], Flags::empty()), Status::IoError);
 }
 
 #[test]
-fn a_file_that_grew_is_longer_only_when_it_is_measured_again() {
+fn a_grown_file_is_larger_only_after_it_is_measured_again() {
     let (_dir, path) = image();
     let file = buffered(&path);
     set_len(&path, (2 << 20) + 100);
     assert_eq!(file.size(), Bytes::mib(1), "LOOP-4");
     let longer = file.remeasured().unwrap();
     assert_eq!(longer.size(), Bytes::mib(2));
-    assert_eq!(opened(&longer).write(2 << 20, &[1; 512], Flags::NONE), Status::IoError);
-    assert_eq!(opened(&longer).write((2 << 20) - 512, &[1; 512], Flags::NONE), Status::Ok);
+    assert_eq!(opened(&longer).write(2 << 20, &[1; 512], Flags::empty()), Status::IoError);
+    assert_eq!(opened(&longer).write((2 << 20) - 512, &[1; 512], Flags::empty()), Status::Ok);
     assert_eq!(opened(&file).read(1 << 20, 512).0, Status::IoError, "past what it was served as");
 }
 
@@ -120,20 +119,20 @@ fn resizing_sets_the_length_of_a_file_and_never_cuts_behind_a_limit() {
 }
 
 #[test]
-fn a_read_only_file_changes_places_with_one_of_its_size_and_no_other() {
+fn a_read_only_file_is_replaced_by_one_of_equal_size_only() {
     let (dir, path) = image();
     let other = dir.path().join("other.img");
     std::fs::write(&other, vec![5; 1 << 20]).unwrap();
     let why = buffered(&path).replaced(other.clone()).expect_err("refused").to_string();
-    assert!(why.contains("only a device with ro changes its file"), "{why}");
-    let spec = FileSpec { read_only: true, direct: Direct::Off, ..FileSpec::new(&path) };
+    assert!(why.contains("only a device with ro can change its file"), "{why}");
+    let spec = FileSpec { ro: true, direct: Direct::Off, ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
     let changed = file.replaced(other.clone()).unwrap();
     assert_eq!(opened(&changed).read(0, 512), (Status::Ok, vec![5; 512]));
     assert_eq!(fact(&changed, "backing_file"), other.canonicalize().unwrap().display().to_string());
     set_len(&other, (1 << 20) + 512);
     let why = file.replaced(other.clone()).expect_err("refused").to_string();
-    assert!(why.contains("give a file of the same size"), "{why}");
+    assert!(why.contains("give a file of equal size"), "{why}");
     std::fs::remove_file(&other).unwrap();
     assert!(file.replaced(other).is_err());
     assert!(fact(&changed, "backing_file").ends_with("other.img (deleted)"));

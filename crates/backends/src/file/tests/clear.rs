@@ -1,4 +1,4 @@
-//! Discard and write zeroes: through the file system, and without it.
+//! Discard and write zeroes, with and without support of the file system.
 
 use super::*;
 use block::Request;
@@ -21,13 +21,13 @@ fn discard_punches_a_hole_and_keeps_the_size() {
 }
 
 #[test]
-fn write_zeroes_keeps_the_range_allocated_when_told_to() {
+fn write_zeroes_with_no_unmap_keeps_the_range_allocated() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::NO_UNMAP), Status::Ok);
-    assert_eq!(disk.with(Op::WriteZeroes, 8192, 8192, Flags::NONE), Status::Ok);
+    assert_eq!(disk.with(Op::WriteZeroes, 8192, 8192, Flags::empty()), Status::Ok);
     let mode_of = |op| if let FileOp::Allocate { mode, .. } = op { Some(mode) } else { None };
-    let modes: Vec<i32> = disk.ring.asked.iter().filter_map(|asked| mode_of(asked.op)).collect();
+    let modes: Vec<i32> = disk.ring.files.asked.iter().filter_map(|asked| mode_of(asked.op)).collect();
     let keep = libc::FALLOC_FL_KEEP_SIZE;
     assert_eq!(modes[..1], [libc::FALLOC_FL_ZERO_RANGE | keep]);
     assert_eq!(modes[modes.len() - 1], libc::FALLOC_FL_PUNCH_HOLE | keep);
@@ -39,46 +39,46 @@ fn a_durable_discard_is_followed_by_a_sync() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::FUA), Status::Ok);
-    assert_eq!(disk.ring.asked.last().map(|asked| asked.op), Some(FileOp::Sync));
-    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    assert_eq!(disk.ring.files.asked.last().map(|asked| asked.op), Some(FileOp::Sync));
+    disk.ring.files.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
     assert_eq!(disk.with(Op::WriteZeroes, 0, 8192, Flags::FUA), Status::IoError);
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
 }
 
 #[test]
-fn where_the_file_system_refuses_zeroes_are_written() {
+fn zeroes_are_written_if_the_file_system_refuses_to_zero() {
     let (_dir, path) = image();
     for memory in [false, true] {
         let (_, mut disk) = with_facts(&path, Facts { memory, ..buffered_facts() });
         for _ in 0..2 {
-            disk.ring.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
+            disk.ring.files.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
         }
-        assert_eq!(disk.write(0, &content(0, 1 << 20), Flags::NONE), Status::Ok);
+        assert_eq!(disk.write(0, &content(0, 1 << 20), Flags::empty()), Status::Ok);
         assert_eq!(disk.with(Op::WriteZeroes, 100, 1_000_000, Flags::FUA), Status::Ok);
-        assert!(disk.ring.faults.is_empty(), "both ways were tried");
+        assert!(disk.ring.files.faults.is_empty(), "both ways were tried");
         let back = std::fs::read(&path).unwrap();
         assert!(back[100..1_000_100].iter().all(|&byte| byte == 0));
         assert_eq!(
             (&back[..100], &back[1_000_100..]),
             (&content(0, 100)[..], &content(1_000_100, 48_476)[..])
         );
-        let last = disk.ring.asked.last().unwrap().op;
+        let last = disk.ring.files.asked.last().unwrap().op;
         assert_eq!(last == FileOp::Sync, !memory, "one sync at the end");
-        // What was refused once is not asked again, by any operation.
-        let asked = disk.ring.asked.len();
+        // An operation that was refused is not tried again, for any request.
+        let asked = disk.ring.files.asked.len();
         assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, Flags::FAST_ZERO), Status::NotSupported);
         assert_eq!(disk.bare(Op::Discard, 0, 4096), Status::NotSupported);
-        assert_eq!(disk.ring.asked.len(), asked);
-        assert_eq!(disk.ring.live, 0, "the zeroes were given back");
+        assert_eq!(disk.ring.files.asked.len(), asked);
+        assert_eq!(disk.ring.memory.live, 0, "the zeroes were given back");
     }
 }
 
 #[test]
-fn two_refusals_of_one_way_do_not_close_the_other() {
+fn two_refusals_of_one_mode_do_not_disable_the_other() {
     let (_dir, path) = image();
     let (shared, mut disk) = with_facts(&path, buffered_facts());
     for at in [0, 65536] {
-        disk.ring.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
+        disk.ring.files.faults.push_back((is_allocate, Fault::Errno(libc::EOPNOTSUPP)));
         disk.submit(Request::new(Op::WriteZeroes, Bytes(at), Bytes(4096)), &[]);
     }
     assert!(disk.drain().iter().all(|end| end.0 == Status::Ok));
@@ -87,7 +87,7 @@ fn two_refusals_of_one_way_do_not_close_the_other() {
 }
 
 #[test]
-fn long_zeroing_in_place_lets_others_have_their_turn() {
+fn long_inline_zeroing_yields_to_other_requests() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("long.img");
     std::fs::write(&path, vec![1; 16 << 20]).unwrap();
@@ -97,7 +97,7 @@ fn long_zeroing_in_place_lets_others_have_their_turn() {
     let zeroing = block::Request::new(Op::WriteZeroes, Bytes(0), Bytes::mib(16));
     disk.submit(block::Request { flags: Flags::NO_UNMAP, ..zeroing }, &[]);
     disk.submit(block::Request::flush(), &[]);
-    let after_submit = disk.ring.asked.len();
+    let after_submit = disk.ring.files.asked.len();
     assert!(after_submit < 64, "{after_submit} pieces at once");
     assert_eq!(disk.drain().len(), 2);
     assert_eq!(std::fs::read(&path).unwrap(), vec![0; 16 << 20]);
@@ -107,13 +107,13 @@ fn long_zeroing_in_place_lets_others_have_their_turn() {
 fn fast_zero_on_a_block_device_never_writes() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, Facts { block_device: true, ..buffered_facts() });
-    let flags = Flags::FAST_ZERO.with(Flags::NO_UNMAP);
+    let flags = Flags::FAST_ZERO.union(Flags::NO_UNMAP);
     assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, flags), Status::NotSupported);
-    assert!(disk.ring.asked.is_empty());
+    assert!(disk.ring.files.asked.is_empty());
     assert_eq!(disk.bare(Op::Discard, 100, 200), Status::Ok, "less than a block need not be given back");
-    assert!(disk.ring.asked.is_empty());
+    assert!(disk.ring.files.asked.is_empty());
     assert_eq!(disk.bare(Op::WriteZeroes, 100, 200), Status::Ok);
-    assert!(disk.ring.asked.iter().all(|asked| is_write(&asked.op)));
+    assert!(disk.ring.files.asked.iter().all(|asked| is_write(&asked.op)));
 }
 
 #[test]
@@ -123,6 +123,6 @@ fn loop_11_operations_on_zones_are_not_supported_and_touch_nothing() {
     for op in [Op::ZoneReset, Op::ZoneOpen, Op::ZoneFinish, Op::ZoneAppend] {
         assert_eq!(disk.bare(op, 0, 4096), Status::NotSupported, "{op:?}");
     }
-    assert!(disk.ring.asked.is_empty());
+    assert!(disk.ring.files.asked.is_empty());
     assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
 }

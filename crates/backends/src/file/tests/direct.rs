@@ -1,4 +1,4 @@
-//! Direct I/O: what is aligned, and what goes through a window.
+//! Direct I/O: aligned requests, and those that need a window.
 
 use super::*;
 use block::Request;
@@ -9,14 +9,14 @@ fn direct_facts() -> Facts {
     Facts { direct: Some(alignment), block: 4096, ..buffered_facts() }
 }
 
-/// Every read and write that the ring was asked for is aligned.
+/// Checks that every read and write of the ring was aligned.
 fn assert_aligned(disk: &Harness) {
-    for asked in &disk.ring.asked {
+    for asked in &disk.ring.files.asked {
         if let FileOp::Read { offset } | FileOp::Write { offset, .. } = asked.op {
             assert!(offset.is_multiple_of(4096), "{:?}", asked.op);
         }
     }
-    assert_eq!(disk.ring.live, 0, "all windows were given back");
+    assert_eq!(disk.ring.memory.live, 0, "all windows were given back");
 }
 
 #[test]
@@ -24,8 +24,8 @@ fn aligned_requests_go_straight_to_the_ring() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, direct_facts());
     assert_eq!(disk.read(8192, 8192), (Status::Ok, content(8192, 8192)));
-    assert_eq!(disk.write(8192, &[4; 4096], Flags::NONE), Status::Ok);
-    let asked: Vec<_> = disk.ring.asked.iter().map(|asked| (asked.op, asked.now)).collect();
+    assert_eq!(disk.write(8192, &[4; 4096], Flags::empty()), Status::Ok);
+    let asked: Vec<_> = disk.ring.files.asked.iter().map(|asked| (asked.op, asked.now)).collect();
     let write = FileOp::Write { offset: 8192, durable: false };
     assert_eq!(asked, [(FileOp::Read { offset: 8192 }, false), (write, false)]);
 }
@@ -40,7 +40,7 @@ fn unaligned_edges_are_bounced() {
     let mut expected = content(0, 1 << 20);
     for (offset, len) in [(1usize, 1usize), (100, 5000), (4095, 2), (40960, 100), (50_001, 300_000)] {
         let data = vec![(len % 200) as u8; len];
-        assert_eq!(disk.write(offset as u64, &data, Flags::NONE), Status::Ok);
+        assert_eq!(disk.write(offset as u64, &data, Flags::empty()), Status::Ok);
         expected[offset..offset + len].copy_from_slice(&data);
     }
     assert!(std::fs::read(&path).unwrap() == expected);
@@ -52,10 +52,10 @@ fn unaligned_memory_is_bounced() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, direct_facts());
     assert_eq!(disk.read_skewed(4096, 8192, 3), (Status::Ok, content(4096, 8192)));
-    assert_eq!(disk.write_skewed(4096, &[6; 8192], Flags::NONE, 100), Status::Ok);
-    let reads = disk.ring.asked.iter().filter(|asked| is_read(&asked.op)).count();
+    assert_eq!(disk.write_skewed(4096, &[6; 8192], Flags::empty(), 100), Status::Ok);
+    let reads = disk.ring.files.asked.iter().filter(|asked| is_read(&asked.op)).count();
     assert_eq!(reads, 1, "a write of whole blocks need not read first");
-    assert_eq!(disk.write_pieces(16384, &[8; 4096], &[1000, 3096]), Status::Ok);
+    assert_eq!(disk.write_segments(16384, &[8; 4096], &[1000, 3096]), Status::Ok);
     let back = std::fs::read(&path).unwrap();
     assert!(back[4096..12288] == [6; 8192] && back[16384..20480] == [8; 4096]);
     assert_aligned(&disk);
@@ -96,7 +96,7 @@ fn writes_to_parts_of_one_block_do_not_undo_each_other() {
     let node = FileNode::new(Arc::clone(&shared), FileId(0));
     let handle = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let mut other = Harness::with_files(Box::new(node), vec![handle]);
-    assert_eq!(other.write(0, &[1; 4096], Flags::NONE), Status::Ok, "the claim was given up");
+    assert_eq!(other.write(0, &[1; 4096], Flags::empty()), Status::Ok, "the claim was given up");
 }
 
 #[test]
@@ -110,21 +110,21 @@ fn a_direct_read_past_a_shrunken_end_is_zeroes_and_an_error() {
         assert!(data[..1808] == content(8192, 1808) && data[1808..].iter().all(|&byte| byte == 0));
     }
     assert_eq!(disk.read(8200, 512), (Status::Ok, content(8200, 512)));
-    assert_eq!(disk.write(9000, &[3; 100], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(9000, &[3; 100], Flags::empty()), Status::Ok);
     assert_eq!(std::fs::read(&path).unwrap()[8192..9000], content(8192, 808));
     assert_aligned(&disk);
 }
 
 #[test]
-fn a_bounced_request_that_may_not_wait_says_again() {
+fn a_nowait_request_that_needs_a_window_fails_with_again() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, direct_facts());
     assert_eq!(disk.write(1, &[1; 10], Flags::NOWAIT), Status::Again);
-    assert!(disk.ring.asked.is_empty());
+    assert!(disk.ring.files.asked.is_empty());
 }
 
 #[test]
-fn zeroing_parts_of_blocks_without_the_file_system_keeps_their_neighbours() {
+fn zeroing_partial_blocks_by_writing_preserves_adjacent_bytes() {
     let (_dir, path) = image();
     let (shared, mut disk) = with_facts(&path, direct_facts());
     shared.no_zero_range.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -137,14 +137,14 @@ fn zeroing_parts_of_blocks_without_the_file_system_keeps_their_neighbours() {
 }
 
 #[test]
-fn a_window_that_fails_fails_its_request_only() {
+fn a_failed_window_fails_its_request_only() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, direct_facts());
-    disk.ring.faults.push_back((is_write, Fault::Errno(libc::ENOSPC)));
-    assert_eq!(disk.write(10, &[1; 100], Flags::NONE), Status::NoSpace);
-    disk.ring.faults.push_back((is_read, Fault::Errno(libc::EIO)));
-    assert_eq!(disk.write(10, &[1; 100], Flags::NONE), Status::IoError);
-    disk.ring.full = 2;
-    assert_eq!(disk.write(10, &[1; 100], Flags::NONE), Status::Ok);
+    disk.ring.files.faults.push_back((is_write, Fault::Errno(libc::ENOSPC)));
+    assert_eq!(disk.write(10, &[1; 100], Flags::empty()), Status::NoSpace);
+    disk.ring.files.faults.push_back((is_read, Fault::Errno(libc::EIO)));
+    assert_eq!(disk.write(10, &[1; 100], Flags::empty()), Status::IoError);
+    disk.ring.files.full = 2;
+    assert_eq!(disk.write(10, &[1; 100], Flags::empty()), Status::Ok);
     assert_aligned(&disk);
 }

@@ -1,19 +1,19 @@
-//! Reading, writing and flushing: where it is done, and what becomes of what goes wrong.
+//! Reading, writing and flushing: inline or by the ring, and the handling of errors.
 
 use super::*;
 use crate::testing::Asked;
 use block::Request;
 
 fn places(disk: &Harness) -> Vec<bool> {
-    disk.ring.asked.iter().map(|asked: &Asked| asked.now).collect()
+    disk.ring.files.asked.iter().map(|asked: &Asked| asked.now).collect()
 }
 
 #[test]
-fn what_is_written_reads_back_through_the_file() {
+fn written_data_reads_back_through_the_file() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.read(1000, 3000), (Status::Ok, content(1000, 3000)));
-    assert_eq!(disk.write(4096, &[7; 8192], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(4096, &[7; 8192], Flags::empty()), Status::Ok);
     assert_eq!(disk.read(4096, 8192), (Status::Ok, vec![7; 8192]));
     assert_eq!(std::fs::read(&path).unwrap()[4096..12288], [7; 8192]);
 }
@@ -23,7 +23,7 @@ fn the_offset_is_added() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, Facts { start: Bytes(1024), ..buffered_facts() });
     assert_eq!(disk.read(0, 512), (Status::Ok, content(1024, 512)));
-    assert_eq!(disk.write(512, &[9; 512], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(512, &[9; 512], Flags::empty()), Status::Ok);
     assert_eq!(std::fs::read(&path).unwrap()[1536..2048], [9; 512]);
 }
 
@@ -34,14 +34,14 @@ fn a_file_has_no_zones() {
     for op in Op::ALL.into_iter().filter(|op| op.is_special()) {
         assert_eq!(disk.bare(op, 0, 0), Status::NotSupported, "{op:?}");
     }
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok, "nothing is held back after them");
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok, "nothing is held back after them");
 }
 
 #[test]
-fn memory_is_served_in_place() {
+fn a_file_in_memory_is_served_inline() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, Facts { memory: true, ..buffered_facts() });
-    disk.ring.cold = true;
+    disk.ring.files.cold = true;
     assert_eq!(disk.read(0, 512).0, Status::Ok);
     assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok);
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
@@ -49,11 +49,11 @@ fn memory_is_served_in_place() {
 }
 
 #[test]
-fn a_cached_read_is_served_in_place_and_a_cold_one_by_the_ring() {
+fn a_cached_read_is_done_inline_and_a_cold_one_by_the_ring() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.read(0, 4096).0, Status::Ok);
-    disk.ring.cold = true;
+    disk.ring.files.cold = true;
     assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
     assert_eq!(places(&disk), [true, false]);
 }
@@ -64,39 +64,41 @@ fn a_durable_write_goes_through_the_ring() {
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok);
     let op = FileOp::Write { offset: 0, durable: true };
-    assert_eq!(disk.ring.asked, [Asked { op, now: false }]);
+    assert_eq!(disk.ring.files.asked, [Asked { op, now: false }]);
 }
 
 #[test]
-fn loop_9_a_write_that_may_not_wait_says_again() {
+fn loop_9_a_nowait_write_that_would_wait_fails_with_again() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.cold = true;
+    disk.ring.files.cold = true;
     assert_eq!(disk.write(0, &[1; 512], Flags::NOWAIT), Status::Again);
     assert_eq!(disk.with(Op::WriteZeroes, 0, 512, Flags::NOWAIT), Status::Again);
-    assert!(disk.ring.asked.is_empty());
-    disk.ring.cold = false;
+    assert!(disk.ring.files.asked.is_empty());
+    disk.ring.files.cold = false;
     assert_eq!(disk.write(0, &[1; 512], Flags::NOWAIT), Status::Ok);
 }
 
 #[test]
-fn short_transfers_are_finished() {
+fn short_transfers_are_continued() {
     let (_dir, path) = image();
     for cold in [false, true] {
-        // A file that is memory is written in place however long that takes, as on a busy machine.
+        // A file in memory is written inline however long that takes, as on a busy machine.
         let facts = Facts { memory: !cold, timed_writes: false, ..buffered_facts() };
         let (_, mut disk) = with_facts(&path, facts);
-        disk.ring.cold = cold;
+        disk.ring.files.cold = cold;
         disk.ring
+            .files
             .faults
             .extend([(is_read as fn(&FileOp) -> bool, Fault::Short(100)), (is_read, Fault::Short(1))]);
         assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)), "cold: {cold}");
         disk.ring
+            .files
             .faults
             .extend([(is_write as fn(&FileOp) -> bool, Fault::Short(512)), (is_write, Fault::Short(3))]);
-        assert_eq!(disk.write(0, &content(0, 4096), Flags::NONE), Status::Ok);
-        assert!(disk.ring.faults.is_empty());
-        assert!(disk.ring.asked.iter().all(|asked| asked.now != cold));
+        assert_eq!(disk.write(0, &content(0, 4096), Flags::empty()), Status::Ok);
+        assert!(disk.ring.files.faults.is_empty());
+        assert!(disk.ring.files.asked.iter().all(|asked| asked.now != cold));
     }
     assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
 }
@@ -106,21 +108,21 @@ fn more_segments_than_one_operation_takes_are_moved_in_turns() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
     let lens = [512; 100];
-    assert_eq!(disk.read_pieces(0, &lens), (Status::Ok, content(0, 51200)));
-    assert_eq!(disk.write_pieces(51200, &content(51200, 51200), &lens), Status::Ok);
+    assert_eq!(disk.read_segments(0, &lens), (Status::Ok, content(0, 51200)));
+    assert_eq!(disk.write_segments(51200, &content(51200, 51200), &lens), Status::Ok);
     assert_eq!(std::fs::read(&path).unwrap(), content(0, 1 << 20));
 }
 
 #[test]
-fn a_full_ring_is_tried_again() {
+fn requests_are_retried_after_a_full_ring() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.cold = true;
-    disk.ring.full = 3;
+    disk.ring.files.cold = true;
+    disk.ring.files.full = 3;
     assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
-    disk.ring.full = 2;
+    disk.ring.files.full = 2;
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
-    disk.ring.full = 1;
+    disk.ring.files.full = 1;
     assert_eq!(disk.bare(Op::Prefetch, 0, 4096), Status::Ok, "a hint is dropped instead");
 }
 
@@ -136,7 +138,7 @@ fn a_file_truncated_under_us_reads_zeroes_and_an_error() {
     let (status, data) = disk.read(65536, 512);
     assert_eq!((status, data), (Status::IoError, vec![0; 512]));
     assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)), "nothing else is lost");
-    assert_eq!(disk.write(65536, &[1; 512], Flags::NONE), Status::Ok, "writing makes it longer again");
+    assert_eq!(disk.write(65536, &[1; 512], Flags::empty()), Status::Ok, "writing makes it longer again");
 }
 
 #[test]
@@ -148,11 +150,11 @@ fn a_flush_that_fails_keeps_failing_until_the_file_is_opened_anew() {
         Harness::with_files(Box::new(node), vec![std::fs::File::open(&path).unwrap()])
     };
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
-    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    disk.ring.files.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
     for queue in [&mut disk, &mut other] {
         assert_eq!(queue.bare(Op::Flush, 0, 0), Status::IoError);
-        assert_eq!(queue.write(0, &[1; 512], Flags::NONE), Status::IoError);
+        assert_eq!(queue.write(0, &[1; 512], Flags::empty()), Status::IoError);
         assert_eq!(queue.write(0, &[1; 512], Flags::FUA), Status::IoError);
         assert_eq!(queue.bare(Op::Discard, 0, 512), Status::IoError);
         assert_eq!(queue.read(0, 512), (Status::Ok, content(0, 512)), "reads go on");
@@ -162,10 +164,10 @@ fn a_flush_that_fails_keeps_failing_until_the_file_is_opened_anew() {
 }
 
 #[test]
-fn a_flush_that_met_one_that_failed_does_not_succeed() {
+fn a_flush_concurrent_with_a_failed_one_fails() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    disk.ring.files.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
     disk.submit(Request::flush(), &[]);
     disk.submit(Request::flush(), &[]);
     let ended: Vec<Status> = disk.drain().into_iter().map(|end| end.0).collect();
@@ -176,10 +178,10 @@ fn a_flush_that_met_one_that_failed_does_not_succeed() {
 fn a_durable_write_that_fails_is_a_failed_flush() {
     let (_dir, path) = image();
     let (shared, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.faults.push_back((is_write, Fault::Errno(libc::ENOMEM)));
+    disk.ring.files.faults.push_back((is_write, Fault::Errno(libc::ENOMEM)));
     assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Resource);
     assert!(!shared.flush_failed(), "what was never begun is no loss");
-    disk.ring.faults.push_back((is_write, Fault::Errno(libc::EIO)));
+    disk.ring.files.faults.push_back((is_write, Fault::Errno(libc::EIO)));
     assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::IoError);
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::IoError);
 }
@@ -187,15 +189,15 @@ fn a_durable_write_that_fails_is_a_failed_flush() {
 #[test]
 fn a_durable_write_that_takes_the_report_of_another_writes_loss_is_a_failed_flush() {
     let (_dir, path) = image();
-    // The kernel tells it with what the disk below said; no flush would hear of it again.
+    // The kernel reported it with the errno of the disk below; no flush would receive it again.
     for errno in [libc::ENOSPC, libc::EDQUOT, libc::ENODATA, libc::ETIMEDOUT, libc::ENOLINK, libc::EREMOTEIO]
     {
         let (shared, mut disk) = with_facts(&path, buffered_facts());
-        assert_eq!(disk.write(4096, &[2; 512], Flags::NONE), Status::Ok);
-        disk.ring.faults.push_back((is_write, Fault::Errno(errno)));
+        assert_eq!(disk.write(4096, &[2; 512], Flags::empty()), Status::Ok);
+        disk.ring.files.faults.push_back((is_write, Fault::Errno(errno)));
         if [libc::ENOSPC, libc::EDQUOT].contains(&errno) {
-            // The other open file description still gets the report that the write consumed.
-            disk.ring.faults.push_back((is_sync, Fault::Errno(errno)));
+            // The other open file description still gets the report that the write received.
+            disk.ring.files.faults.push_back((is_sync, Fault::Errno(errno)));
         }
         assert_ne!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok, "{errno}");
         assert!(shared.flush_failed(), "{errno}: the write before may be lost");
@@ -214,11 +216,11 @@ fn errnos_become_statuses() {
         (libc::ENOMEM, Status::Resource),
         (libc::ENODEV, Status::Offline),
     ] {
-        disk.ring.faults.push_back((is_write, Fault::Errno(errno)));
-        assert_eq!(disk.write(0, &[1; 512], Flags::NONE), status);
+        disk.ring.files.faults.push_back((is_write, Fault::Errno(errno)));
+        assert_eq!(disk.write(0, &[1; 512], Flags::empty()), status);
     }
-    disk.ring.faults.push_back((is_write, Fault::Errno(libc::EINTR)));
-    assert_eq!(disk.write(0, &content(0, 512), Flags::NONE), Status::Ok, "an interruption is no error");
+    disk.ring.files.faults.push_back((is_write, Fault::Errno(libc::EINTR)));
+    assert_eq!(disk.write(0, &content(0, 512), Flags::empty()), Status::Ok, "an interruption is no error");
 }
 
 #[test]
@@ -229,25 +231,25 @@ fn a_read_only_file_refuses_writes_and_has_nothing_to_flush() {
         assert_eq!(disk.bare(op, 0, 512), Status::IoError, "{op:?}");
     }
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
-    assert!(disk.ring.asked.is_empty());
+    assert!(disk.ring.files.asked.is_empty());
 }
 
 #[test]
 fn a_slow_write_sends_later_ones_through_the_ring() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.slow = true;
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
-    disk.ring.slow = false;
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
-    // However long the first took in truth.
-    disk.ring.time += 1_000_000_000_000;
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
+    disk.ring.files.slow = true;
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
+    disk.ring.files.slow = false;
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
+    // However long the first really took.
+    disk.ring.now.0 += 1_000_000_000_000;
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
     assert_eq!(places(&disk), [true, false, true]);
 }
 
 #[test]
-fn sparse_parts_show_as_holes() {
+fn sparse_ranges_are_reported_as_holes() {
     use block::Extent;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sparse.img");
@@ -266,19 +268,19 @@ fn sparse_parts_show_as_holes() {
 }
 
 #[test]
-fn what_lies_past_the_end_of_a_file_that_was_cut_is_no_hole() {
+fn ranges_behind_the_end_of_a_truncated_file_are_no_hole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sparse.img");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(1 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[1; 65536], 65536).unwrap();
     let stretch = |len, hole| block::Extent { len: Bytes(len), hole, zero: hole };
-    for (len, told) in [
-        // A hole that the file still has all of.
+    for (len, extents) in [
+        // A hole within the file.
         (1 << 20, vec![stretch(65536, true), stretch(65536, false), stretch(917_504, true)]),
-        // One that is cut: whoever reads it is told.
+        // A hole behind the end of the truncated file: reads have to fail.
         (262_144, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
-        // Data that is cut.
+        // Data behind the end of the truncated file.
         (66000, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
         // Nothing is left of either.
         (5000, vec![stretch(1 << 20, false)]),
@@ -286,10 +288,10 @@ fn what_lies_past_the_end_of_a_file_that_was_cut_is_no_hole() {
     ] {
         file.set_len(len).unwrap();
         let (_, mut disk) = with_facts(&path, buffered_facts());
-        assert_eq!(disk.extents(0, 1 << 20, 16), told, "{len}");
+        assert_eq!(disk.extents(0, 1 << 20, 16), extents, "{len}");
         assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, len == 1 << 20)], "{len}");
     }
-    // It is whole again: what was not there is a hole now.
+    // The file has its length again: the missing range is a hole now.
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, false)]);
     file.set_len(1 << 20).unwrap();
@@ -297,11 +299,11 @@ fn what_lies_past_the_end_of_a_file_that_was_cut_is_no_hole() {
 }
 
 fn looks(disk: &Harness) -> usize {
-    disk.ring.asked.iter().filter(|asked| matches!(asked.op, FileOp::Seek { .. })).count()
+    disk.ring.files.asked.iter().filter(|asked| matches!(asked.op, FileOp::Seek { .. })).count()
 }
 
 #[test]
-fn data_that_is_known_is_not_looked_for_again() {
+fn known_data_is_not_searched_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.img");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
@@ -316,7 +318,7 @@ fn data_that_is_known_is_not_looked_for_again() {
 }
 
 #[test]
-fn data_that_another_queue_discards_is_known_no_longer() {
+fn a_discard_by_another_queue_invalidates_known_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full.img");
     std::fs::write(&path, vec![1; 1 << 20]).unwrap();
@@ -334,10 +336,10 @@ fn data_that_another_queue_discards_is_known_no_longer() {
 }
 
 #[test]
-fn a_durable_write_that_met_a_failing_flush_does_not_succeed() {
+fn a_durable_write_concurrent_with_a_failed_flush_fails() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
-    disk.ring.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
+    disk.ring.files.faults.push_back((is_sync, Fault::Errno(libc::EIO)));
     let memory = disk.memory(512, 0);
     disk.submit(Request::flush(), &[]);
     let write = Request::new(Op::Write, Bytes(0), Bytes(512));

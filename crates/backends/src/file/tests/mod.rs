@@ -1,4 +1,4 @@
-//! Tests on real files, with faults where a real file system has none to offer.
+//! Tests on real files, with seeded faults where a real file system has none.
 
 mod change;
 mod clear;
@@ -15,7 +15,7 @@ use queue::{FileId, FileOp};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// A regular file of 1 MiB on a disk, buffered.
+/// Returns the facts of a regular, buffered file of 1 MiB on a disk.
 pub(super) fn buffered_facts() -> Facts {
     Facts {
         start: Bytes::ZERO,
@@ -32,7 +32,7 @@ pub(super) fn buffered_facts() -> Facts {
     }
 }
 
-/// Whether an operation is one that moves data, for faults.
+/// Whether an operation moves data, for faults.
 fn is_read(op: &FileOp) -> bool {
     matches!(op, FileOp::Read { .. })
 }
@@ -49,7 +49,7 @@ fn is_allocate(op: &FileOp) -> bool {
     matches!(op, FileOp::Allocate { .. })
 }
 
-/// A directory with a file of 1 MiB in it, whose bytes count up.
+/// Creates a folder with a file of 1 MiB whose bytes count up.
 fn image() -> (TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img");
@@ -61,16 +61,16 @@ fn content(from: u64, len: u64) -> Vec<u8> {
     (from..from + len).map(|at| (at % 251) as u8).collect()
 }
 
-/// A queue on a file with these facts, whatever the file system really is.
+/// Creates a queue on a file with these facts, whatever the real file system is.
 fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
     let shared = Shared::new(facts);
-    let node = FileNode::new(Arc::clone(&shared), FileId(0)).with_error_file(FileId(1));
+    let node = FileNode::new(Arc::clone(&shared), FileId(0)).with_sync_file(FileId(1));
     let handle = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let again = std::fs::File::open(path).unwrap();
     (shared, Harness::with_files(Box::new(node), vec![handle, again]))
 }
 
-/// A queue on a file as it was opened.
+/// Creates a queue on a file as it was opened.
 fn opened(file: &File) -> Harness {
     use std::os::fd::AsFd;
     let handle = file.as_fd().try_clone_to_owned().unwrap();

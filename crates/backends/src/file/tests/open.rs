@@ -1,4 +1,4 @@
-//! Opening: sizes, locks, refusals, and the file systems and devices that this machine lets us make.
+//! Opening files: sizes, locks, refusals, and the file systems and devices that this machine can create.
 
 use super::*;
 use crate::Backend;
@@ -13,7 +13,7 @@ fn refusal(spec: &FileSpec) -> String {
 }
 
 #[test]
-fn the_size_follows_loop_1() {
+fn loop_1_the_size_follows_offset_and_limit() {
     let (_dir, path) = image();
     std::fs::File::options().write(true).open(&path).unwrap().set_len((1 << 20) + 700).unwrap();
     for (offset, limit, block, size) in [
@@ -42,7 +42,7 @@ fn a_file_is_served_as_it_was_opened() {
     let file = File::open(&FileSpec::new(&path)).unwrap();
     let mut disk = opened(&file);
     assert_eq!(disk.read(4096, 4096), (Status::Ok, content(4096, 4096)));
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
     assert_eq!(disk.bare(Op::Flush, 0, 0), Status::Ok);
     assert!(fact(&file, "direct").starts_with("no: "));
     assert_eq!(fact(&file, "locked"), "against other writers");
@@ -56,7 +56,7 @@ fn a_file_is_served_as_it_was_opened() {
 fn two_writers_of_one_file_are_refused_unless_they_share() {
     let (_dir, path) = image();
     let spec = FileSpec::new(&path);
-    let read_only = FileSpec { read_only: true, ..spec.clone() };
+    let read_only = FileSpec { ro: true, ..spec.clone() };
     let share = FileSpec { share: true, ..spec.clone() };
     let first = File::open(&spec).unwrap();
     for other in [&spec, &read_only, &share] {
@@ -75,7 +75,7 @@ fn two_writers_of_one_file_are_refused_unless_they_share() {
 }
 
 #[test]
-fn qemu_does_not_write_to_what_we_serve() {
+fn qemu_refuses_to_write_to_a_served_file() {
     let (_dir, path) = image();
     let qemu = |arguments: &[&str]| {
         let output = Command::new("qemu-io").args(["-f", "raw"]).args(arguments).arg(&path).output();
@@ -87,7 +87,7 @@ fn qemu_does_not_write_to_what_we_serve() {
     };
     assert!(alone);
     for read_only in [false, true] {
-        let file = File::open(&FileSpec { read_only, ..FileSpec::new(&path) }).unwrap();
+        let file = File::open(&FileSpec { ro: read_only, ..FileSpec::new(&path) }).unwrap();
         assert!(!write().unwrap(), "read-only: {read_only}");
         assert!(qemu(&["-r", "-c", "read 0 512"]).unwrap(), "who only looks is let in");
         drop(file);
@@ -96,19 +96,19 @@ fn qemu_does_not_write_to_what_we_serve() {
 }
 
 #[test]
-fn create_makes_a_file_of_that_size_and_keeps_one_that_is_there() {
+fn create_creates_a_file_of_that_size_or_keeps_the_existing_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("new.img");
-    let spec = FileSpec { create: true, size: Some(Bytes::mib(3)), ..FileSpec::new(&path) };
+    let spec = FileSpec { create: Some(Bytes::mib(3)), ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
     assert_eq!(file.size(), Bytes::mib(3));
-    assert_eq!(opened(&file).write(0, &[1; 512], Flags::NONE), Status::Ok);
+    assert_eq!(opened(&file).write(0, &[1; 512], Flags::empty()), Status::Ok);
     drop(file);
     let file = File::open(&spec).unwrap();
     assert_eq!(opened(&file).read(0, 512), (Status::Ok, vec![1; 512]), "its content stays");
     drop(file);
-    let other = FileSpec { size: Some(Bytes::mib(4)), ..spec.clone() };
-    assert!(refusal(&other).contains("holds 3M, not 4M"));
+    let other = FileSpec { create: Some(Bytes::mib(4)), ..spec.clone() };
+    assert!(refusal(&other).contains("exists with 3M, not 4M"));
     let failing = FileSpec {
         path: dir.path().join("bad.img"),
         block: Some(4096),
@@ -121,26 +121,21 @@ fn create_makes_a_file_of_that_size_and_keeps_one_that_is_there() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_to_do() {
+fn impossible_options_are_refused_with_advice() {
     let (dir, path) = image();
     let spec = FileSpec::new(&path);
     for (spec, words) in [
         (FileSpec { block: Some(1000), ..spec.clone() }, "give a power of two from 512 to 65536"),
-        (FileSpec { create: true, ..spec.clone() }, "add size="),
-        (FileSpec { size: Some(Bytes(512)), ..spec.clone() }, "add create"),
-        (FileSpec { create: true, read_only: true, ..spec.clone() }, "leave one out"),
-        (FileSpec { create: true, size: Some(Bytes(100)), ..spec.clone() }, "whole sectors"),
+        (FileSpec { create: Some(Bytes(512)), ro: true, ..spec.clone() }, "leave one out"),
+        (FileSpec { create: Some(Bytes(100)), ..spec.clone() }, "whole sectors"),
         (FileSpec { offset: Bytes(u64::MAX), ..spec.clone() }, "past the end"),
-        (FileSpec::new(dir.path().join("absent")), "have it made with create"),
-        // As for what takes another's place, which is read-only.
-        (FileSpec { read_only: true, ..FileSpec::new(dir.path().join("absent")) }, "file that is there)"),
+        (FileSpec::new(dir.path().join("absent")), "add create and size"),
+        // As for a replacement, which is read-only.
+        (FileSpec { ro: true, ..FileSpec::new(dir.path().join("absent")) }, "existing file)"),
         (FileSpec::new(path.join("below")), "a part of its path is a file"),
         (FileSpec::new(dir.path()), "give the path of a regular file"),
-        (
-            FileSpec { read_only: true, ..FileSpec::new(dir.path()) },
-            "neither a regular file nor a block device",
-        ),
-        (FileSpec { read_only: true, ..FileSpec::new("/dev/null") }, "neither a regular file"),
+        (FileSpec { ro: true, ..FileSpec::new(dir.path()) }, "neither a regular file nor a block device"),
+        (FileSpec { ro: true, ..FileSpec::new("/dev/null") }, "neither a regular file"),
     ] {
         let why = refusal(&spec);
         assert!(why.contains(words), "{why}");
@@ -152,11 +147,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
 #[test]
 fn a_file_that_may_not_be_written_is_opened_with_ro_only() {
     let (_dir, path) = image();
-    let spec = FileSpec { read_only: true, ..FileSpec::new(&path) };
+    let spec = FileSpec { ro: true, ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
     assert!(file.read_only() && !file.features().discard);
     let mut disk = opened(&file);
-    assert_eq!(disk.write(0, &[1; 512], Flags::NONE), Status::IoError);
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::IoError);
     assert_eq!(disk.read(0, 512), (Status::Ok, content(0, 512)));
     assert_eq!(file.limits().max_discard_sectors.0, 0);
 }
@@ -167,7 +162,7 @@ fn a_file_on_tmpfs_is_memory() {
         return eprintln!("skipped: /dev/shm cannot be written");
     };
     let path = dir.path().join("disk.img");
-    let spec = FileSpec { create: true, size: Some(Bytes::mib(1)), ..FileSpec::new(&path) };
+    let spec = FileSpec { create: Some(Bytes::mib(1)), ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
     if fact(&file, "file system") != "tmpfs" {
         return eprintln!("skipped: /dev/shm is {}", fact(&file, "file system"));
@@ -178,10 +173,10 @@ fn a_file_on_tmpfs_is_memory() {
     assert_eq!(disk.with(Op::WriteZeroes, 4096, 4096, Flags::NO_UNMAP), Status::Ok);
     assert_eq!(disk.bare(Op::Discard, 0, 4096), Status::Ok);
     assert_eq!(disk.read(4096, 8192).1, [[0; 4096], [3; 4096]].concat());
-    assert!(disk.ring.asked.iter().all(|asked| asked.now));
+    assert!(disk.ring.files.asked.iter().all(|asked| asked.now));
 }
 
-/// A file system of this kind mounted at a new directory; `None`, said on stderr, where that cannot be.
+/// Mounts a file system of this kind at a new folder. `None`, reported on stderr, if that is not possible.
 struct Mounted(TempDir);
 
 impl Mounted {
@@ -209,17 +204,17 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn a_full_file_system_is_no_space_and_reads_go_on() {
+fn a_full_file_system_fails_writes_with_no_space_and_reads_continue() {
     let Some(mount) = Mounted::new(&["-t", "tmpfs", "-o", "size=1M", "tmpfs"]) else { return };
     let path = mount.0.path().join("disk.img");
-    let spec = FileSpec { create: true, size: Some(Bytes::mib(4)), ..FileSpec::new(&path) };
+    let spec = FileSpec { create: Some(Bytes::mib(4)), ..FileSpec::new(&path) };
     let file = File::open(&spec).unwrap();
     let mut disk = opened(&file);
-    assert_eq!(disk.write(0, &[1; 4096], Flags::NONE), Status::Ok);
-    assert_eq!(disk.write(1 << 20, &vec![1; 2 << 20], Flags::NONE), Status::NoSpace);
+    assert_eq!(disk.write(0, &[1; 4096], Flags::empty()), Status::Ok);
+    assert_eq!(disk.write(1 << 20, &vec![1; 2 << 20], Flags::empty()), Status::NoSpace);
     assert_eq!(disk.read(0, 4096), (Status::Ok, vec![1; 4096]));
     assert_eq!(disk.bare(Op::Discard, 0, 4 << 20), Status::Ok);
-    assert_eq!(disk.write(4096, &[1; 4096], Flags::NONE), Status::Ok, "there is room again");
+    assert_eq!(disk.write(4096, &[1; 4096], Flags::empty()), Status::Ok, "there is room again");
 }
 
 #[test]
@@ -235,7 +230,7 @@ fn direct_io_is_used_where_it_works_and_refused_with_its_reason() {
     assert_eq!(file.limits().logical_block_size, Bytes(alignment.offset.max(512).into()), "LOOP-7");
     let mut disk = opened(&file);
     assert_eq!(disk.read(4096, 65536), (Status::Ok, content(4096, 65536)));
-    assert_eq!(disk.write(100, &[1; 1000], Flags::NONE), Status::Ok);
+    assert_eq!(disk.write(100, &[1; 1000], Flags::empty()), Status::Ok);
     assert_eq!(disk.read(0, 200).1, [&content(0, 100)[..], &[1; 100]].concat());
     drop((file, disk));
     let why = refusal(&FileSpec { offset: Bytes(1), ..spec });
@@ -243,7 +238,7 @@ fn direct_io_is_used_where_it_works_and_refused_with_its_reason() {
 }
 
 #[test]
-fn a_disk_with_large_blocks_needs_large_blocks_for_direct_io() {
+fn direct_io_on_a_disk_with_large_blocks_needs_large_blocks() {
     let (_dir, path) = image();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(64 << 20).unwrap();
     let attached =

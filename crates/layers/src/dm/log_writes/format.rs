@@ -1,55 +1,55 @@
-//! The log on its device, as the kernel's dm-log-writes writes it and the public replay-log tool reads it.
+//! The on-disk format of the log: that of the kernel's dm-log-writes, which the public replay-log tool reads.
 //!
 //! ```text
 //! [ super ][ entry ][ data ]…[ entry ][ data ]…
 //!   block    block    nr_sectors blocks
 //! ```
 //!
-//! A block is as long as a logical block of the device that is logged, and counts as one sector in all numbers. What is
-//! written takes as many blocks of data as it says; a discard has none; the text of a mark lies in its entry's block.
-//! All numbers are little-endian.
+//! A block has the size of a logical block of the logged device, and counts as one sector in all numbers. The
+//! entry of a write is followed by its data; a discard has no data; the text of a mark is in its entry's
+//! block. All numbers are little-endian.
 
 /// `WRITE_LOG_MAGIC`.
 const MAGIC: u64 = 0x006a_7366_7773_6872;
 const VERSION: u64 = 1;
-/// Where an entry's own text begins.
+/// The length of an entry in bytes; the text of a mark follows it.
 pub const ENTRY_LEN: usize = 32;
 const SUPER_LEN: usize = 28;
 
-/// A flush ended.
+/// Entry flag: a flush completed.
 pub const FLUSH: u64 = 1;
-/// The write was with FUA.
+/// Entry flag: a FUA write.
 pub const FUA: u64 = 2;
-/// A discard.
+/// Entry flag: a discard.
 pub const DISCARD: u64 = 4;
-/// A mark.
+/// Entry flag: a mark.
 pub const MARK: u64 = 8;
-/// A file system's metadata; nothing here says so of a write.
+/// Entry flag: a file system's metadata. The kernel sets it; this target never does.
 pub const METADATA: u64 = 16;
 
-/// What a log begins with.
+/// The super block of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Super {
-    /// How many entries there are.
+    /// The number of entries.
     pub entries: u64,
-    /// How long a block is, in bytes: a power of two from 512 on.
+    /// The block size in bytes: a power of two, 512 or more.
     pub block: u32,
 }
 
-/// Why it is no log.
+/// Why a log cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
-    /// Other bytes.
-    #[error("it does not begin as a log of writes")]
+    /// The magic number is missing.
+    #[error("not a dm-log-writes log: its magic number is missing")]
     Magic,
-    /// Made by something newer.
-    #[error("it is of version {0}, and 1 is known")]
+    /// An unknown version.
+    #[error("its version is {0}; only version 1 is supported")]
     Version(u64),
-    /// A block that no device has.
-    #[error("its blocks are of {0} bytes, which no device has")]
+    /// An impossible block size, in bytes.
+    #[error("its block size of {0} bytes is not a power of two from 512 to 1 MiB")]
     Block(u32),
-    /// An entry that makes no sense.
-    #[error("entry {0} makes no sense")]
+    /// An entry with impossible numbers; its index.
+    #[error("entry {0} is damaged")]
     Entry(u64),
 }
 
@@ -58,7 +58,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Super {
-    /// As its block begins; the rest of that is zeroes.
+    /// Returns the start of its block; the rest of the block is zeroes.
     pub fn encode(self) -> [u8; SUPER_LEN] {
         let mut bytes = [0; SUPER_LEN];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -68,13 +68,13 @@ impl Super {
         bytes
     }
 
-    /// All of a block.
+    /// Writes its whole block.
     pub(super) fn fill(self, block: &mut [u8]) {
         block.fill(0);
         block[..SUPER_LEN].copy_from_slice(&self.encode());
     }
 
-    /// From the first bytes of a log, of which there must be 512.
+    /// Decodes the first 512 bytes of a log.
     ///
     /// # Errors
     /// See [`FormatError`].
@@ -93,21 +93,21 @@ impl Super {
     }
 }
 
-/// What an entry says of itself.
+/// The header of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// Where it was written, in blocks.
+    /// The first block that was written.
     pub sector: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub sectors: u64,
-    /// The constants above.
+    /// The entry flags, such as [`FLUSH`].
     pub flags: u64,
-    /// How long the text of a mark is, in bytes.
+    /// The length of a mark's text in bytes.
     pub text_len: u64,
 }
 
 impl Head {
-    /// As its block begins.
+    /// Returns the start of its block.
     pub fn encode(self) -> [u8; ENTRY_LEN] {
         let mut bytes = [0; ENTRY_LEN];
         for (at, value) in [self.sector, self.sectors, self.flags, self.text_len].into_iter().enumerate() {
@@ -116,10 +116,10 @@ impl Head {
         bytes
     }
 
-    /// From a block, entry `number` of a log with blocks of that length.
+    /// Decodes the block of entry `number`; the length of `bytes` is the block size.
     ///
     /// # Errors
-    /// Numbers that lead nowhere.
+    /// A range beyond any device, or a text longer than its block.
     pub fn decode(bytes: &[u8], number: u64) -> Result<Head, FormatError> {
         let field = |at: usize| u64_at(bytes, at * 8);
         let head = Head { sector: field(0), sectors: field(1), flags: field(2), text_len: field(3) };
@@ -133,7 +133,7 @@ impl Head {
         }
     }
 
-    /// How many blocks of data follow it.
+    /// Returns the number of data blocks that follow it.
     pub const fn data_blocks(&self) -> u64 {
         if self.flags & DISCARD == 0 { self.sectors } else { 0 }
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn the_super_block_and_entries_round_trip() {
         let first = Super { entries: 7, block: 4096 };
         let mut block = [0; 512];
         block[..SUPER_LEN].copy_from_slice(&first.encode());
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_is_refused() {
+    fn damaged_logs_are_refused() {
         let mut block = [0; 512];
         assert_eq!(Super::decode(&block), Err(FormatError::Magic));
         block[..SUPER_LEN].copy_from_slice(&Super { entries: 1, block: 512 }.encode());

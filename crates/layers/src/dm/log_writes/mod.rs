@@ -1,52 +1,63 @@
-//! `log-writes <device> <log device>`: everything that is written is logged, in the order in which it became durable.
+//! The target `log-writes <device> <log device>`: logs all writes in the order in which they became durable.
 //!
-//! What was written is in the log once a flush that was asked for after its end has ended, a write with FUA at its own
-//! end: so the log shows what a power cut at any point may leave, for tools that replay it ([`format`]). The message `mark`
-//! puts a name between. Whoever ends a flush or a FUA write carries what is due to the log before it is told, or waits for
-//! who does; a mark is written by a [`chore`](super::chore), or goes along with the next request that writes. The kernel's
-//! `dm-log-writes-end` at the end of a device is not written: the super block says after each batch how many entries there are.
+//! A write is logged with the first flush that was submitted after the write completed; a FUA write when it
+//! completes itself. So each position in the log is a state that a power cut may leave, for tools that replay
+//! it ([`format`]). The message `mark` adds a named entry. A flush or FUA write first writes the pending
+//! entries to the log device, or waits for the request that does, and then completes. A mark is written by
+//! [background work](super::background) or with the next request that writes. There is no final
+//! `dm-log-writes-end` mark as in the kernel: the super block is updated after each batch.
 
 pub mod format;
 mod shared;
 
-use super::chore::Chore;
-use super::{Area, Devices, Kind, MessageError, Names, Place, Status, Target, TargetError, stack};
+use super::background::BackgroundWork;
+use super::{
+    Area, Devices, MessageError, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack,
+};
 use crate::Layer;
 use block::{
     Abilities, Bytes, Cookie, Data, Features, Flags, LimitsError, Op, Profile, Request, Sectors, Segment,
 };
 use format::{DISCARD, FLUSH, FUA, Head};
-use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+use queue::{ChildKind, Cx, HeldRequests, Node, NodeId, Ring, Verdict};
 use shared::{Entry, Log, Next};
 use std::sync::Arc;
 
-/// How soon somebody who waits for the log looks again, in nanoseconds; each time it takes twice as long, so many times.
-const LOOK_NS: u64 = 100_000;
-const LOOKS_SHIFT_MAX: u32 = 6;
-/// How much goes to the log device in one request.
-const BATCH: u64 = 256 << 10;
+/// The first interval at which a request that lacks memory tries again, in nanoseconds; it doubles up to
+/// [`RETRIES_SHIFT_MAX`] times.
+const RETRY_NS: u64 = 100_000;
+const RETRIES_SHIFT_MAX: u32 = 6;
+/// The most that one request writes to the log device, in bytes.
+const BATCH_BYTES: u64 = 256 << 10;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("log-writes", [1, 1, 0], make)
-}
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "log-writes",
+    version: [1, 1, 0],
+    usage: "log-writes <device> <log device>",
+    about: "logs all writes, to replay them up to any point",
+    example: "0 2097152 log-writes disk.img writes.log",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::Apart,
+};
 
-/// The shared part. Children: the device, the log device.
+/// The shared part of the target or layer. Children: the device, the log device.
 #[derive(Debug)]
 pub struct LogWrites {
     len: Sectors,
-    /// Of the table: entries name sectors of the whole device.
+    /// The target's start in its table: entries name sectors of the whole table.
     start: Sectors,
-    /// The device does.
+    /// Whether the device supports discards.
     discards: bool,
     log: Arc<Log>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [device, log, ..] = words else { return Err(TargetError::new("Invalid argument count")) };
+    let [device, log, ..] = args else { return Err(TargetError::new("Invalid argument count")) };
     let device = devices.open(device).map_err(|why| TargetError::lookup("Device lookup failed", why))?;
     let log = devices.open(log).map_err(|why| TargetError::lookup("Log device lookup failed", why))?;
     LogWrites::new(place, devices.profile(device), devices.profile(log))
@@ -54,10 +65,10 @@ fn make<R: Ring>(
 }
 
 impl LogWrites {
-    /// Over a device and one for its log.
+    /// Creates the target from the profiles of the device and the log device.
     ///
     /// # Errors
-    /// The log device cannot be written in blocks of the device.
+    /// The log device has larger logical blocks than the device.
     pub fn new(place: Place, device: &Profile, log: &Profile) -> Result<LogWrites, TargetError> {
         let block = device.limits.logical_block_size;
         if log.limits.logical_block_size > block {
@@ -79,15 +90,16 @@ impl<R: Ring> Layer<R> for LogWrites {
     }
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
-        let len = super::len_over(self.len, below);
+        let len = super::len_or_device(self.len, below);
         let mut whole = stack(len, &[self.area()], &below[..1])?;
         let can = below[0].abilities;
-        // Zeroes are written as data, so that they are in the log; what cannot be discarded is logged all the same.
+        // Zeroes have to arrive as data to be logged; discards are logged even if the device has none.
         whole.abilities = Abilities { write_zeroes: false, fast_zero: false, discard: true, ..can };
         if can.flush {
-            // A flush means something here whatever is below: where nobody sent one, the log would say nothing of an order.
-            let fua = if can.fua { Features::FUA } else { Features::NONE };
-            whole.limits.features = whole.limits.features.with(Features::WRITE_CACHE).with(fua);
+            // Without a write cache below no flush would be sent, and without flushes the log would have no
+            // order.
+            let fua = if can.fua { Features::FUA } else { Features::empty() };
+            whole.limits.features = whole.limits.features.union(Features::WRITE_CACHE).union(fua);
         }
         if !can.discard {
             whole.limits.discard_granularity = whole.limits.logical_block_size;
@@ -100,7 +112,7 @@ impl<R: Ring> Layer<R> for LogWrites {
         Ok(whole)
     }
 
-    fn spares(&self, _: u16) -> u16 {
+    fn child_requests(&self, _: u16) -> u16 {
         2
     }
 
@@ -112,7 +124,8 @@ impl<R: Ring> Layer<R> for LogWrites {
             start: self.start.bytes(),
             discards: self.discards,
             log: self.log.clone(),
-            slots: Box::default(),
+            requests: Box::default(),
+            held: HeldRequests::default(),
         })
     }
 }
@@ -132,13 +145,17 @@ impl<R: Ring> Target<R> for LogWrites {
         }
     }
 
-    fn chore(&self) -> Option<Arc<dyn Chore>> {
+    fn background_work(&self) -> Option<Arc<dyn BackgroundWork>> {
         Some(self.log.clone())
     }
 
-    fn message(&self, words: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
-        match words {
-            [word, text] if word.eq_ignore_ascii_case("mark") => {
+    fn messages(&self) -> &'static [&'static str] {
+        &["mark"]
+    }
+
+    fn message(&self, message: &[&str], _: &Names) -> Result<Option<String>, MessageError> {
+        match message {
+            [command, text] if command.eq_ignore_ascii_case("mark") => {
                 self.log.mark(text);
                 Ok(None)
             }
@@ -147,38 +164,39 @@ impl<R: Ring> Target<R> for LogWrites {
     }
 }
 
-/// What is known of a request.
+/// The state of a request, by tag.
 #[derive(Default)]
-struct Slot {
+struct RequestState {
     entry: Option<Entry>,
-    /// What ended before this flush was asked for.
-    before: Vec<Entry>,
-    /// How it ended, while it carries entries to the log or waits for who does.
+    /// The writes that completed before this flush was submitted.
+    unflushed: Vec<Entry>,
+    /// The status from the device, while the request writes the log or waits for it.
     ended: Option<block::Status>,
     buffer: Option<Segment>,
-    /// It is over when so many entries are in the log.
+    /// The number of entries that the log must contain before the request completes.
     due: u64,
-    /// What the super block says when what it writes is written; `None`: it writes entries.
-    tells: Option<u64>,
-    /// How often it looked whether others are done.
-    looks: u32,
+    /// The entry count of the super block that the request is writing; `None`: it is writing entries.
+    super_entries: Option<u64>,
+    /// How often it has tried to get memory.
+    retries: u32,
 }
 
 struct LogWritesNode {
     device: NodeId,
     log_device: NodeId,
-    /// Of a block, from bytes.
+    /// Converts bytes to blocks.
     shift: u32,
     start: Bytes,
     discards: bool,
     log: Arc<Log>,
-    /// By tag.
-    slots: Box<[Slot]>,
+    requests: Box<[RequestState]>,
+    /// Requests that wait for another request, or background work, to write the log.
+    held: HeldRequests,
 }
 
 impl LogWritesNode {
     fn entry<R: Ring>(&self, req: &Request, cx: &Cx<'_, R>) -> Entry {
-        let fua = if req.flags.has(Flags::FUA) { FUA } else { 0 };
+        let fua = if req.flags.contains(Flags::FUA) { FUA } else { 0 };
         let flags = match req.op {
             Op::Flush => FLUSH,
             Op::Discard => DISCARD | fua,
@@ -197,92 +215,97 @@ impl LogWritesNode {
         Entry { head, data: data.into() }
     }
 
-    /// See to it that the log holds what is due, or wait for who does. The request is held meanwhile.
-    fn go_on<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        if self.log.holds(self.slots[io.tag.index()].due) {
-            return self.up(io);
+    /// Holds the request until the log contains its entries: writes them, or waits for the request that does.
+    fn wait_for_log<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.log.holds(self.requests[io.tag.index()].due) {
+            return self.complete(io);
         }
-        if self.log.claim() { self.carry(io, cx) } else { self.wait(io, cx) }
+        if self.log.claim() { self.write_next(io, cx) } else { self.held.wait(&self.log.waiting, io, cx) }
     }
 
-    /// Write the next of what is due: the claim is ours.
-    fn carry<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+    /// Writes the next batch of entries or the super block. The caller has the claim to the log.
+    fn write_next<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         let (next, block) = (self.log.next(), 1 << self.shift);
         let len = match next {
-            Next::Nothing => return self.up(io),
-            Next::Entries(backlog) => backlog.min(BATCH) as u32,
+            Next::Nothing => {
+                self.log.waiting.wake(self.held.waiter());
+                return self.complete(io);
+            }
+            Next::Entries(backlog) => backlog.min(BATCH_BYTES) as u32,
             Next::Super(_) => block,
         };
         let buffer = if cx.spare_children() > 0 { cx.ring.allocate(len) } else { None };
         let Some(buffer) = buffer else {
-            self.log.leave();
-            return self.wait(io, cx);
+            self.log.release();
+            self.log.waiting.wake(self.held.waiter());
+            return self.retry_later(io, cx);
         };
         let bytes = cx.ring.bytes_mut(buffer);
-        let slot = &mut self.slots[io.tag.index()];
+        let request = &mut self.requests[io.tag.index()];
         let at = if let Next::Super(first) = next {
             first.fill(bytes);
-            slot.tells = Some(first.entries);
+            request.super_entries = Some(first.entries);
             0
         } else {
-            slot.tells = None;
+            request.super_entries = None;
             self.log.fill(bytes)
         };
-        slot.buffer = Some(buffer);
+        request.buffer = Some(buffer);
         let mut write = Request::new(Op::Write, Bytes(at), Bytes(len.into()));
         write.data = Data::One(buffer);
         let spawned = cx.spawn(io, self.log_device, ChildKind::Copy, write);
-        debug_assert!(spawned.is_ok(), "a spare child was seen");
+        debug_assert!(spawned.is_ok(), "the spare children were counted");
         Verdict::Held
     }
 
-    /// Look again after a while, which grows.
-    fn wait<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        let pause = LOOK_NS << slot.looks.min(LOOKS_SHIFT_MAX);
-        slot.looks += 1;
+    /// Tries again later, at growing intervals: nothing reports that memory is free again.
+    fn retry_later<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        let request = &mut self.requests[io.tag.index()];
+        let pause = RETRY_NS << request.retries.min(RETRIES_SHIFT_MAX);
+        request.retries += 1;
         cx.timer(io, cx.now().after(pause));
         Verdict::Held
     }
 
-    fn up(&mut self, io: Cookie) -> Verdict {
-        Verdict::Up(self.slots[io.tag.index()].ended.take().unwrap_or(block::Status::Ok))
+    fn complete(&mut self, io: Cookie) -> Verdict {
+        Verdict::Up(self.requests[io.tag.index()].ended.take().unwrap_or(block::Status::Ok))
     }
 
-    /// It ended below.
-    fn ended<R: Ring>(&mut self, io: Cookie, status: block::Status, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        let Some(entry) = slot.entry.take() else { return Verdict::Up(status) };
-        let before = std::mem::take(&mut slot.before);
-        slot.ended = Some(status);
+    /// Logs a request that the device has completed.
+    fn completed_below<R: Ring>(&mut self, io: Cookie, status: block::Status, cx: &mut Cx<'_, R>) -> Verdict {
+        let request = &mut self.requests[io.tag.index()];
+        let Some(entry) = request.entry.take() else { return Verdict::Up(status) };
+        let before = std::mem::take(&mut request.unflushed);
+        request.ended = Some(status);
         if entry.head.flags & (FLUSH | FUA) == 0 {
-            self.log.keep(entry);
-            // A mark that is on its way need not wait for a flush.
+            self.log.add_unflushed(entry);
+            // A pending mark need not wait for a flush.
             if !self.log.claim() {
-                return self.up(io);
+                return self.complete(io);
             }
-            self.slots[io.tag.index()].due = self.log.entries();
-            return self.carry(io, cx);
+            self.requests[io.tag.index()].due = self.log.entries();
+            return self.write_next(io, cx);
         }
         self.log.append(before.into_iter().chain([entry]));
-        self.slots[io.tag.index()].due = self.log.entries();
-        self.go_on(io, cx)
+        self.requests[io.tag.index()].due = self.log.entries();
+        self.wait_for_log(io, cx)
     }
 }
 
 impl<R: Ring> Node<R> for LogWritesNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.slots = std::iter::repeat_with(Slot::default).take(tags).collect();
+        self.requests = std::iter::repeat_with(RequestState::default).take(tags).collect();
+        self.held.reserve(tags);
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match req.op {
             Op::Write | Op::Discard | Op::Flush if self.log.is_enabled() => {
                 let entry = self.entry(req, cx);
-                let slot = &mut self.slots[io.tag.index()];
-                *slot = Slot { entry: Some(entry), ..Slot::default() };
+                let request = &mut self.requests[io.tag.index()];
+                *request = RequestState { entry: Some(entry), ..RequestState::default() };
                 if req.op == Op::Flush {
-                    slot.before = self.log.take_unflushed();
+                    request.unflushed = self.log.take_unflushed();
                 }
             }
             Op::WriteZeroes => return Verdict::Up(block::Status::NotSupported),
@@ -290,7 +313,7 @@ impl<R: Ring> Node<R> for LogWritesNode {
             _ => {}
         }
         if req.op == Op::Discard && !self.discards {
-            return self.ended(io, block::Status::Ok, cx);
+            return self.completed_below(io, block::Status::Ok, cx);
         }
         Verdict::Down(self.device)
     }
@@ -305,7 +328,7 @@ impl<R: Ring> Node<R> for LogWritesNode {
         if !(req.op.is_write() || req.op == Op::Flush) {
             return Verdict::Up(status);
         }
-        self.ended(io, status, cx)
+        self.completed_below(io, status, cx)
     }
 
     fn child_end(
@@ -316,31 +339,38 @@ impl<R: Ring> Node<R> for LogWritesNode {
         status: block::Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        if let Some(buffer) = self.slots[io.tag.index()].buffer.take() {
+        if let Some(buffer) = self.requests[io.tag.index()].buffer.take() {
             cx.ring.free(buffer);
         }
-        let slot = &mut self.slots[io.tag.index()];
+        let request = &mut self.requests[io.tag.index()];
         if !status.is_ok() {
-            self.log.give_up();
-            return self.up(io);
+            self.log.disable();
+            self.log.waiting.wake(self.held.waiter());
+            return self.complete(io);
         }
-        if let Some(entries) = slot.tells.take() {
-            self.log.told(entries);
-            if self.log.holds(slot.due) {
-                // The rest is for those whose it is: they wait.
-                self.log.leave();
-                return self.up(io);
+        if let Some(entries) = request.super_entries.take() {
+            self.log.super_written(entries);
+            if self.log.holds(request.due) {
+                // The requests that wait for the remaining entries write them.
+                self.log.release();
+                self.log.waiting.wake(self.held.waiter());
+                return self.complete(io);
             }
         }
-        self.carry(io, cx)
+        self.write_next(io, cx)
     }
 
     fn reap(&mut self, io: Cookie, _: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        self.go_on(io, cx)
+        self.wait_for_log(io, cx)
     }
 
-    /// Children are as old as the request and are asked themselves, and who waits for others has what it asked for done.
+    /// The child requests have the request's age and are cancelled themselves; a request that only waits for
+    /// the log has completed on the device already.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.held.resume_woken(cx);
+    }
 }
 
 #[cfg(test)]

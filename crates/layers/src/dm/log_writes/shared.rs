@@ -1,77 +1,81 @@
-//! The log as all queues of a device see it: what is to be written to it, in order.
+//! The log, shared by all queues of a device: its pending entries, in order.
 //!
-//! A log is one order of all writes, so there is one lock, and each write is copied: this is a device to find faults of file
-//! systems with, not to be fast. Entries get their places when they enter the queue; one request at a time, of whichever
-//! hardware queue, carries them to the log device.
+//! A log is a total order of all writes, so there is one lock, and each write is copied: this target is for
+//! finding faults of file systems, not for speed. An entry gets its place on the log device when it is
+//! queued; one request at a time, of any hardware queue, writes entries to the log device.
 //!
-//! *Invariant:* what is queued lies next to each other on the log device, in order. *Invariant:* the super block counts no
-//! entry that was not written before it.
+//! *Invariant:* queued entries are adjacent on the log device, in order.
+//! *Invariant:* the super block counts only entries that were written before it.
 
-use super::super::chore::{Chore, Disks};
+use super::super::background::{BackgroundWork, Disks};
 use super::format::{DISCARD, ENTRY_LEN, Head, MARK, Super};
 use block::{Bytes, Sectors};
-use queue::Nanos;
+use queue::{Nanos, WaitList};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A mark is written without waiting for a request.
-impl Chore for Log {
+/// Writes a mark when no request does.
+impl BackgroundWork for Log {
     fn is_due(&self, _: Nanos) -> bool {
-        self.is_waiting()
+        self.has_unclaimed_work()
     }
 
     fn step(&self, _: Nanos, disks: &mut dyn Disks) {
-        if self.claim() && self.write_out(disks).is_err() {
-            self.give_up();
+        if !self.claim() {
+            return;
         }
+        if self.write_out(disks).is_err() {
+            self.disable();
+        }
+        self.waiting.wake(None);
     }
 }
 
-/// Something that happened.
+/// An entry of the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) head: Head,
-    /// What was written, or the text of a mark.
+    /// The data of a write, or the text of a mark.
     pub(super) data: Box<[u8]>,
 }
 
-/// What is to be written next.
+/// What to write next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
-    /// So many bytes of entries.
+    /// Entries; the number of bytes that are queued.
     Entries(u64),
     /// The super block.
     Super(Super),
-    /// Nothing, and the claim is given up.
+    /// Nothing; the claim is released.
     Nothing,
 }
 
 /// The number of the log device among the target's.
 const LOG_DEVICE: usize = 1;
-/// How much the chore writes in one go.
-const PIECE: u64 = 256 << 10;
+/// The most that background work writes at once, in bytes.
+const BATCH_BYTES: u64 = 256 << 10;
 
 #[derive(Debug)]
 struct State {
     enabled: bool,
-    /// Entries that have a place on the log device.
+    /// The number of entries that have a place on the log device.
     entries: u64,
-    /// Where the next one goes.
+    /// The place of the next entry.
     next: Sectors,
-    /// Writes that ended and that no flush was asked for after.
+    /// Writes that completed, with no flush submitted since.
     unflushed: Vec<Entry>,
-    /// To be written, and how many bytes of the first one are.
+    /// Entries to write, and the number of bytes of the first one that are written.
     queue: VecDeque<Entry>,
     written: usize,
-    /// Where the first byte that is not written goes.
+    /// The log device offset of the next byte to write.
     at: u64,
-    /// Somebody writes.
+    /// Claimed: a request or background work is writing the log.
     busy: bool,
-    /// How many entries went to the log device, whole.
-    carried: u64,
-    /// Of how many the super block knows.
-    said: u64,
+    /// The number of entries that were completely written.
+    written_entries: u64,
+    /// The number of entries in the super block on the log device.
+    super_entries: u64,
 }
 
 impl State {
@@ -80,8 +84,8 @@ impl State {
         self.queue.iter().map(blocks).sum::<u64>() * u64::from(block) - self.written as u64
     }
 
-    fn is_waiting(&self) -> bool {
-        self.enabled && !self.busy && (!self.queue.is_empty() || self.carried != self.said)
+    fn has_unclaimed_work(&self) -> bool {
+        self.enabled && !self.busy && (!self.queue.is_empty() || self.written_entries != self.super_entries)
     }
 }
 
@@ -90,10 +94,13 @@ pub(super) struct Log {
     state: Mutex<State>,
     block: u32,
     end: Sectors,
+    /// The queues with requests that wait for the log. Woken whenever the claim is released or disabled.
+    pub(super) waiting: WaitList,
 }
 
 impl Log {
-    /// Over a log device that ends there. `block`: of the device that is logged.
+    /// Creates an empty log. `block`: the logical block size of the logged device; `end`: the size of the log
+    /// device.
     pub(super) fn new(block: u32, end: Sectors) -> Log {
         let next = Sectors(u64::from(block) >> 9);
         let state = State {
@@ -105,13 +112,13 @@ impl Log {
             written: 0,
             at: next.bytes().0,
             busy: false,
-            carried: 0,
-            said: 0,
+            written_entries: 0,
+            super_entries: 0,
         };
-        Log { state: Mutex::new(state), block, end }
+        Log { state: Mutex::new(state), block, end, waiting: WaitList::default() }
     }
 
-    /// Of how many bytes.
+    /// Returns the block size in bytes.
     pub(super) fn block(&self) -> u32 {
         self.block
     }
@@ -124,20 +131,20 @@ impl Log {
         self.lock().enabled
     }
 
-    /// A write that was not flushed ended.
-    pub(super) fn keep(&self, entry: Entry) {
+    /// Records a completed write that no flush has covered yet.
+    pub(super) fn add_unflushed(&self, entry: Entry) {
         let mut state = self.lock();
         if state.enabled {
             state.unflushed.push(entry);
         }
     }
 
-    /// What a flush that is asked for now makes durable.
+    /// Takes the writes that a flush submitted now makes durable.
     pub(super) fn take_unflushed(&self) -> Vec<Entry> {
         std::mem::take(&mut self.lock().unflushed)
     }
 
-    /// These are on the medium now, in this order.
+    /// Queues entries that are durable now, in this order.
     pub(super) fn append(&self, entries: impl IntoIterator<Item = Entry>) {
         let mut state = self.lock();
         for entry in entries {
@@ -146,7 +153,7 @@ impl Log {
                 return;
             }
             if state.next.0 + len.0 >= self.end.0 {
-                // As in the kernel, whose counter has moved on by then.
+                // The status counts the entry that did not fit, as the kernel's does.
                 state.next.0 += len.0;
                 state.enabled = false;
                 return;
@@ -164,12 +171,12 @@ impl Log {
         self.append([Entry { head, data: text.into() }]);
     }
 
-    /// Write all that there is to write. Nobody else does meanwhile.
+    /// Writes all that is pending. The caller has the claim.
     fn write_out(&self, disks: &mut dyn Disks) -> io::Result<()> {
         loop {
             match self.next() {
                 Next::Entries(backlog) => {
-                    let mut bytes = vec![0; backlog.min(PIECE) as usize];
+                    let mut bytes = vec![0; backlog.min(BATCH_BYTES) as usize];
                     let at = self.fill(&mut bytes);
                     disks.write(LOG_DEVICE, Bytes(at), &bytes)?;
                 }
@@ -177,50 +184,51 @@ impl Log {
                     let mut bytes = vec![0; self.block as usize];
                     first.fill(&mut bytes);
                     disks.write(LOG_DEVICE, Bytes(0), &bytes)?;
-                    self.told(first.entries);
+                    self.super_written(first.entries);
                 }
                 Next::Nothing => return Ok(()),
             }
         }
     }
 
-    /// Entries, and the last sector that is in use.
+    /// Returns the number of entries, the last sector in use, and whether logging is enabled.
     pub(super) fn status(&self) -> (u64, u64, bool) {
         let state = self.lock();
         (state.entries, state.next.0 - 1, state.enabled)
     }
 
-    /// Whether there is something to write that nobody writes.
-    fn is_waiting(&self) -> bool {
-        self.lock().is_waiting()
+    /// Whether something is pending and the log is not claimed.
+    fn has_unclaimed_work(&self) -> bool {
+        self.lock().has_unclaimed_work()
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries, pending ones included.
     pub(super) fn entries(&self) -> u64 {
         self.lock().entries
     }
 
-    /// Whether so many of them are in the log, or never will be.
+    /// Whether the log on disk contains this many entries, or never will, as logging is disabled.
     pub(super) fn holds(&self, entries: u64) -> bool {
         let state = self.lock();
-        !state.enabled || state.said >= entries
+        !state.enabled || state.super_entries >= entries
     }
 
-    /// Whether there is something to write and nobody who does: it is the caller's task from here on.
+    /// Claims the log if something is pending and nobody else is writing it. `true`: the caller must write
+    /// it.
     pub(super) fn claim(&self) -> bool {
         let mut state = self.lock();
-        let is_mine = state.is_waiting();
-        state.busy |= is_mine;
-        is_mine
+        let claimed = state.has_unclaimed_work();
+        state.busy |= claimed;
+        claimed
     }
 
-    /// What was claimed is left to whoever comes next.
-    pub(super) fn leave(&self) {
+    /// Releases the claim; the next claimant continues.
+    pub(super) fn release(&self) {
         self.lock().busy = false;
     }
 
-    /// The log device failed, or is full: nothing is logged any more.
-    pub(super) fn give_up(&self) {
+    /// Ends logging: the log device failed or is full.
+    pub(super) fn disable(&self) {
         let mut state = self.lock();
         state.enabled = false;
         state.busy = false;
@@ -228,12 +236,12 @@ impl Log {
         state.unflushed.clear();
     }
 
-    /// What whoever has the claim is to write. Of what was written so far, all is on the log device.
+    /// Returns what the holder of the claim has to write next. All that it wrote before must have completed.
     pub(super) fn next(&self) -> Next {
         let mut state = self.lock();
         match state.backlog(self.block) {
-            0 if state.carried != state.said => {
-                Next::Super(Super { entries: state.carried, block: self.block })
+            0 if state.written_entries != state.super_entries => {
+                Next::Super(Super { entries: state.written_entries, block: self.block })
             }
             0 => {
                 state.busy = false;
@@ -243,12 +251,12 @@ impl Log {
         }
     }
 
-    /// The super block says so many.
-    pub(super) fn told(&self, entries: u64) {
-        self.lock().said = entries;
+    /// Records that the super block with this entry count is on the log device.
+    pub(super) fn super_written(&self, entries: u64) {
+        self.lock().super_entries = entries;
     }
 
-    /// Fill a buffer with what comes next; where it goes.
+    /// Fills a buffer with the next bytes of the queue, and returns their offset on the log device.
     pub(super) fn fill(&self, buffer: &mut [u8]) -> u64 {
         let mut state = self.lock();
         let at = state.at;
@@ -264,15 +272,15 @@ impl Log {
             if state.written == whole {
                 state.queue.pop_front();
                 state.written = 0;
-                state.carried += 1;
+                state.written_entries += 1;
             }
         }
-        debug_assert_eq!(filled, buffer.len(), "no more than the backlog is asked for");
+        debug_assert_eq!(filled, buffer.len(), "the buffer is no longer than the backlog");
         state.at += filled as u64;
         at
     }
 
-    /// An entry from one byte of its own on: its block, then its data.
+    /// Copies an entry, its block and then its data, from byte `from` on.
     fn copy(&self, entry: &Entry, from: usize, into: &mut [u8]) {
         let block = self.block as usize;
         let mut head = vec![0; block];

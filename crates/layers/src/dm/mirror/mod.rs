@@ -1,63 +1,77 @@
-//! `mirror <log type> <#args> <args> <devices> [<device> <offset>]+ [<#features> handle_errors keep_log]`: the same on several
-//! devices.
+//! The target `mirror <log type> <#args> <args> <devices> [<device> <offset>]+ [<#feature args> <feature>…]`:
+//! the same data on several legs.
 //!
-//! Reads go to the first device, and to another where it has what they ask for and the first has failed. Writes go to all, but
-//! in regions that are not in sync to the first alone: those are copied by a [`chore`](super::chore), one after the other,
-//! while requests go on elsewhere. The log says which regions are in sync: in memory (`core`), or on a device of its own
-//! (`disk`), in the kernel's format.
+//! Reads go to the primary leg, and to another leg with the region in sync if the primary has failed. Writes
+//! go to all legs, but in regions that are out of sync to the primary only: [background
+//! work](super::background) copies those, one at a time, while requests continue elsewhere. The dirty log
+//! records the regions in sync: in memory (`core`), or on a device of its own (`disk`) in the kernel's
+//! format.
 
+mod args;
+mod legs;
 mod node;
 mod record;
 #[cfg(test)]
-mod restarts;
+mod restart_tests;
 mod shared;
-mod standing;
 #[cfg(test)]
 mod tests;
-mod words;
 
-use super::chore::{Chore, Disks};
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, long_number, number, stack};
+use super::background::{BackgroundWork, Disks};
+use super::{
+    Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, parse_u32, parse_u64,
+    stack,
+};
 use crate::Layer;
+use args::{LEGS_MAX, LogArgs, LogKind, features};
 use block::{Fact, LimitsError, Profile, Sectors};
+use legs::Leg;
 use node::MirrorNode;
 use queue::{Node, NodeId, Ring};
 use shared::Shared;
-use standing::Leg;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use words::{LEGS_MAX, LogKind, LogWords, features};
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("mirror", [1, 14, 0], make)
-}
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "mirror",
+    version: [1, 14, 0],
+    usage: concat!(
+        "mirror core <#args> <region> [sync|nosync] <devices> [<device> <offset>]+ [<#feature args> <feature>…]\n",
+        "mirror disk <#args> <log device> <region> [sync|nosync] <devices> [<device> <offset>]+ [<#feature args> <feature>…]",
+    ),
+    about: "the same data on several devices",
+    example: "0 2097152 mirror core 1 1024 2 a.img 0 b.img 0",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::Apart,
+};
 
-/// What is kept of regions is in memory, a few bytes each.
+/// Regions take a few bytes of memory each.
 const REGIONS_MAX: u64 = 1 << 26;
 
-/// Children: the log's device, if there is one, then the legs.
+/// The shared part of a mirror. Children: the log device, if any, then the legs.
 struct Mirror {
     shared: Arc<Shared>,
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let (log, log_word, used) = LogWords::read(words, place.len)?;
+    let (log, log_arg, used) = LogArgs::read(args, place.len)?;
     let failed = "Error creating mirror dirty log";
-    let log_device = match log_word {
+    let log_device = match log_arg {
         Some(word) => Some(devices.open(word).map_err(|why| TargetError::lookup(failed, why))?),
         None => None,
     };
-    let words = &words[used..];
-    let count = words.first().and_then(|word| number(word)).filter(|count| (2..=LEGS_MAX).contains(count));
+    let args = &args[used..];
+    let count = args.first().and_then(|word| parse_u32(word)).filter(|count| (2..=LEGS_MAX).contains(count));
     let count = count.ok_or(TargetError::new("Invalid number of mirrors"))? as usize;
-    let legs_words = words[1..].get(..2 * count).ok_or(TargetError::new("Too few mirror arguments"))?;
+    let leg_args = args[1..].get(..2 * count).ok_or(TargetError::new("Too few mirror arguments"))?;
     let mut legs = Vec::new();
-    for pair in legs_words.chunks(2) {
-        let start = long_number(pair[1]).ok_or(TargetError::new("Invalid offset"))?;
+    for pair in leg_args.chunks(2) {
+        let start = parse_u64(pair[1]).ok_or(TargetError::new("Invalid offset"))?;
         let device =
             devices.open(pair[0]).map_err(|why| TargetError::lookup("Device lookup failure", why))?;
         let size = devices.profile(device).size.sectors();
@@ -69,11 +83,11 @@ fn make<R: Ring>(
         }
         legs.push(Leg::new(device, Sectors(start), pair[0], devices.identity(device)));
     }
-    let features = features(&words[1 + 2 * count..])?;
+    let features = features(&args[1 + 2 * count..])?;
     if place.len.0.div_ceil(log.region.0) > REGIONS_MAX {
         return Err(TargetError::new(failed).with_errno(libc::ENOMEM));
     }
-    let shared = Arc::new(Shared::new(legs, place.len, log, log_device.zip(log_word), features));
+    let shared = Arc::new(Shared::new(legs, place.len, log, log_device.zip(log_arg), features));
     if let Some(device) = log_device {
         let block = devices.profile(device).limits.logical_block_size.0.max(4096);
         let len = shared.log_len(block);
@@ -94,24 +108,24 @@ impl Mirror {
 impl<R: Ring> Layer<R> for Mirror {
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let mut whole = stack(self.shared.len, &self.area(), below)?;
-        // What is written is sent to several, so it stays what it was.
-        (whole.lends, whole.bytewise, whole.sparse) = (false, false, false);
+        // Several legs write from the same buffer, so it must not change meanwhile.
+        (whole.zero_copy_reads, whole.bytewise, whole.sparse) = (false, false, false);
         Ok(whole)
     }
 
-    fn spares(&self, depth: u16) -> u16 {
-        // A write goes to all legs at once, and to the log before that.
+    fn child_requests(&self, depth: u16) -> u16 {
+        // A write goes to all legs at once, after a write to the log.
         let most = self.shared.legs.len() as u16 + 1;
         most.saturating_mul(depth).clamp(most, 8192)
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
     fn describe(&self) -> Vec<Fact> {
-        let told = self.shared.told();
-        if told.is_empty() { Vec::new() } else { vec![("mirror legs", told.join("; "))] }
+        let legs = self.shared.describe_legs();
+        if legs.is_empty() { Vec::new() } else { vec![("mirror legs", legs.join("; "))] }
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -162,7 +176,7 @@ impl<R: Ring> Target<R> for Mirror {
         self.shared.events.load(Relaxed)
     }
 
-    /// The table before this one may write the log until now.
+    /// Reads the log: the previous table may have written it until now.
     fn prepare(&self, disks: &mut dyn Disks) -> Result<(), TargetError> {
         match self.shared.log_device {
             Some(device) => self.shared.read_log(device, disks),
@@ -182,7 +196,7 @@ impl<R: Ring> Target<R> for Mirror {
         self.shared.resume();
     }
 
-    fn chore(&self) -> Option<Arc<dyn Chore>> {
+    fn background_work(&self) -> Option<Arc<dyn BackgroundWork>> {
         Some(self.shared.clone())
     }
 }

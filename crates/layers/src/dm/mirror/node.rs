@@ -1,142 +1,164 @@
-//! A mirror as one hardware queue sees it.
+//! The node of a mirror in one hardware queue.
 //!
-//! A write is held here while its copies are under way. When one of those fails, which one is found by writing again, device
-//! by device: the copies do not say.
+//! A write is held while its copies are in flight to all legs. If one fails, the node writes again leg by leg
+//! to find the failed leg: the completion of a copy does not tell its leg.
 
+use super::legs::{Acknowledge, Failure};
 use super::shared::Shared;
-use super::standing::{Grant, Ill};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
-use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+use queue::{ChildKind, Cx, HeldRequests, Nanos, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
 
-/// How long a request waits before it looks again.
-const LOOK_NS: u64 = 100_000;
-/// How much longer than that, at most, as a power of two.
-const LOOKS_SHIFT_MAX: u32 = 6;
-/// How often a request that is held for the next table looks, and how often at most: after a minute nobody brings one.
-const HOLD_NS: u64 = 20_000_000;
-const HOLDS_MAX: u32 = 3000;
+/// The delay of a retry after a temporary error of a device or without memory: nothing reports the end of
+/// that condition.
+const RETRY_NS: u64 = 100_000;
+/// The delay doubles up to this power of two.
+const RETRY_SHIFT_MAX: u32 = 6;
+/// How long a request is held for the next table, and how long temporary errors are retried.
+const HOLD_NS: u64 = 60_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// A read at this leg.
+    /// A read is in flight at this leg.
     Read(usize),
-    /// A read is tried again soon.
-    ReadAgain,
-    /// A write waits for its region, the log, or memory. Whether it has entered its region.
+    /// A read is retried soon.
+    RetryRead,
+    /// A write waits for its region, the log, spare children or memory. The flag: it is registered in its
+    /// region.
     Wait(bool),
-    /// The marks go to disk.
+    /// The marks are being written to the log.
     Log,
-    /// Copies to all.
+    /// Copies are in flight to all legs.
     All,
-    /// One after the other, at this one.
+    /// Writing leg by leg, now to this one.
     Each(usize),
-    /// Soon at this one.
-    EachAgain(usize),
-    /// Done; the log is to say which leg failed before that is acknowledged.
+    /// Writing leg by leg, soon to this one.
+    RetryEach(usize),
+    /// Written; a failed leg is recorded in the log before the acknowledgement.
     Record,
-    /// Held for the table that comes.
-    Hold,
+    /// Held until the table is suspended, or until this time.
+    Hold(Nanos),
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct RequestState {
     phase: Phase,
     offset: Bytes,
     data: Data,
     flags: Flags,
-    /// Legs that were tried, or that the write is for, as bits.
+    /// The legs that a read has tried, or that a write goes to, as bits.
     legs: u32,
-    pieces: u32,
-    /// Legs that failed, as bits; anything at all while copies do not say which.
+    count: u32,
+    /// The legs that failed, as bits; in phase `All` any value but 0 means that some copy failed.
     failed: u32,
-    /// How often it waited for something that passes.
+    /// The number of retries after temporary errors.
     waits: u32,
-    /// A copy came up for another table to take.
+    /// A copy ended with `Requeue`.
     requeue: bool,
-    /// Devices that do not know the operation, as bits.
-    unknown: u32,
+    /// The legs that do not support the operation, as bits.
+    unsupported: u32,
     buffer: Segment,
 }
 
-impl Slot {
-    fn new(offset: Bytes, data: Data, flags: Flags) -> Slot {
-        Slot {
-            phase: Phase::Hold,
+impl RequestState {
+    fn new(offset: Bytes, data: Data, flags: Flags) -> RequestState {
+        RequestState {
+            phase: Phase::Wait(false),
             offset,
             data,
             flags,
             legs: 0,
-            pieces: 0,
+            count: 0,
             failed: 0,
             waits: 0,
             requeue: false,
-            unknown: 0,
+            unsupported: 0,
             buffer: Segment::EMPTY,
         }
     }
 }
 
-/// Whether a status says nothing of the device: it had no room for the request just then.
-fn passes(status: Status) -> bool {
+/// Whether a status is a temporary lack of resources, not an error of the device.
+fn is_temporary(status: Status) -> bool {
     matches!(status, Status::Again | Status::Resource | Status::DeviceResource)
 }
 
 pub(super) struct MirrorNode {
     shared: Arc<Shared>,
     below: Box<[NodeId]>,
-    slots: Box<[Slot]>,
+    requests: Box<[RequestState]>,
+    /// Writes that wait for a region, the log or spare children.
+    held: HeldRequests,
+    /// Writes that wait for the next table. Each has a timer.
+    for_table: Vec<Cookie>,
 }
 
 impl MirrorNode {
     pub(super) fn new(shared: Arc<Shared>, below: &[NodeId]) -> MirrorNode {
-        MirrorNode { shared, below: below.into(), slots: Box::default() }
+        let (requests, held) = (Box::default(), HeldRequests::default());
+        MirrorNode { shared, below: below.into(), requests, held, for_table: Vec::new() }
     }
 
-    fn slot(&mut self, io: Cookie) -> &mut Slot {
-        &mut self.slots[io.tag.index()]
+    fn state(&mut self, io: Cookie) -> &mut RequestState {
+        &mut self.requests[io.tag.index()]
     }
 
     fn child(&self, leg: usize) -> NodeId {
         self.below[self.shared.legs[leg].device]
     }
 
-    fn moved(&self, req: &Request, leg: usize) -> Request {
+    fn for_leg(&self, req: &Request, leg: usize) -> Request {
         let offset =
             if req.op == Op::Flush { req.offset } else { req.offset + self.shared.legs[leg].start.bytes() };
         Request { offset, ..*req }
     }
 
     fn read(&mut self, io: Cookie, req: &mut Request) -> Option<Verdict> {
-        let Slot { offset, legs, .. } = *self.slot(io);
+        let RequestState { offset, legs, .. } = *self.state(io);
         let leg = self.shared.readable(self.shared.region_of(offset), legs)?;
-        let slot = self.slot(io);
-        slot.legs |= 1 << leg;
-        slot.phase = Phase::Read(leg);
-        (req.offset, req.data, req.flags) = (slot.offset, slot.data, slot.flags);
-        *req = self.moved(req, leg);
+        let state = self.state(io);
+        state.legs |= 1 << leg;
+        state.phase = Phase::Read(leg);
+        (req.offset, req.data, req.flags) = (state.offset, state.data, state.flags);
+        *req = self.for_leg(req, leg);
         Some(Verdict::Down(self.child(leg)))
     }
 
-    fn wait<R: Ring>(&mut self, io: Cookie, entered: bool, cx: &mut Cx<'_, R>) -> Verdict {
-        self.look_again(io, Phase::Wait(entered), cx)
+    /// Holds a request until something that it needs is given back. `may_proceed` checks whether that has
+    /// happened by now.
+    fn hold_until<R: Ring>(
+        &mut self,
+        io: Cookie,
+        phase: Phase,
+        cx: &mut Cx<'_, R>,
+        may_proceed: impl FnOnce(&Shared) -> bool,
+    ) -> Verdict {
+        self.state(io).phase = phase;
+        self.held.listen(&self.shared.waiting, cx);
+        let verdict = self.held.hold(io);
+        if may_proceed(&self.shared) {
+            self.held.resume_all();
+        }
+        verdict
     }
 
-    /// Look again after a while, which grows.
-    fn look_again<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = self.slot(io);
-        slot.phase = phase;
-        slot.waits += 1;
-        cx.timer(io, cx.now().after(LOOK_NS << (slot.waits - 1).min(LOOKS_SHIFT_MAX)));
+    /// Retries after a growing delay.
+    fn retry_later<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
+        let state = self.state(io);
+        state.phase = phase;
+        state.waits += 1;
+        cx.timer(io, cx.now().after(RETRY_NS << (state.waits - 1).min(RETRY_SHIFT_MAX)));
         Verdict::Held
     }
 
-    /// Whether what passes is still waited for: for a minute.
-    fn is_patient(&mut self, io: Cookie) -> bool {
-        u64::from(self.slot(io).waits) * (LOOK_NS << LOOKS_SHIFT_MAX) < u64::from(HOLDS_MAX) * HOLD_NS
+    /// Whether a temporary error is retried again: for up to a minute.
+    fn may_retry(&mut self, io: Cookie) -> bool {
+        u64::from(self.state(io).waits) * (RETRY_NS << RETRY_SHIFT_MAX) < HOLD_NS
     }
 
-    /// A write, from where it stands.
+    /// Starts a write or flush, or continues it. `entered`: it is registered in its region.
     fn write<R: Ring>(
         &mut self,
         io: Cookie,
@@ -146,21 +168,22 @@ impl MirrorNode {
     ) -> Verdict {
         let region = self.shared.region_of(req.offset);
         if cx.spare_children() < self.shared.legs.len() {
-            return self.wait(io, entered, cx);
+            // A child of this node is in flight, and resumes the request when it ends.
+            return self.hold_until(io, Phase::Wait(entered), cx, |_| false);
         }
         if req.op != Op::Flush {
-            entered = entered || self.shared.enter(region);
+            entered = entered || self.shared.begin_write(region);
             if !entered {
-                return self.wait(io, false, cx);
+                return self.hold_until(io, Phase::Wait(false), cx, |shared| !shared.is_copying(region));
             }
             self.shared.mark(region, cx.now());
             if !self.shared.is_logged(region) {
-                return self.log(io, cx);
+                return self.log_mark(io, cx);
             }
         }
         let whole = req.op == Op::Flush || self.shared.is_in_sync(region);
         if req.op != Op::Flush && whole && self.shared.handles_errors && self.shared.has_log_failed() {
-            return self.without_log(io, region, cx);
+            return self.fail_unmarked(io, region, cx);
         }
         let primary = self.shared.primary();
         let mut legs = 0;
@@ -170,91 +193,110 @@ impl MirrorNode {
             }
         }
         if legs == 0 {
-            return self.end(io, req, 0, 0, cx);
+            return self.finish(io, req, 0, 0, cx);
         }
-        *self.slot(io) =
-            Slot { phase: Phase::All, legs, pieces: legs.count_ones(), failed: 0, ..*self.slot(io) };
+        *self.state(io) =
+            RequestState { phase: Phase::All, legs, count: legs.count_ones(), failed: 0, ..*self.state(io) };
         for leg in (0..self.shared.legs.len()).filter(|leg| legs & 1 << leg != 0) {
-            let spawned = cx.spawn(io, self.child(leg), ChildKind::Copy, self.moved(req, leg));
-            debug_assert!(spawned.is_ok(), "spare children were seen");
+            let spawned = cx.spawn(io, self.child(leg), ChildKind::Copy, self.for_leg(req, leg));
+            debug_assert!(spawned.is_ok(), "the spare children were counted");
         }
         Verdict::Held
     }
 
-    /// The marks are to be on disk first.
-    fn log<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        if self.write_log(io, cx) {
-            self.slot(io).phase = Phase::Log;
-            return Verdict::Held;
-        }
-        self.wait(io, true, cx)
+    /// Writes the mark of a region to the log, before the region is written.
+    fn log_mark<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        self.write_log(io, Phase::Log, Phase::Wait(true), cx)
     }
 
-    /// Write the log as it is to be now. False: somebody else does, or there is no memory.
-    fn write_log<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> bool {
-        let Some(device) = self.shared.log_device.filter(|_| cx.spare_children() > 0) else { return false };
+    /// Writes the log in phase `writing`. If that is not possible now, the request waits in phase `waiting`.
+    fn write_log<R: Ring>(
+        &mut self,
+        io: Cookie,
+        writing: Phase,
+        waiting: Phase,
+        cx: &mut Cx<'_, R>,
+    ) -> Verdict {
+        let Some(device) = self.shared.log_device.filter(|_| cx.spare_children() > 0) else {
+            return self.hold_until(io, waiting, cx, |_| false);
+        };
         let len = self.shared.log_len(4096) as u32;
-        let Some(buffer) = cx.ring.allocate(len) else { return false };
+        let Some(buffer) = cx.ring.allocate(len) else { return self.retry_later(io, waiting, cx) };
         if !self.shared.claim_log() {
             cx.ring.free(buffer);
-            return false;
+            return self.hold_until(io, waiting, cx, |shared| !shared.is_log_claimed());
         }
         self.shared.encode_log(cx.ring.bytes_mut(buffer));
         let mut write = Request::new(Op::Write, Bytes::ZERO, Bytes(len.into()));
         (write.data, write.flags) = (Data::One(buffer), Flags::FUA);
-        self.slot(io).buffer = buffer;
+        self.state(io).buffer = buffer;
         let spawned = cx.spawn(io, self.below[device], ChildKind::Copy, write);
-        debug_assert!(spawned.is_ok(), "a spare child was seen");
-        true
+        debug_assert!(spawned.is_ok(), "the spare children were counted");
+        self.state(io).phase = writing;
+        Verdict::Held
     }
 
-    /// A write or flush is done. It is acknowledged once a restart would not take a leg for right that lacks it.
+    /// Acknowledges a completed write or flush, once a restart would not use a leg without it.
     fn acknowledge<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        match self.shared.grant() {
-            Grant::Yes => Verdict::Up(Status::Ok),
-            Grant::Recorded if self.write_log(io, cx) => {
-                self.slot(io).phase = Phase::Record;
-                Verdict::Held
+        match self.shared.may_acknowledge() {
+            Acknowledge::Yes => Verdict::Up(Status::Ok),
+            Acknowledge::AfterLog => self.write_log(io, Phase::Record, Phase::Record, cx),
+            Acknowledge::No if self.shared.handles_errors && !self.shared.keeps_log => {
+                self.hold_for_table(io, cx)
             }
-            Grant::Recorded => self.look_again(io, Phase::Record, cx),
-            Grant::No if self.shared.handles_errors && !self.shared.keeps_log => self.hold_for_table(io, cx),
-            Grant::No => Verdict::Up(Status::IoError),
+            Acknowledge::No => Verdict::Up(Status::IoError),
         }
     }
 
-    /// A write that is to be marked and cannot be: nothing is written until there is a table with a log that can. Regions
-    /// that are out of sync have no mark to lose, and are written on.
-    fn without_log<R: Ring>(&mut self, io: Cookie, region: u64, cx: &mut Cx<'_, R>) -> Verdict {
-        self.shared.leave(region);
+    /// Ends or holds a write to a region in sync that cannot be marked, as the log device has failed. Writes
+    /// to regions out of sync need no mark and continue.
+    fn fail_unmarked<R: Ring>(&mut self, io: Cookie, region: u64, cx: &mut Cx<'_, R>) -> Verdict {
+        self.shared.end_write(region);
         if self.shared.keeps_log {
             return Verdict::Up(Status::IoError);
         }
         self.hold_for_table(io, cx)
     }
 
-    /// Whoever looks after the devices puts another table in this one's place first.
+    /// Holds a request until another table is loaded.
     fn hold_for_table<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        (self.slot(io).phase, self.slot(io).pieces) = (Phase::Hold, 0);
-        cx.timer(io, cx.now().after(HOLD_NS));
+        self.hold_for_table_until(io, cx.now().after(HOLD_NS), cx)
+    }
+
+    fn hold_for_table_until<R: Ring>(&mut self, io: Cookie, end: Nanos, cx: &mut Cx<'_, R>) -> Verdict {
+        self.state(io).phase = Phase::Hold(end);
+        self.for_table.push(io);
+        cx.timer(io, end);
         Verdict::Held
     }
 
-    /// Find out which of its copies fails.
-    fn each<R: Ring>(&mut self, io: Cookie, req: &Request, from: usize, cx: &mut Cx<'_, R>) -> Verdict {
-        let Slot { legs, failed, .. } = *self.slot(io);
+    /// Ends the timers of requests that wait for the next table, if the table is suspended by now.
+    #[cold]
+    fn check_suspension<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
+        // Listen first, check second: else a suspension could be missed.
+        self.held.listen(&self.shared.waiting, cx);
+        fence(SeqCst);
+        if self.shared.is_suspended() {
+            self.for_table.drain(..).for_each(|io| cx.cancel(io));
+        }
+    }
+
+    /// Writes to one leg after the other, to find the leg that fails.
+    fn write_each<R: Ring>(&mut self, io: Cookie, req: &Request, from: usize, cx: &mut Cx<'_, R>) -> Verdict {
+        let RequestState { legs, failed, .. } = *self.state(io);
         let next = (from..self.shared.legs.len()).find(|leg| legs & 1 << leg != 0);
-        let Some(leg) = next else { return self.end(io, req, legs & !failed, failed, cx) };
-        self.slot(io).phase = Phase::Each(leg);
-        let mut copy = self.moved(req, leg);
-        copy.flags = copy.flags.without(Flags::NOWAIT);
+        let Some(leg) = next else { return self.finish(io, req, legs & !failed, failed, cx) };
+        self.state(io).phase = Phase::Each(leg);
+        let mut copy = self.for_leg(req, leg);
+        copy.flags = copy.flags.difference(Flags::NOWAIT);
         if cx.spawn(io, self.child(leg), ChildKind::Copy, copy).is_err() {
-            return self.look_again(io, Phase::EachAgain(leg), cx);
+            return self.hold_until(io, Phase::RetryEach(leg), cx, |_| false);
         }
         Verdict::Held
     }
 
-    /// A write or a flush is over. `done`, `failed`: legs.
-    fn end<R: Ring>(
+    /// Completes a write or flush. `done`, `failed`: legs, as bits.
+    fn finish<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
@@ -264,21 +306,23 @@ impl MirrorNode {
     ) -> Verdict {
         let (flush, shared) = (req.op == Op::Flush, &self.shared);
         let region = shared.region_of(req.offset);
-        let unknown = self.slots[io.tag.index()].unknown;
-        let refused = req.op == Op::Discard || req.op == Op::WriteZeroes && unknown != 0;
-        if failed != 0 && !flush && (done == 0 || refused) && (done != 0 || failed != unknown) {
-            // Some have it, or part of it, and some do not, and no device is to blame.
-            shared.copy_again(region);
+        let unsupported = self.requests[io.tag.index()].unsupported;
+        let refused = req.op == Op::Discard || req.op == Op::WriteZeroes && unsupported != 0;
+        if failed != 0 && !flush && (done == 0 || refused) && (done != 0 || failed != unsupported) {
+            // Some legs may have the write, or a part of it, and none is marked as failed.
+            shared.mark_torn(region);
         }
         if failed != 0 && refused {
-            // As in the kernel this is no fault of a device: zeroes are then written by whoever asked.
-            shared.leave(region);
+            // As in the kernel this does not fail a leg; the client writes zeroes as data then.
+            shared.end_write(region);
             return Verdict::Up(Status::NotSupported);
         }
         if failed != 0 && done != 0 {
-            // In this order: another is to be the first one while that has all.
-            let ill = if flush { Ill::Flush } else { Ill::Write };
-            (0..shared.legs.len()).filter(|leg| failed & 1 << leg != 0).for_each(|leg| shared.fail(leg, ill));
+            // In this order: the new primary has to be chosen while the region still counts as in sync.
+            let failure = if flush { Failure::Flush } else { Failure::Write };
+            (0..shared.legs.len())
+                .filter(|leg| failed & 1 << leg != 0)
+                .for_each(|leg| shared.fail(leg, failure));
             if !flush {
                 shared.lose_sync(region);
             }
@@ -286,7 +330,7 @@ impl MirrorNode {
             shared.keep_marks();
         }
         if !flush {
-            shared.leave(region);
+            shared.end_write(region);
         }
         let lost_log = shared.keeps_log && shared.has_log_failed();
         if done == 0 || lost_log {
@@ -298,25 +342,25 @@ impl MirrorNode {
         self.acknowledge(io, cx)
     }
 
-    /// Another table is to take the request, whole: some devices may have it and some not until then.
+    /// Gives the whole request to the next table. Until then some legs may have the write and others not.
     fn requeue(&mut self, req: &Request, was_sent: bool) -> Verdict {
         if req.op != Op::Flush {
             let region = self.shared.region_of(req.offset);
             if was_sent {
-                self.shared.copy_again(region);
+                self.shared.mark_torn(region);
             }
-            self.shared.leave(region);
+            self.shared.end_write(region);
         }
         Verdict::Up(Status::Requeue)
     }
 
-    fn hold<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
-        self.slot(io).pieces += 1;
-        if !self.shared.is_suspended() && self.slot(io).pieces < HOLDS_MAX {
-            cx.timer(io, cx.now().after(HOLD_NS));
-            return Verdict::Held;
+    /// The timer of a held request has ended: the table is suspended, or the time is over.
+    fn end_hold<R: Ring>(&mut self, io: Cookie, end: Nanos, cx: &mut Cx<'_, R>) -> Verdict {
+        self.for_table.retain(|held| *held != io);
+        if !self.shared.is_suspended() && cx.now() < end {
+            return self.hold_for_table_until(io, end, cx);
         }
-        let requeues = self.shared.requeues.load(std::sync::atomic::Ordering::Relaxed);
+        let requeues = self.shared.requeues.load(Relaxed);
         let requeues = requeues && self.shared.is_suspended();
         Verdict::Up(if requeues { Status::Requeue } else { Status::IoError })
     }
@@ -324,11 +368,13 @@ impl MirrorNode {
 
 impl<R: Ring> Node<R> for MirrorNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.slots = vec![Slot::new(Bytes::ZERO, Data::NONE, Flags::NONE); tags].into();
+        self.requests = vec![RequestState::new(Bytes::ZERO, Data::NONE, Flags::empty()); tags].into();
+        self.held.reserve(tags);
+        self.for_table.reserve(tags);
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        *self.slot(io) = Slot::new(req.offset, req.data, req.flags);
+        *self.state(io) = RequestState::new(req.offset, req.data, req.flags);
         match req.op {
             Op::Read | Op::Prefetch => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
             Op::Write | Op::WriteZeroes | Op::Discard | Op::Flush => self.write(io, req, false, cx),
@@ -337,21 +383,21 @@ impl<R: Ring> Node<R> for MirrorNode {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
-        let Slot { phase, offset, flags, .. } = *self.slot(io);
-        let nowait = flags.has(Flags::NOWAIT);
-        // As it arrived, from here on: whether it is held, sent to another leg or goes up.
+        let RequestState { phase, offset, flags, .. } = *self.state(io);
+        let nowait = flags.contains(Flags::NOWAIT);
+        // Restores the original fields, whether the request is held, resubmitted or completed.
         (req.offset, req.flags) = (offset, flags);
         if let (Phase::Read(leg), Op::Read) = (phase, req.op) {
             match status {
                 Status::Ok | Status::Requeue | Status::NotSupported | Status::Invalid => {}
-                _ if passes(status) => {
-                    if !nowait && self.is_patient(io) {
-                        self.slot(io).legs &= !(1 << leg);
-                        return self.look_again(io, Phase::ReadAgain, cx);
+                _ if is_temporary(status) => {
+                    if !nowait && self.may_retry(io) {
+                        self.state(io).legs &= !(1 << leg);
+                        return self.retry_later(io, Phase::RetryRead, cx);
                     }
                 }
                 _ => {
-                    self.shared.fail(leg, Ill::Read);
+                    self.shared.fail(leg, Failure::Read);
                     if let Some(again) = self.read(io, req) {
                         return again;
                     }
@@ -362,12 +408,13 @@ impl<R: Ring> Node<R> for MirrorNode {
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        match self.slot(io).phase {
+        match self.state(io).phase {
             Phase::Wait(entered) => self.write(io, req, entered, cx),
-            Phase::ReadAgain => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
-            Phase::EachAgain(leg) => self.each(io, req, leg, cx),
+            Phase::RetryRead => self.read(io, req).unwrap_or(Verdict::Up(Status::IoError)),
+            Phase::RetryEach(leg) => self.write_each(io, req, leg, cx),
             Phase::Record => self.acknowledge(io, cx),
-            _ => self.hold(io, cx),
+            Phase::Hold(end) => self.end_hold(io, end, cx),
+            phase => unreachable!("no timer is set in {phase:?}"),
         }
     }
 
@@ -379,56 +426,60 @@ impl<R: Ring> Node<R> for MirrorNode {
         status: Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        match self.slot(io).phase {
+        // A child is spare again.
+        self.held.resume_all();
+        match self.state(io).phase {
             Phase::Log => {
-                cx.ring.free(self.slot(io).buffer);
-                if status == Status::Requeue || passes(status) && self.is_patient(io) {
-                    self.shared.log_stays();
+                cx.ring.free(self.state(io).buffer);
+                if status == Status::Requeue || is_temporary(status) && self.may_retry(io) {
+                    self.shared.log_not_written(self.held.waiter());
                     return match status {
                         Status::Requeue => self.requeue(req, false),
-                        _ => self.wait(io, true, cx),
+                        _ => self.retry_later(io, Phase::Wait(true), cx),
                     };
                 }
-                self.shared.log_ends(status.is_ok());
+                self.shared.log_written(status.is_ok(), self.held.waiter());
                 self.write(io, req, true, cx)
             }
             Phase::Record => {
-                cx.ring.free(self.slot(io).buffer);
+                cx.ring.free(self.state(io).buffer);
                 match status {
                     Status::Requeue => {
-                        self.shared.log_stays();
-                        // The region was left: the whole request is carried out again.
+                        self.shared.log_not_written(self.held.waiter());
+                        // The write is no longer registered in its region: the whole request is repeated.
                         return Verdict::Up(Status::Requeue);
                     }
-                    _ if passes(status) && self.is_patient(io) => self.shared.log_stays(),
+                    _ if is_temporary(status) && self.may_retry(io) => {
+                        self.shared.log_not_written(self.held.waiter())
+                    }
                     _ => {
-                        self.shared.log_ends(status.is_ok());
+                        self.shared.log_written(status.is_ok(), self.held.waiter());
                         return self.acknowledge(io, cx);
                     }
                 }
-                self.look_again(io, Phase::Record, cx)
+                self.retry_later(io, Phase::Record, cx)
             }
             Phase::Each(_) if status == Status::Requeue => self.requeue(req, true),
             Phase::Each(leg) => {
-                if passes(status) && self.is_patient(io) {
-                    return self.look_again(io, Phase::EachAgain(leg), cx);
+                if is_temporary(status) && self.may_retry(io) {
+                    return self.retry_later(io, Phase::RetryEach(leg), cx);
                 }
-                let slot = self.slot(io);
-                slot.failed |= u32::from(!status.is_ok()) << leg;
-                slot.unknown |= u32::from(status == Status::NotSupported) << leg;
-                self.each(io, req, leg + 1, cx)
+                let state = self.state(io);
+                state.failed |= u32::from(!status.is_ok()) << leg;
+                state.unsupported |= u32::from(status == Status::NotSupported) << leg;
+                self.write_each(io, req, leg + 1, cx)
             }
             _ => {
-                let slot = self.slot(io);
-                slot.pieces -= 1;
-                slot.failed |= u32::from(!status.is_ok());
-                slot.requeue |= status == Status::Requeue;
-                match (slot.pieces, slot.failed, slot.legs) {
-                    (0, ..) if slot.requeue => self.requeue(req, true),
-                    (0, 0, legs) => self.end(io, req, legs, 0, cx),
+                let state = self.state(io);
+                state.count -= 1;
+                state.failed |= u32::from(!status.is_ok());
+                state.requeue |= status == Status::Requeue;
+                match (state.count, state.failed, state.legs) {
+                    (0, ..) if state.requeue => self.requeue(req, true),
+                    (0, 0, legs) => self.finish(io, req, legs, 0, cx),
                     (0, _, _) => {
-                        slot.failed = 0;
-                        self.each(io, req, 0, cx)
+                        state.failed = 0;
+                        self.write_each(io, req, 0, cx)
                     }
                     _ => Verdict::Held,
                 }
@@ -436,6 +487,13 @@ impl<R: Ring> Node<R> for MirrorNode {
         }
     }
 
-    /// Only waiting is ours to end, and a write that has entered its region goes on soon.
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        if !self.for_table.is_empty() {
+            self.check_suspension(cx);
+        }
+        self.held.resume_woken(cx);
+    }
+
+    /// Nothing to cancel: waits are short, and a write that is registered in its region must continue.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

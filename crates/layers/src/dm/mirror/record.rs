@@ -1,36 +1,37 @@
 //! The record of legs that missed writes, in the part of a log's header that the kernel leaves alone.
 //!
-//! dm-log reads and writes the header with its marks as one buffer, of which it knows the first 16 bytes and the marks
-//! from byte 1024 on. The record is between them, in the first sector, so that no power cut tears it:
+//! dm-log reads and writes header and bitmap as one buffer, of which it uses the first 16 bytes and the
+//! bitmap from byte 1024 on. The record is between them, in the first sector, so that a power cut cannot tear
+//! it:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 16..24 | `BYLEGS01` |
 //! | 24..28 | CRC-32 of bytes 28..512 |
-//! | 28..32 | how many entries there are |
+//! | 28..32 | the number of entries |
 //! | 32..512 | entries of 32 bytes: hashes of the leg's name in the table and of its identity, its start in sectors, flags |
 //!
-//! Anything else than the first 8 bytes, which the kernel may have left there: every leg has all that was written. Nothing to
-//! record is written as zeroes. Numbers are little-endian.
+//! Without the magic number there is no record: every leg has all writes. An empty record is written as
+//! zeroes. Numbers are little-endian.
 
-/// Where it is in the log.
+/// The record's position in the log.
 pub(super) const AT: std::ops::Range<usize> = 16..512;
 const MAGIC: [u8; 8] = *b"BYLEGS01";
 const ENTRIES_AT: usize = 32;
 const ENTRY_LEN: usize = 32;
-/// As many as there is room for.
+/// The number of entries that fit.
 const ENTRIES_MAX: usize = (512 - ENTRIES_AT) / ENTRY_LEN;
-/// The leg missed writes: its data is never used.
+/// Entry flag: the leg missed writes, so its data is never used.
 const FAILED: u32 = 1;
-/// The leg has all that was written, also where regions are not in sync.
+/// Entry flag: the leg has all writes, also in regions that are out of sync.
 const SOURCE: u32 = 2;
 
-/// Which leg is meant, whatever its place in the table.
+/// Identifies a leg, whatever its position in the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key {
-    /// The device as the table names it.
+    /// Hash of the device's name in the table.
     name: u64,
-    /// The device as it was found: a file's inode, a disk's numbers.
+    /// Hash of the device's identity: a file's inode, a disk's numbers.
     identity: u64,
     start: u64,
 }
@@ -40,19 +41,19 @@ impl Key {
         Key { name: hash(name), identity: hash(identity), start }
     }
 
-    /// Whether both may be the same leg: a device may be called or numbered otherwise than before.
+    /// Whether both may be the same leg: either the name or the identity of a device may have changed.
     fn may_be(self, other: Key) -> bool {
         self.start == other.start && (self.name == other.name || self.identity == other.identity)
     }
 }
 
-/// FNV-1a, 64 bits: the same for ever.
+/// FNV-1a, 64 bits: part of the format, so it must not change.
 fn hash(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A leg as it is recorded.
+/// The record of a leg.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub(super) key: Key,
@@ -60,25 +61,25 @@ pub(super) struct Entry {
     pub(super) source: bool,
 }
 
-/// What a record says of a leg of a table.
+/// The state of a leg according to a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
-    /// It has what was written to regions in sync.
+pub(super) enum LegState {
+    /// It has all writes to regions in sync.
     Good,
-    /// It has that, and what was written to other regions.
+    /// It has all writes, also to regions out of sync.
     Source,
     /// It missed writes.
     Failed,
-    /// It is not recorded: it was not in the table then.
+    /// It is not recorded: it was not in the table at that time.
     Unknown,
 }
 
-/// The record.
+/// The record of failed legs.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(super) struct Record(pub(super) Vec<Entry>);
 
 impl Record {
-    /// Reads what lies at [`AT`] in a log. `Err`: it is damaged.
+    /// Decodes the bytes at [`AT`] of a log. `Err`: the record is damaged.
     pub(super) fn decode(bytes: &[u8]) -> Result<Record, ()> {
         let base = AT.start;
         if bytes[..MAGIC.len()] != MAGIC {
@@ -99,7 +100,8 @@ impl Record {
         Ok(Record((0..count).map(entry).collect()))
     }
 
-    /// Writes it to [`AT`] in a log, which is zeroes there. Where there is no room, the last entries are left out.
+    /// Encodes the record into the bytes at [`AT`] of a log, which must be zeroes. Entries that do not fit
+    /// are omitted.
     pub(super) fn encode(&self, into: &mut [u8]) {
         if self.0.is_empty() {
             return;
@@ -120,23 +122,23 @@ impl Record {
         into[24 - base..28 - base].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// What it says of a leg. One that may be a leg that missed writes is taken for that.
-    pub(super) fn standing(&self, key: Key) -> Standing {
+    /// Returns the recorded state of a leg. A leg that may be one that missed writes counts as that.
+    pub(super) fn state_of(&self, key: Key) -> LegState {
         let mut same = self.0.iter().filter(|entry| entry.key.may_be(key));
-        let Some(first) = same.next() else { return Standing::Unknown };
+        let Some(first) = same.next() else { return LegState::Unknown };
         let all = same.fold(*first, |all, entry| Entry {
             failed: all.failed || entry.failed,
             source: all.source || entry.source,
             ..all
         });
         match all {
-            Entry { failed: true, .. } => Standing::Failed,
-            Entry { source: true, .. } => Standing::Source,
-            _ => Standing::Good,
+            Entry { failed: true, .. } => LegState::Failed,
+            Entry { source: true, .. } => LegState::Source,
+            _ => LegState::Good,
         }
     }
 
-    /// Entries of legs that missed writes and are none of these.
+    /// Returns the entries of legs that missed writes and are none of these.
     pub(super) fn absent(&self, keys: &[Key]) -> Vec<Entry> {
         let is_absent = |entry: &&Entry| entry.failed && !keys.iter().any(|key| key.may_be(entry.key));
         self.0.iter().filter(is_absent).copied().collect()
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_recorded_is_read_again_and_nothing_else() {
+    fn a_record_round_trips_and_damage_is_detected() {
         let record = Record(vec![entry("a", true, false), entry("b", false, true)]);
         let mut bytes = vec![0; AT.len()];
         Record::default().encode(&mut bytes);
@@ -176,17 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn a_leg_is_known_by_its_name_or_its_identity_and_in_doubt_it_failed() {
+    fn a_leg_matches_by_name_or_identity_and_counts_as_failed_in_doubt() {
         let record = Record(vec![entry("a", true, false), entry("b", false, true), entry("c", false, false)]);
-        let standing = |name, identity, start| record.standing(Key::new(name, identity, start));
-        assert_eq!(standing("a", "file new", 8), Standing::Failed, "copied elsewhere");
-        assert_eq!(standing("new", "file a", 8), Standing::Failed, "renamed");
-        assert_eq!(standing("a", "file b", 8), Standing::Failed, "the names were exchanged");
-        assert_eq!(standing("b", "file a", 8), Standing::Failed);
-        assert_eq!(standing("b", "file b", 8), Standing::Source);
-        assert_eq!(standing("c", "file x", 8), Standing::Good);
-        assert_eq!(standing("b", "file b", 0), Standing::Unknown, "another part of it");
-        assert_eq!(standing("d", "file d", 8), Standing::Unknown);
+        let state = |name, identity, start| record.state_of(Key::new(name, identity, start));
+        assert_eq!(state("a", "file new", 8), LegState::Failed, "copied elsewhere");
+        assert_eq!(state("new", "file a", 8), LegState::Failed, "renamed");
+        assert_eq!(state("a", "file b", 8), LegState::Failed, "the names were exchanged");
+        assert_eq!(state("b", "file a", 8), LegState::Failed);
+        assert_eq!(state("b", "file b", 8), LegState::Source);
+        assert_eq!(state("c", "file x", 8), LegState::Good);
+        assert_eq!(state("b", "file b", 0), LegState::Unknown, "another part of it");
+        assert_eq!(state("d", "file d", 8), LegState::Unknown);
         let keys = [Key::new("b", "file b", 8)];
         assert_eq!(record.absent(&keys), [entry("a", true, false)]);
     }

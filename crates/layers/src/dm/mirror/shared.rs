@@ -1,43 +1,43 @@
-//! What the queues of a mirror and the thread that resynchronises it know in common.
+//! The state shared by the queues of a mirror and its resynchronisation.
 //!
-//! A region is a stretch of the device that is in sync or not as a whole. Its cell says how many writes are under way in it, or
-//! that it is being copied: neither begins while there is the other. With a log on disk a region is marked there before
-//! it is written, and the mark goes when nothing was written to it for a while: after a crash only regions with a
-//! mark are copied.
+//! A region is in sync or out of sync as a whole. Its cell counts the writes in flight in it, or says that it
+//! is being copied: the two exclude each other. With a log on disk a region is marked dirty there before it
+//! is written, and the mark is removed when nothing was written for a while: after a crash only dirty regions
+//! are copied.
 //!
-//! *Invariant:* a region that is written has its mark on disk, if there is a log.
-//! *Invariant:* a mark goes only after all devices were flushed, and while each of them has all that was written.
-//! *Invariant:* `synced` is the number of regions that are in sync, whenever no change is under way.
+//! *Invariant:* a region with writes in flight is marked dirty on disk, if there is a log device.
+//! *Invariant:* a mark is removed only after all legs were flushed, and while each of them has all writes.
+//! *Invariant:* `synced` is the number of regions in sync, whenever no change is in progress.
 
 use super::super::TargetError;
-use super::super::chore::{Chore, Disks};
-use super::standing::{Ill, Leg, Standings};
-use super::words::LogWords;
+use super::super::background::{BackgroundWork, Disks};
+use super::args::LogArgs;
+use super::legs::{Failure, Leg, LegSets};
 use block::{Bytes, Sectors};
-use queue::Nanos;
+use queue::{Nanos, WaitList, Waiter};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, PoisonError};
 
-/// A region that is being copied.
+/// The cell of a region that is being copied.
 const COPYING: u32 = 1 << 31;
 /// `MIRROR_MAGIC`: `MiRr`.
 const MAGIC: u32 = 0x4D69_5272;
 const VERSION: u32 = 2;
-/// Where the bits of a log begin.
+/// The offset of the bitmap in a log: bits of clean regions.
 const BITS_AT: usize = 1024;
-/// How much is copied in one go.
-const PIECE: u64 = 512 << 10;
-/// How long nothing is written to regions before their marks go.
+/// The most bytes that are copied at once.
+const COPY_BYTES: u64 = 512 << 10;
+/// The time without new marks after which marks of idle regions are removed.
 const QUIET_NS: u64 = 200_000_000;
-/// How long a region that could not be made equal again is left as it is, before that is tried again.
-const AGAIN_NS: u64 = 1_000_000_000;
-/// For how long it is tried, before the device that fails is taken for a bad one.
-const AGAIN_NS_MAX: u64 = 60_000_000_000;
-/// No region, or no time.
+/// The time after which copying a torn region is retried.
+const TORN_RETRY_NS: u64 = 1_000_000_000;
+/// How long it is retried before the failing leg is marked as failed.
+const RETRY_TIMEOUT_NS: u64 = 60_000_000_000;
+/// Stands for no region or no time.
 const NONE: u64 = u64::MAX;
 
-/// Bits of regions.
+/// A bit for each region.
 #[derive(Debug)]
 struct Bits(Box<[AtomicU64]>);
 
@@ -56,7 +56,7 @@ impl Bits {
         self.0[(bit / 64) as usize].load(SeqCst) >> (bit % 64) & 1 == 1
     }
 
-    /// Whether it was the other before.
+    /// Returns whether the value has changed.
     fn set(&self, bit: u64, value: bool) -> bool {
         let (word, mask) = (&self.0[(bit / 64) as usize], 1 << (bit % 64));
         let before = if value { word.fetch_or(mask, SeqCst) } else { word.fetch_and(!mask, SeqCst) };
@@ -68,49 +68,52 @@ impl Bits {
 pub(super) struct Shared {
     pub(super) legs: Box<[Leg]>,
     pub(super) len: Sectors,
-    pub(super) log: LogWords,
-    /// The log's device, if it is on disk, and what the table calls it.
+    pub(super) log: LogArgs,
+    /// The log device, if there is one, and its name in the table.
     pub(super) log_device: Option<usize>,
     pub(super) log_name: String,
-    pub(super) standings: Standings,
+    pub(super) leg_sets: LegSets,
     pub(super) handles_errors: bool,
     pub(super) keeps_log: bool,
     cells: Box<[AtomicU32]>,
     sync: Bits,
     synced: AtomicU64,
-    /// Regions in which what was not acknowledged is on some devices and not on others: any device will do to read
-    /// them, and they are copied so that it does not matter which.
+    /// Torn regions: an unacknowledged write is on some legs and not on others. Any leg may be read, and the
+    /// regions are copied to make all legs equal.
     torn: Bits,
     torn_count: AtomicU64,
-    /// Regions without a mark: those are clean.
+    /// Clean regions: without a mark.
     clean: Bits,
-    /// Regions that may be without a mark on disk.
+    /// Regions that may have no mark on disk.
     unmarked: Bits,
-    /// What is being written to the log, by whoever claimed it.
-    going: Bits,
-    /// A flush failed: what was written before may be missing, so no mark goes any more.
+    /// The bitmap that is being written to the log.
+    written: Bits,
+    /// A flush failed, so earlier writes may be missing: no mark is removed any more.
     keeps_marks: AtomicBool,
-    /// The bits changed since they were last written.
+    /// Whether the bitmap has changed since it was last written.
     stale: AtomicBool,
-    /// Somebody writes the log.
+    /// Whether the log is claimed: it is being written.
     log_busy: AtomicBool,
     log_failed: AtomicBool,
-    /// The leg that is read, and that others are copied from.
+    /// The queues with requests that wait for a region being copied, for the log, or for the next table.
+    pub(super) waiting: WaitList,
+    /// The leg that is read, and copied to the others.
     pub(super) primary: AtomicUsize,
-    /// Where the search for what is to be copied goes on.
+    /// Where the search for the next region to copy continues.
     cursor: AtomicU64,
-    /// The first of the regions that are in sync and could not be made equal, for a reason that may pass, and when to try again.
-    again: AtomicU64,
-    again_ns: AtomicU64,
-    /// Since when none could.
+    /// The first torn region whose copying failed for a reason that may pass, and the time of the next
+    /// attempt.
+    retry_region: AtomicU64,
+    retry_at_ns: AtomicU64,
+    /// The time since which all attempts have failed.
     failing_since_ns: AtomicU64,
     suspended: AtomicBool,
-    /// What is held comes up for the table that comes.
+    /// Whether held requests end with `Requeue`, for the next table.
     pub(super) requeues: AtomicBool,
-    /// Held while something is copied or written to the log by itself.
-    working: Mutex<()>,
+    /// Held by background work while it uses the devices.
+    background_lock: Mutex<()>,
     pub(super) events: AtomicU32,
-    /// When a region was last marked, in nanoseconds of the rings' clock.
+    /// The time of the last mark, in nanoseconds of the rings' clock.
     marked_ns: AtomicU64,
 }
 
@@ -118,7 +121,7 @@ impl Shared {
     pub(super) fn new(
         legs: Vec<Leg>,
         len: Sectors,
-        log: LogWords,
+        log: LogArgs,
         log_device: Option<(usize, &str)>,
         [handles_errors, keeps_log]: [bool; 2],
     ) -> Shared {
@@ -129,7 +132,7 @@ impl Shared {
             len,
             log_device: log_device.map(|(device, _)| device),
             log_name: log_device.map(|(_, name)| name.to_owned()).unwrap_or_default(),
-            standings: Standings::default(),
+            leg_sets: LegSets::default(),
             handles_errors,
             keeps_log,
             cells: (0..regions).map(|_| AtomicU32::new(0)).collect(),
@@ -139,20 +142,21 @@ impl Shared {
             torn_count: AtomicU64::new(0),
             clean: Bits::new(regions, in_sync),
             unmarked: Bits::new(regions, true),
-            going: Bits::new(regions, true),
+            written: Bits::new(regions, true),
             keeps_marks: AtomicBool::new(false),
             log,
             stale: AtomicBool::new(false),
             log_busy: AtomicBool::new(false),
             log_failed: AtomicBool::new(false),
+            waiting: WaitList::default(),
             primary: AtomicUsize::new(0),
             cursor: AtomicU64::new(0),
-            again: AtomicU64::new(NONE),
-            again_ns: AtomicU64::new(0),
+            retry_region: AtomicU64::new(NONE),
+            retry_at_ns: AtomicU64::new(0),
             failing_since_ns: AtomicU64::new(NONE),
             suspended: AtomicBool::new(false),
             requeues: AtomicBool::new(false),
-            working: Mutex::new(()),
+            background_lock: Mutex::new(()),
             events: AtomicU32::new(0),
             marked_ns: AtomicU64::new(0),
         }
@@ -162,13 +166,14 @@ impl Shared {
         self.cells.len() as u64
     }
 
-    /// How long the log is on its device, in blocks of that length.
+    /// Returns the length of the log in bytes, a multiple of `block`.
     pub(super) fn log_len(&self, block: u64) -> usize {
         let bits = (self.regions().next_multiple_of(32) / 8) as usize;
         (BITS_AT + bits).next_multiple_of(block as usize)
     }
 
-    /// The log as it is to be on disk. Whoever marks a region meanwhile is seen here, or sees that its mark may be missing.
+    /// Encodes the log to write. A mark that is set meanwhile is either included, or its writer sees in
+    /// `unmarked` that it may be missing on disk.
     pub(super) fn encode_log(&self, into: &mut [u8]) {
         into.fill(0);
         into[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -177,37 +182,38 @@ impl Shared {
         for (at, bytes) in (0..self.clean.0.len()).zip(into[BITS_AT..].chunks_mut(8)) {
             let seen = self.clean.0[at].load(SeqCst);
             self.unmarked.0[at].fetch_or(seen, SeqCst);
-            let going = seen & self.clean.0[at].load(SeqCst);
-            self.going.0[at].store(going, Relaxed);
-            bytes.copy_from_slice(&going.to_le_bytes()[..bytes.len()]);
+            let written = seen & self.clean.0[at].load(SeqCst);
+            self.written.0[at].store(written, Relaxed);
+            bytes.copy_from_slice(&written.to_le_bytes()[..bytes.len()]);
         }
-        // After the marks: a leg that fails meanwhile is recorded by whoever is to acknowledge a write without it.
+        // After the marks: the write that has to be acknowledged without a leg that fails meanwhile records
+        // that leg.
         self.encode_record(into);
     }
 
-    /// Begin with what the log says.
+    /// Reads the log and initialises regions and legs from it.
     ///
     /// # Errors
-    /// It cannot be read, or its record refuses the table: nobody knows which leg has all.
+    /// The log cannot be read, or its record does not tell which leg has all writes.
     pub(super) fn read_log(&self, device: usize, disks: &mut dyn Disks) -> Result<(), TargetError> {
         let mut bytes = vec![0; self.log_len(4096)];
         if let Err(why) = disks.read(device, Bytes::ZERO, &mut bytes) {
-            return Err(self.refused(&format!("it cannot be read ({why}), and may record that a leg failed")));
+            return Err(self.refuse(&format!("it cannot be read ({why}), and may record that a leg failed")));
         }
-        self.take_record(&bytes)?;
+        self.load_record(&bytes)?;
         self.decode_log(&bytes);
         self.encode_log(&mut bytes);
-        let written = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device));
-        self.log_ends(written.is_ok());
+        let result = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device));
+        self.log_written(result.is_ok(), None);
         Ok(())
     }
 
-    /// Whether what was read is a log, ours or the kernel's.
+    /// Whether the bytes are a log, from here or from the kernel.
     pub(super) fn is_log(bytes: &[u8]) -> bool {
         bytes[..4] == MAGIC.to_le_bytes() && bytes[4..8] == VERSION.to_le_bytes()
     }
 
-    /// Take in a log that was read: regions without a mark are in sync. What is no log of ours is none at all.
+    /// Decodes a log: regions without a mark are in sync. Without a valid header all regions are out of sync.
     pub(super) fn decode_log(&self, bytes: &[u8]) {
         let known = if Shared::is_log(bytes) {
             bytes[8..16].iter().rev().fold(0u64, |count, byte| count << 8 | u64::from(*byte))
@@ -235,7 +241,7 @@ impl Shared {
         self.sync.get(region)
     }
 
-    /// Whether it was the other before.
+    /// Returns whether the value has changed.
     fn set_sync(&self, region: u64, value: bool) -> bool {
         let changed = self.sync.set(region, value);
         if changed {
@@ -248,17 +254,28 @@ impl Shared {
         changed
     }
 
-    /// A write begins. Whether it may: not while its region is copied.
-    pub(super) fn enter(&self, region: u64) -> bool {
+    /// Registers a write in its region. `false`: the region is being copied.
+    pub(super) fn begin_write(&self, region: u64) -> bool {
         let cell = &self.cells[region as usize];
         cell.fetch_update(AcqRel, Relaxed, |count| (count & COPYING == 0).then_some(count + 1)).is_ok()
     }
 
-    pub(super) fn leave(&self, region: u64) {
+    /// Whether a region is being copied: no write may begin in it.
+    pub(super) fn is_copying(&self, region: u64) -> bool {
+        self.cells[region as usize].load(SeqCst) & COPYING != 0
+    }
+
+    /// Ends the copying of a region and wakes the writes that wait for it.
+    fn end_copying(&self, region: u64) {
+        self.cells[region as usize].fetch_and(!COPYING, SeqCst);
+        self.waiting.wake(None);
+    }
+
+    pub(super) fn end_write(&self, region: u64) {
         self.cells[region as usize].fetch_sub(1, AcqRel);
     }
 
-    /// A region is about to be written.
+    /// Marks a region dirty in memory, before it is written.
     pub(super) fn mark(&self, region: u64, now: Nanos) {
         if self.clean.set(region, false) {
             self.stale.store(true, Release);
@@ -266,12 +283,12 @@ impl Shared {
         }
     }
 
-    /// Whether a region that was marked has its mark on disk, as far as there is a log that takes it.
+    /// Whether a marked region has its mark on disk, or there is no working log device.
     pub(super) fn is_logged(&self, region: u64) -> bool {
         self.log_device.is_none() || self.has_log_failed() || !self.unmarked.get(region)
     }
 
-    /// Whether the log is the caller's to write: it says what there is from now on.
+    /// Claims the log. `true`: the caller must write it.
     pub(super) fn claim_log(&self) -> bool {
         let is_mine = !self.log_busy.swap(true, AcqRel);
         if is_mine {
@@ -280,22 +297,33 @@ impl Shared {
         is_mine
     }
 
-    pub(super) fn log_ends(&self, ok: bool) {
+    pub(super) fn is_log_claimed(&self) -> bool {
+        self.log_busy.load(SeqCst)
+    }
+
+    /// Releases the log after a write to it; `ok`: the write succeeded. `own`: the waiter of the calling
+    /// queue.
+    pub(super) fn log_written(&self, ok: bool, own: Option<&Waiter>) {
         if ok {
-            for (unmarked, going) in self.unmarked.0.iter().zip(&self.going.0) {
-                unmarked.store(going.load(Relaxed), SeqCst);
+            for (unmarked, written) in self.unmarked.0.iter().zip(&self.written.0) {
+                unmarked.store(written.load(Relaxed), SeqCst);
             }
-            self.record_ends();
+            self.record_written();
         } else if !self.log_failed.swap(true, AcqRel) {
             self.events.fetch_add(1, Relaxed);
         }
-        self.log_busy.store(false, Release);
+        self.release_log(own);
     }
 
-    /// The log was not written and is to be, by whoever claims it next.
-    pub(super) fn log_stays(&self) {
+    /// Releases the log without a write; the next claimant writes it. `own`: the waiter of the calling queue.
+    pub(super) fn log_not_written(&self, own: Option<&Waiter>) {
         self.stale.store(true, Release);
-        self.log_busy.store(false, Release);
+        self.release_log(own);
+    }
+
+    fn release_log(&self, own: Option<&Waiter>) {
+        self.log_busy.swap(false, SeqCst);
+        self.waiting.wake(own);
     }
 
     pub(super) fn has_log_failed(&self) -> bool {
@@ -306,7 +334,7 @@ impl Shared {
         self.primary.load(Acquire)
     }
 
-    /// A leg to read a region from, other than those that failed.
+    /// Returns a leg to read a region from, except the legs in `tried`.
     pub(super) fn readable(&self, region: u64, tried: u32) -> Option<usize> {
         let primary = self.primary();
         if tried & 1 << primary == 0 && self.legs[primary].is_alive() {
@@ -318,35 +346,40 @@ impl Shared {
         (0..self.legs.len()).find(|&leg| tried & 1 << leg == 0 && self.legs[leg].is_alive())
     }
 
-    /// What is marked now stays so.
+    /// Keeps all current marks from now on.
     pub(super) fn keep_marks(&self) {
         self.keeps_marks.store(true, Release);
     }
 
-    /// Some of its devices have it and some do not. Those that do not failed before: another may have become the first.
+    /// Marks a region out of sync after a write that some legs missed. Those legs were marked as failed
+    /// before, so that the primary is a leg that has it.
     pub(super) fn lose_sync(&self, region: u64) {
         self.set_sync(region, false);
     }
 
-    /// What was left halfway is on some devices and not on others, and none is to blame.
-    pub(super) fn copy_again(&self, region: u64) {
+    /// Marks a region as torn: an unacknowledged write is on some legs only, and none of them is marked as
+    /// failed.
+    pub(super) fn mark_torn(&self, region: u64) {
         if self.torn.set(region, true) {
             self.torn_count.fetch_add(1, AcqRel);
         }
-        // After the bit: whoever searches has taken the place away before, and puts back one that is no greater.
+        // After the bit is set: a search in progress took the cursor before, and puts back a region that is
+        // no greater.
         self.cursor.fetch_min(region, AcqRel);
     }
 
-    /// All devices have the same there, and all of it.
-    fn is_same(&self, region: u64) -> bool {
+    /// Whether all legs are equal in a region.
+    fn is_equal(&self, region: u64) -> bool {
         self.is_in_sync(region) && !self.torn.get(region)
     }
 
     pub(super) fn suspend(&self, noflush: bool) {
         self.requeues.store(noflush, Relaxed);
         self.suspended.store(true, Release);
-        // The next table may use the devices from here on: what is on its way to them ends first, a piece at most.
-        drop(self.working.lock().unwrap_or_else(PoisonError::into_inner));
+        self.waiting.wake_fenced(None);
+        // The next table may use the devices after this: background work in progress ends first, after one
+        // piece at most.
+        drop(self.background_lock.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     pub(super) fn is_suspended(&self) -> bool {
@@ -355,7 +388,7 @@ impl Shared {
 
     pub(super) fn resume(&self) {
         self.cursor.store(0, Relaxed);
-        self.again.store(NONE, Relaxed);
+        self.retry_region.store(NONE, Relaxed);
         self.failing_since_ns.store(NONE, Relaxed);
         self.suspended.store(false, Relaxed);
     }
@@ -364,33 +397,33 @@ impl Shared {
         self.synced.load(Acquire) == self.regions()
     }
 
-    /// Regions in sync, and all.
+    /// Returns the number of regions in sync, and of all regions.
     pub(super) fn progress(&self) -> (u64, u64) {
         (self.synced.load(Acquire), self.regions())
     }
 
-    /// Where to search. It is the caller's from here on: whoever has something copied again meanwhile leaves its own place.
+    /// Takes the search position. A region that becomes torn meanwhile sets a new one.
     pub(super) fn take_cursor(&self) -> u64 {
         self.cursor.swap(self.regions(), AcqRel)
     }
 
-    /// The next region to copy, claimed.
+    /// Returns the next region to copy, claimed.
     pub(super) fn next_region(&self, from: u64) -> Option<u64> {
-        let region = (from..self.regions()).find(|&region| !self.is_same(region))?;
+        let region = (from..self.regions()).find(|&region| !self.is_equal(region))?;
         let claimed = self.cells[region as usize].compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok();
         self.cursor.fetch_min(region + u64::from(claimed), AcqRel);
         claimed.then_some(region)
     }
 
     fn copy_region(&self, region: u64, now: Nanos, disks: &mut dyn Disks) {
-        let whole = match self.copy_pieces(region, disks) {
+        let whole = match self.copy_to_legs(region, disks) {
             Ok(whole) => whole,
             Err(leg) => {
-                if self.is_in_sync(region) && self.is_lenient(now) {
-                    self.again.fetch_min(region, Relaxed);
-                    self.again_ns.store(now.after(AGAIN_NS).0, Relaxed);
+                if self.is_in_sync(region) && self.keeps_retrying(now) {
+                    self.retry_region.fetch_min(region, Relaxed);
+                    self.retry_at_ns.store(now.after(TORN_RETRY_NS).0, Relaxed);
                 } else {
-                    self.fail(leg, Ill::Sync);
+                    self.fail(leg, Failure::Sync);
                 }
                 false
             }
@@ -398,7 +431,7 @@ impl Shared {
         let is_copied = whole && self.flush_legs(disks);
         let was_last = is_copied && self.set_sync(region, true) && self.is_all_in_sync();
         if was_last {
-            self.have_returned();
+            self.end_returning();
         }
         if is_copied {
             if self.torn.set(region, false) {
@@ -409,23 +442,23 @@ impl Shared {
                 self.stale.store(true, Relaxed);
             }
         }
-        self.cells[region as usize].fetch_and(!COPYING, AcqRel);
+        self.end_copying(region);
         self.events.fetch_add(was_last.into(), Relaxed);
     }
 
-    /// A region that is torn could not be copied. Whether no device is to blame for that yet: all of them failed when it was
-    /// torn, and they need not be back at the same time.
-    fn is_lenient(&self, now: Nanos) -> bool {
+    /// Whether to retry a torn region that could not be copied, rather than mark a leg as failed: all legs
+    /// failed when it was torn, and may come back at different times.
+    fn keeps_retrying(&self, now: Nanos) -> bool {
         let since = self.failing_since_ns.fetch_min(now.0, Relaxed).min(now.0);
-        now.since(Nanos(since)) < AGAIN_NS_MAX
+        now.since(Nanos(since)) < RETRY_TIMEOUT_NS
     }
 
-    /// Whether all devices have the region now. A leg: that failed.
-    fn copy_pieces(&self, region: u64, disks: &mut dyn Disks) -> Result<bool, usize> {
+    /// Copies a region to all legs. Returns whether all have it now. `Err`: the leg that failed.
+    fn copy_to_legs(&self, region: u64, disks: &mut dyn Disks) -> Result<bool, usize> {
         let start = region * self.log.region.0;
         let len = self.log.region.0.min(self.len.0 - start);
         let (mut at, end) = (Sectors(start).bytes().0, Sectors(start + len).bytes().0);
-        let mut piece = vec![0; PIECE.min(end - at) as usize];
+        let mut buffer = vec![0; COPY_BYTES.min(end - at) as usize];
         let primary = self.primary();
         let mut whole = true;
         while at < end && whole {
@@ -433,25 +466,26 @@ impl Shared {
                 self.cursor.fetch_min(region, AcqRel);
                 return Ok(false);
             }
-            let piece = &mut piece[..PIECE.min(end - at) as usize];
+            let buffer = &mut buffer[..COPY_BYTES.min(end - at) as usize];
             let from = self.legs[primary].start.bytes() + Bytes(at);
-            disks.read(self.legs[primary].device, from, piece).map_err(|_| primary)?;
+            disks.read(self.legs[primary].device, from, buffer).map_err(|_| primary)?;
             if !self.legs[primary].is_alive() {
-                // What a device that failed has may be old.
+                // The data of a failed leg may be outdated.
                 return Ok(false);
             }
             for (number, leg) in self.legs.iter().enumerate().filter(|(number, _)| *number != primary) {
                 if leg.is_alive() {
-                    disks.write(leg.device, leg.start.bytes() + Bytes(at), piece).map_err(|_| number)?;
+                    disks.write(leg.device, leg.start.bytes() + Bytes(at), buffer).map_err(|_| number)?;
                 }
                 whole &= leg.is_alive();
             }
-            at += piece.len() as u64;
+            at += buffer.len() as u64;
         }
         Ok(whole)
     }
 
-    /// Whether all that was written is on stable storage, on each device. Where none can say so, none is to blame.
+    /// Flushes all legs. Returns whether all writes are on stable storage on each leg. If all flushes fail,
+    /// no leg is marked as failed.
     fn flush_legs(&self, disks: &mut dyn Disks) -> bool {
         let alive = self.legs.iter().enumerate().filter(|(_, leg)| leg.is_alive());
         let (done, failed): (Vec<usize>, Vec<usize>) = alive
@@ -460,40 +494,41 @@ impl Shared {
         if done.is_empty() {
             self.keep_marks();
         } else {
-            failed.into_iter().for_each(|number| self.fail(number, Ill::Flush));
+            failed.into_iter().for_each(|number| self.fail(number, Failure::Flush));
         }
-        self.marks_may_go()
+        self.may_clear_marks()
     }
 
-    /// Not while a device lacks what was written since it failed: it may be there again after a crash.
-    fn marks_may_go(&self) -> bool {
+    /// Whether marks may be removed: not while a leg has missed writes, as it may be used again after a
+    /// crash.
+    fn may_clear_marks(&self) -> bool {
         !self.keeps_marks.load(Acquire) && self.legs.iter().all(Leg::is_alive)
     }
 
-    /// Take the marks of regions to which nothing was written for a while. The log is claimed.
-    fn clean_up(&self) -> Vec<u64> {
-        let mut gone = Vec::new();
-        for region in (0..self.regions()).filter(|_| self.marks_may_go()) {
+    /// Removes the marks of idle regions and returns those. The caller has claimed the log.
+    fn clear_marks(&self) -> Vec<u64> {
+        let mut cleared = Vec::new();
+        for region in (0..self.regions()).filter(|_| self.may_clear_marks()) {
             let idle = self.cells[region as usize].load(Acquire) == 0;
-            if idle && self.is_same(region) && !self.clean.get(region) {
-                // A write that begins now marks it again after this, or waits for us.
+            if idle && self.is_equal(region) && !self.clean.get(region) {
+                // A write that begins now waits for the cell, and marks the region again after this.
                 let cell = &self.cells[region as usize];
                 if cell.compare_exchange(0, COPYING, AcqRel, Relaxed).is_ok() {
                     self.clean.set(region, true);
-                    gone.push(region);
-                    cell.fetch_and(!COPYING, AcqRel);
+                    cleared.push(region);
+                    self.end_copying(region);
                 }
             }
         }
-        gone
+        cleared
     }
 
-    /// Whether a mark could go.
+    /// Whether a mark could be removed.
     fn has_old_marks(&self) -> bool {
         let old = |region: u64| {
-            !self.clean.get(region) && self.is_same(region) && self.cells[region as usize].load(Acquire) == 0
+            !self.clean.get(region) && self.is_equal(region) && self.cells[region as usize].load(Acquire) == 0
         };
-        self.marks_may_go() && (0..self.regions()).any(old)
+        self.may_clear_marks() && (0..self.regions()).any(old)
     }
 
     fn is_quiet(&self, now: Nanos) -> bool {
@@ -503,53 +538,53 @@ impl Shared {
     fn wants_copies(&self, now: Nanos) -> bool {
         let (synced, all) = self.progress();
         (synced < all || self.torn_count.load(Acquire) > 0)
-            && (self.cursor.load(Relaxed) < all || self.wants_again(now))
+            && (self.cursor.load(Relaxed) < all || self.is_retry_due(now))
             && self.legs[self.primary()].is_alive()
             && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
     }
 
-    /// Whether it is time to try a region again.
-    fn wants_again(&self, now: Nanos) -> bool {
-        self.again.load(Relaxed) != NONE && now.0 >= self.again_ns.load(Relaxed)
+    /// Whether it is time to retry a torn region.
+    fn is_retry_due(&self, now: Nanos) -> bool {
+        self.retry_region.load(Relaxed) != NONE && now.0 >= self.retry_at_ns.load(Relaxed)
     }
 
-    /// Whether the log is to be written although no request waits for that.
+    /// Whether background work should write the log.
     fn wants_log(&self, now: Nanos) -> bool {
         let old = || self.is_quiet(now) && (self.stale.load(Acquire) || self.has_old_marks());
         let is_free = !self.has_log_failed() && !self.log_busy.load(Relaxed);
         self.log_device.is_some() && is_free && (self.wants_record() || old())
     }
 
-    /// Old marks go, and what changed is written. A mark that goes means that after a crash nothing of the region is copied:
-    /// so what was written to it is flushed first. Writes that need a mark meanwhile wait for the log.
+    /// Removes old marks and writes the log. Without its mark a region is not copied after a crash, so its
+    /// writes are flushed first. Writes that need a mark meanwhile wait for the log.
     fn write_log(&self, device: usize, disks: &mut dyn Disks) {
         if !self.claim_log() {
             return;
         }
-        let gone = self.clean_up();
-        if !gone.is_empty() && !self.flush_legs(disks) {
-            gone.iter().for_each(|&region| _ = self.clean.set(region, false));
+        let cleared = self.clear_marks();
+        if !cleared.is_empty() && !self.flush_legs(disks) {
+            cleared.iter().for_each(|&region| _ = self.clean.set(region, false));
         }
         let mut bytes = vec![0; self.log_len(4096)];
         self.encode_log(&mut bytes);
         let ok = disks.write(device, Bytes::ZERO, &bytes).and_then(|()| disks.flush(device)).is_ok();
-        self.log_ends(ok);
+        self.log_written(ok, None);
     }
 }
 
-impl Chore for Shared {
+impl BackgroundWork for Shared {
     fn is_due(&self, now: Nanos) -> bool {
         !self.is_suspended() && (self.wants_copies(now) || self.wants_log(now))
     }
 
     fn step(&self, now: Nanos, disks: &mut dyn Disks) {
-        let _working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let _working = self.background_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_suspended() {
             return;
         }
         if self.wants_copies(now) {
-            if self.wants_again(now) {
-                self.cursor.fetch_min(self.again.swap(NONE, Relaxed), AcqRel);
+            if self.is_retry_due(now) {
+                self.cursor.fetch_min(self.retry_region.swap(NONE, Relaxed), AcqRel);
             }
             if let Some(region) = self.next_region(self.take_cursor()) {
                 self.copy_region(region, now, disks);

@@ -1,87 +1,91 @@
-//! Copying a chunk of the origin away before it changes: the steps that a snapshot's own node and its origin's share.
+//! Copying a chunk of the origin to the COW device before it changes. Used by the nodes of the snapshot and
+//! of its origin.
 //!
-//! A request that needs a chunk copied is held here. It claims the chunk, reads it from the origin, writes it to the COW
-//! device, and has the exception written to its area: the data is flushed first, then the area is written and made
-//! durable. One request at a time writes areas, with the exceptions of all that wait.
+//! A request that needs a copy is held. It claims the chunk, reads it from the origin, writes it to the COW
+//! device, and writes the exception to its area: the data is flushed first, then the area is written durably.
+//! One request at a time writes areas, with the exceptions of all waiting requests.
 
-use super::store::{AreaWrite, Found, Keeping, Store};
+use super::store::{AreaWrite, ChunkState, Store, StoreKind};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
-use queue::{ChildKind, Cx, NodeId, Ring};
+use queue::{ChildKind, Cx, HeldRequests, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long a request waits before it looks again: twice as long each time.
-const LOOK_NS_MIN: u64 = 20_000;
-const LOOK_NS_MAX: u64 = 2_000_000;
+/// The interval at which a request tries again after a temporary error, or without memory; it doubles each
+/// time.
+const RETRY_NS_MIN: u64 = 20_000;
+const RETRY_NS_MAX: u64 = 2_000_000;
 
-/// What is under way.
+/// The steps of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Somebody else has the chunk, the areas or the memory.
+    /// Waits for another request that has the chunk or writes the area, or for memory.
     Wait,
     Read,
     Write,
-    /// The next area is emptied.
-    Empty,
-    /// What the area will name is flushed, and the one after it: a full area that is on disk leads there.
+    /// Zeroes the next area.
+    ClearNext,
+    /// Flushes the data that the area will refer to, and the next area: a full area on disk leads to that.
     Flush,
     Area,
-    /// The area is flushed, where it could not be written with FUA.
-    Settle,
+    /// Flushes the area, if the COW device has no FUA.
+    FlushArea,
 }
 
-/// How far a copy is.
+/// The progress of a copy, kept in the request's state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Copy {
+pub(super) struct ChunkCopy {
     chunk: u64,
-    /// Where it goes; `None`: not claimed yet.
+    /// The chunk of the COW device; `None`: the chunk is not claimed yet.
     new: Option<u64>,
     step: Step,
     buffer: Segment,
-    look_ns: u64,
-    /// Where the area goes, while this request writes it.
+    retry_ns: u64,
+    /// The offsets of the area and the next one to zero, while this request writes the area.
     area: Option<(Bytes, Option<Bytes>)>,
 }
 
-impl Copy {
-    pub(super) const NONE: Copy = Copy {
+impl ChunkCopy {
+    pub(super) const NONE: ChunkCopy = ChunkCopy {
         chunk: 0,
         new: None,
         step: Step::Wait,
         buffer: Segment::EMPTY,
-        look_ns: LOOK_NS_MIN,
+        retry_ns: RETRY_NS_MIN,
         area: None,
     };
 }
 
-impl Copy {
-    /// It has claimed its chunk, so it is this one that copies it.
-    pub(super) fn is_ours(&self) -> bool {
+impl ChunkCopy {
+    /// Whether this request has claimed the chunk, so that it makes the copy.
+    pub(super) fn has_claim(&self) -> bool {
         self.new.is_some()
     }
 }
 
-/// What has become of a copy.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
-    /// It is not over.
+    /// Not finished; the request is held.
     Held,
-    /// The chunk is an exception now.
+    /// The chunk has an exception now.
     Done,
-    /// It was not copied: the snapshot is full or not valid, and this is how its own request ends.
+    /// Not copied: the snapshot is full or invalid. The status is that of a request of the snapshot.
     Failed(Status),
 }
 
-/// What a copy needs to know of where it happens.
-#[derive(Clone, Debug)]
+/// The store and the devices of copies; the methods run their steps.
+#[derive(Debug)]
 pub(super) struct Copier {
     pub(super) store: Arc<Store>,
     pub(super) origin: NodeId,
     pub(super) cow: NodeId,
     pub(super) origin_len: Bytes,
-    /// The COW device takes FUA.
+    /// Whether the COW device supports FUA.
     pub(super) fua: bool,
-    /// For the origin's sake: a snapshot that is full is not valid any more.
+    /// Whether copies are made for writes to the origin: a full store then makes the snapshot invalid.
     pub(super) for_origin: bool,
+    /// Requests of the node that wait for the store, or for a spare child request.
+    pub(super) held: HeldRequests,
 }
 
 impl Copier {
@@ -89,38 +93,49 @@ impl Copier {
         self.store.chunk.bytes().0
     }
 
-    /// The part of the origin that a chunk covers: the last one may be shorter.
+    /// Returns the offset and length of a chunk on the origin: the last chunk may be shorter.
     fn range(&self, chunk: u64) -> (Bytes, u64) {
         let at = chunk * self.chunk_len();
         (Bytes(at), self.chunk_len().min(self.origin_len.0 - at))
     }
 
-    /// Begin to copy a chunk. `write`: a request for the snapshot, whose data belongs into the copy.
+    /// Starts to copy a chunk. `write`: a write to the snapshot, whose data is merged into the copy.
     pub(super) fn begin<R: Ring>(
-        &self,
-        copy: &mut Copy,
+        &mut self,
+        copy: &mut ChunkCopy,
         io: Cookie,
         chunk: u64,
         write: Option<&Request>,
         cx: &mut Cx<'_, R>,
     ) -> Progress {
-        *copy = Copy { chunk, ..Copy::NONE };
+        *copy = ChunkCopy { chunk, ..ChunkCopy::NONE };
         self.start(copy, io, write, cx)
     }
 
-    fn wait<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        copy.step = Step::Wait;
-        self.later(copy, io, cx)
+    /// Holds the request until the store is changed by another request, or a child request is spare.
+    pub(super) fn wait<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
+        self.held.wait(&self.store.waiting, io, cx)
     }
 
-    /// Look again, at the step that it is at.
-    fn later<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        cx.timer(io, cx.now().after(copy.look_ns));
-        copy.look_ns = (2 * copy.look_ns).min(LOOK_NS_MAX);
+    fn wait_to_start<R: Ring>(&mut self, copy: &mut ChunkCopy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
+        copy.step = Step::Wait;
+        self.wait(io, cx);
         Progress::Held
     }
 
-    fn free<R: Ring>(copy: &mut Copy, cx: &mut Cx<'_, R>) {
+    /// Wakes requests of all queues that wait for the store.
+    fn wake_waiting(&self) {
+        self.store.waiting.wake_fenced(self.held.waiter());
+    }
+
+    /// Retries the current step later.
+    fn retry_later<R: Ring>(&self, copy: &mut ChunkCopy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
+        cx.timer(io, cx.now().after(copy.retry_ns));
+        copy.retry_ns = (2 * copy.retry_ns).min(RETRY_NS_MAX);
+        Progress::Held
+    }
+
+    fn free<R: Ring>(copy: &mut ChunkCopy, cx: &mut Cx<'_, R>) {
         let buffer = std::mem::replace(&mut copy.buffer, Segment::EMPTY);
         if buffer.len > 0 {
             cx.ring.free(buffer);
@@ -128,8 +143,8 @@ impl Copier {
     }
 
     fn start<R: Ring>(
-        &self,
-        copy: &mut Copy,
+        &mut self,
+        copy: &mut ChunkCopy,
         io: Cookie,
         write: Option<&Request>,
         cx: &mut Cx<'_, R>,
@@ -138,27 +153,28 @@ impl Copier {
             return Progress::Failed(Status::IoError);
         }
         match self.store.find(copy.chunk) {
-            Found::Copied(_) => return Progress::Done,
-            Found::Busy => return self.wait(copy, io, cx),
-            Found::Origin => {}
+            ChunkState::Copied(_) => return Progress::Done,
+            ChunkState::Copying => return self.wait_to_start(copy, io, cx),
+            ChunkState::NotCopied => {}
         }
         if cx.spare_children() == 0 {
-            return self.wait(copy, io, cx);
+            return self.wait_to_start(copy, io, cx);
         }
         let Some(buffer) = cx.ring.allocate(self.chunk_len() as u32) else {
-            return self.wait(copy, io, cx);
+            return self.retry_later(copy, io, cx);
         };
         copy.buffer = buffer;
         if !self.store.claim(copy.chunk) {
             Copier::free(copy, cx);
-            return self.wait(copy, io, cx);
+            return self.wait_to_start(copy, io, cx);
         }
         copy.new = self.store.allocate();
         if copy.new.is_none() {
             self.store.unclaim(copy.chunk);
+            self.wake_waiting();
             Copier::free(copy, cx);
-            let stays = matches!(self.store.keeping, Keeping::Persistent { overflow: true });
-            if stays && !self.for_origin {
+            let keeps_full_store = matches!(self.store.kind, StoreKind::Persistent { overflow: true });
+            if keeps_full_store && !self.for_origin {
                 self.store.overflow();
                 return Progress::Failed(Status::IoError);
             }
@@ -166,16 +182,16 @@ impl Copier {
         }
         let (at, len) = self.range(copy.chunk);
         if write.is_some_and(|req| req.offset <= at && req.end().0 >= at.0 + len) {
-            // Nothing of what the origin has there is needed.
-            return self.take(copy, io, Step::Write, write, cx);
+            // The write covers the chunk: no need to read the origin.
+            return self.run_step(copy, io, Step::Write, write, cx);
         }
-        self.take(copy, io, Step::Read, write, cx)
+        self.run_step(copy, io, Step::Read, write, cx)
     }
 
-    /// Do a step, as soon as there is a child for it.
-    fn take<R: Ring>(
-        &self,
-        copy: &mut Copy,
+    /// Starts a step, or waits if no spare child is left.
+    fn run_step<R: Ring>(
+        &mut self,
+        copy: &mut ChunkCopy,
         io: Cookie,
         step: Step,
         write: Option<&Request>,
@@ -183,7 +199,8 @@ impl Copier {
     ) -> Progress {
         copy.step = step;
         if cx.spare_children() == 0 {
-            return self.later(copy, io, cx);
+            self.wait(io, cx);
+            return Progress::Held;
         }
         let (at, len) = self.range(copy.chunk);
         let (new, area) = (copy.new.unwrap_or_default(), copy.area.map_or(Bytes::ZERO, |(at, _)| at));
@@ -194,7 +211,7 @@ impl Copier {
                 self.fill(copy, write, cx);
                 (self.cow, Request::new(Op::Write, Bytes(new * whole), Bytes(whole)))
             }
-            Step::Empty => {
+            Step::ClearNext => {
                 cx.ring.bytes_mut(copy.buffer).fill(0);
                 let next = copy.area.and_then(|(_, next)| next).unwrap_or(area);
                 (self.cow, Request::new(Op::Write, next, Bytes(whole)))
@@ -202,21 +219,22 @@ impl Copier {
             Step::Area => {
                 self.store.copy_area(cx.ring.bytes_mut(copy.buffer));
                 let mut req = Request::new(Op::Write, area, Bytes(whole));
-                req.flags = if self.fua { Flags::FUA } else { Flags::NONE };
+                req.flags = if self.fua { Flags::FUA } else { Flags::empty() };
                 (self.cow, req)
             }
-            Step::Flush | Step::Settle | Step::Wait => (self.cow, Request::flush()),
+            Step::Flush | Step::FlushArea | Step::Wait => (self.cow, Request::flush()),
         };
         if req.op.moves_data() {
             req.data = Data::One(copy.buffer.slice(0, req.len.0 as u32));
         }
         let spawned = cx.spawn(io, node, ChildKind::Copy, req);
-        debug_assert!(spawned.is_ok(), "there is a child for each request");
+        debug_assert!(spawned.is_ok(), "the spare children were counted");
         Progress::Held
     }
 
-    /// What the copy holds beside what was read: zeroes behind the origin's end, and what a write for the snapshot changes.
-    fn fill<R: Ring>(&self, copy: &Copy, write: Option<&Request>, cx: &mut Cx<'_, R>) {
+    /// Completes the data that was read: zeroes after the end of the origin, and the data of a write to the
+    /// snapshot.
+    fn fill<R: Ring>(&self, copy: &ChunkCopy, write: Option<&Request>, cx: &mut Cx<'_, R>) {
         let (at, len) = self.range(copy.chunk);
         let rest = (self.chunk_len() - len) as u32;
         cx.ring.bytes_mut(copy.buffer.slice(len as u32, rest)).fill(0);
@@ -226,9 +244,9 @@ impl Copier {
         }
     }
 
-    /// The copy is there: see to it that an area says so.
-    fn commit<R: Ring>(&self, copy: &mut Copy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
-        if let Found::Copied(_) = self.store.find(copy.chunk) {
+    /// The data is on the COW device: writes its area, or waits for the request that does.
+    fn commit<R: Ring>(&mut self, copy: &mut ChunkCopy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
+        if let ChunkState::Copied(_) = self.store.find(copy.chunk) {
             Copier::free(copy, cx);
             return Progress::Done;
         }
@@ -237,27 +255,27 @@ impl Copier {
             return Progress::Failed(Status::IoError);
         }
         if cx.spare_children() == 0 {
-            return self.wait(copy, io, cx);
+            return self.wait_to_start(copy, io, cx);
         }
         let Some(AreaWrite { at, next_at }) = self.store.begin_commit() else {
-            return self.wait(copy, io, cx);
+            return self.wait_to_start(copy, io, cx);
         };
         copy.area = Some((at, next_at));
-        let step = if next_at.is_some() { Step::Empty } else { Step::Flush };
-        self.take(copy, io, step, None, cx)
+        let step = if next_at.is_some() { Step::ClearNext } else { Step::Flush };
+        self.run_step(copy, io, step, None, cx)
     }
 
-    /// The snapshot is lost. Its [`Loss`](super::Loss) has its header say so.
-    fn invalidate<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
+    /// Makes the snapshot invalid; [`Invalidation`](super::Invalidation) then writes the header.
+    fn invalidate<R: Ring>(&self, copy: &mut ChunkCopy, cx: &mut Cx<'_, R>) -> Progress {
         self.store.invalidate();
         Copier::free(copy, cx);
         Progress::Failed(Status::IoError)
     }
 
-    /// A child request ended.
+    /// Continues after a child request.
     pub(super) fn child_ended<R: Ring>(
-        &self,
-        copy: &mut Copy,
+        &mut self,
+        copy: &mut ChunkCopy,
         io: Cookie,
         write: Option<&Request>,
         status: Status,
@@ -265,49 +283,55 @@ impl Copier {
     ) -> Progress {
         match status {
             Status::Ok => {}
-            Status::Requeue => return self.give_up(copy, cx),
-            // Nothing is wrong with the device: the same again.
-            Status::Again | Status::Resource | Status::DeviceResource => return self.later(copy, io, cx),
+            Status::Requeue => return self.requeue(copy, cx),
+            // A temporary condition, not an error of the device: retry.
+            Status::Again | Status::Resource | Status::DeviceResource => {
+                return self.retry_later(copy, io, cx);
+            }
             _ => return self.failed(copy, cx),
         }
         match copy.step {
-            Step::Read => self.take(copy, io, Step::Write, write, cx),
+            Step::Read => self.run_step(copy, io, Step::Write, write, cx),
             Step::Write => {
                 if let Some(new) = copy.new {
                     self.store.copied(copy.chunk, new);
+                    self.wake_waiting();
                 }
                 self.commit(copy, io, cx)
             }
-            Step::Empty => self.take(copy, io, Step::Flush, write, cx),
-            Step::Flush => self.take(copy, io, Step::Area, write, cx),
-            Step::Area if !self.fua => self.take(copy, io, Step::Settle, write, cx),
-            Step::Area | Step::Settle => {
+            Step::ClearNext => self.run_step(copy, io, Step::Flush, write, cx),
+            Step::Flush => self.run_step(copy, io, Step::Area, write, cx),
+            Step::Area if !self.fua => self.run_step(copy, io, Step::FlushArea, write, cx),
+            Step::Area | Step::FlushArea => {
                 copy.area = None;
                 self.store.end_commit();
+                self.wake_waiting();
                 self.commit(copy, io, cx)
             }
-            Step::Wait => unreachable!("no child is under way while it waits"),
+            Step::Wait => unreachable!("no child is in flight while it waits"),
         }
     }
 
-    /// The table that comes does it, from the beginning.
-    fn give_up<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
+    /// Gives the request back to the queue: the next table starts over.
+    fn requeue<R: Ring>(&self, copy: &mut ChunkCopy, cx: &mut Cx<'_, R>) -> Progress {
         self.store.abandon(copy.chunk, copy.area.take().is_some());
+        self.wake_waiting();
         Copier::free(copy, cx);
         Progress::Failed(Status::Requeue)
     }
 
-    fn failed<R: Ring>(&self, copy: &mut Copy, cx: &mut Cx<'_, R>) -> Progress {
+    fn failed<R: Ring>(&self, copy: &mut ChunkCopy, cx: &mut Cx<'_, R>) -> Progress {
         if copy.area.take().is_some() {
             self.store.fail_commit();
+            self.wake_waiting();
         }
         self.invalidate(copy, cx)
     }
 
-    /// What a request waited for may be there now.
-    pub(super) fn look<R: Ring>(
-        &self,
-        copy: &mut Copy,
+    /// Continues a held request.
+    pub(super) fn retry<R: Ring>(
+        &mut self,
+        copy: &mut ChunkCopy,
         io: Cookie,
         write: Option<&Request>,
         cx: &mut Cx<'_, R>,
@@ -315,12 +339,12 @@ impl Copier {
         match (copy.step, copy.new) {
             (Step::Wait, Some(_)) => self.commit(copy, io, cx),
             (Step::Wait, None) => self.start(copy, io, write, cx),
-            (step, _) => self.take(copy, io, step, write, cx),
+            (step, _) => self.run_step(copy, io, step, write, cx),
         }
     }
 }
 
-/// A request's data into a buffer of its length.
+/// Copies a request's data into a buffer of its length.
 fn overlay<R: Ring>(req: &Request, buffer: Segment, cx: &mut Cx<'_, R>) {
     let (mut at, mut rest) = (0, req.data);
     while at < req.len.0 {

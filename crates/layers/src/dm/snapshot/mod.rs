@@ -1,47 +1,56 @@
-//! `snapshot <origin> <COW device> <P|PO|N> <chunk> [<#features> <feature>…]` and `snapshot-origin <device>`.
+//! The targets `snapshot <origin> <COW device> <P|PO|N> <chunk> [<#feature args> <feature>…]` and
+//! `snapshot-origin <device>`.
 //!
-//! A snapshot shows its origin as it was: what is written to it goes to the COW device, and what is written to the origin
-//! *through its snapshot-origin target* is copied there first. Persistent stores (`P`) are those of the kernel, byte for
-//! byte ([`store`]).
+//! A snapshot shows its origin as it was at one time. Its own writes go to the COW device. Writes to the
+//! origin *through its snapshot-origin target* first copy the old chunk to the COW device. The format of a
+//! persistent store (`P`) is that of the kernel, byte for byte ([`store`]).
 //!
-//! An origin copies for the snapshots that were made before its table was loaded, so load it again after making another
-//! one. A snapshot that a write passes by because that was not done says `Invalid`, as it does when it is full.
+//! An origin copies for the snapshots that existed when its table was loaded; load it again after creating
+//! another one. A write that did not copy for a newer snapshot makes that snapshot `Invalid`, as a full store
+//! does.
 
 mod copy;
-mod loss;
+mod invalidation;
 #[cfg(test)]
-mod lost_tests;
-mod origin;
+mod invalidation_tests;
+pub(super) mod origin;
 mod registry;
 mod store;
 #[cfg(test)]
 mod tests;
 
-pub(super) use origin::kind as origin_kind;
-
-use super::chore::{Chore, Disks};
-use super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, Words, number, stack};
+use super::background::{BackgroundWork, Disks};
+use super::{
+    Area, Args, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, parse_u32, stack,
+};
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, Fact, LimitsError, Op, Profile, Request, Sectors};
-use copy::{Copier, Copy, Progress};
-use loss::Loss;
-use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};
+use copy::{ChunkCopy, Copier, Progress};
+use invalidation::Invalidation;
+use queue::{ChildKind, Cx, HeldRequests, Node, NodeId, Ring, Verdict};
 use registry::{Lease, Member};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use store::{Found, Header, Keeping, Store};
+use store::{ChunkState, Header, Store, StoreKind};
 
-/// The largest chunk: what a ring gives for one buffer, and half of it for another.
+/// The largest chunk, 16 MiB: half of the largest buffer of a ring.
 const CHUNK_MAX: Sectors = Sectors(32768);
 
-/// Of an empty store whose line says 0 (`DM_CHUNK_SIZE_DEFAULT_SECTORS`).
+/// The chunk size of an empty store whose table line has 0 (`DM_CHUNK_SIZE_DEFAULT_SECTORS`).
 const CHUNK_DEFAULT: Sectors = Sectors(32);
-/// So many have a place in the tables in memory, which are pages of them.
+/// The largest number of chunks, which bounds the exception table in memory.
 const CHUNKS_MAX: u64 = 1 << 34;
 
-pub(super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("snapshot", [1, 16, 0], make)
-}
+pub(super) const ROW: TargetRow = TargetRow {
+    name: "snapshot",
+    version: [1, 16, 0],
+    usage: "snapshot <origin> <COW device> <P|PO|N> <chunk> [<#feature args> <feature>…]",
+    about: "a writable snapshot of an origin device",
+    example: "0 2097152 snapshot disk.img changes.img P 16",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::Apart,
+};
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Features {
@@ -49,26 +58,26 @@ struct Features {
     passdown: bool,
 }
 
-/// Children: the origin, the COW device.
+/// The shared part of a snapshot. Children: the origin, the COW device.
 struct Snapshot {
     len: Sectors,
     cow_len: Sectors,
     features: Features,
     store: Arc<Store>,
-    /// The origin knows of it while this is there.
+    /// Registers the snapshot with its origin while it exists.
     lease: Lease,
-    loss: Arc<Loss>,
+    invalidation: Arc<Invalidation>,
 }
 
-fn features(words: &[&str]) -> Result<Features, TargetError> {
+fn features(args: &[&str]) -> Result<Features, TargetError> {
     let mut features = Features::default();
-    let mut words = Words::new(words);
-    if words.is_empty() {
+    let mut args = Args::new(args);
+    if args.is_empty() {
         return Ok(features);
     }
-    let count = words.count(2, "Invalid number of feature arguments")?;
-    let mut args = words.take(count);
-    while let Some(word) = args.take_next() {
+    let count = args.count(2, "Invalid number of feature arguments")?;
+    let mut features_left = args.take(count);
+    while let Some(word) = features_left.take_next() {
         match word.to_ascii_lowercase().as_str() {
             "discard_zeroes_cow" => features.zeroes = true,
             "discard_passdown_origin" => features.passdown = true,
@@ -81,22 +90,23 @@ fn features(words: &[&str]) -> Result<Features, TargetError> {
     Ok(features)
 }
 
-fn keeping(word: &str) -> Option<Keeping> {
+fn store_kind(word: &str) -> Option<StoreKind> {
     match word.to_ascii_uppercase().as_str() {
-        "P" => Some(Keeping::Persistent { overflow: false }),
-        "PO" => Some(Keeping::Persistent { overflow: true }),
-        "N" => Some(Keeping::Transient),
+        "P" => Some(StoreKind::Persistent { overflow: false }),
+        "PO" => Some(StoreKind::Persistent { overflow: true }),
+        "N" => Some(StoreKind::Transient),
         _ => None,
     }
 }
 
-/// Whether chunks of that many sectors are whole blocks of both devices. 0: as the device says.
+/// Whether a chunk size is valid, and a multiple of the logical blocks of both devices.
 fn chunk_fits(chunk: Sectors, [origin, cow]: [&Profile; 2]) -> bool {
     let whole = |profile: &Profile| chunk.bytes().is_aligned(profile.limits.logical_block_size.0);
     chunk.0.is_power_of_two() && chunk <= CHUNK_MAX && whole(origin) && whole(cow)
 }
 
-/// Whether the origin is there as far as that, and its chunks can be counted: there is memory for them next.
+/// Checks that the origin has this length and its number of chunks is supported, before memory is allocated
+/// for them.
 fn check_len(len: Sectors, chunk: Sectors, name: &str, origin: &Profile) -> Result<(), TargetError> {
     let size = origin.size.sectors();
     if len > size {
@@ -110,67 +120,68 @@ fn check_len(len: Sectors, chunk: Sectors, name: &str, origin: &Profile) -> Resu
     Ok(())
 }
 
-fn make<R: Ring>(
+pub(super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [origin_word, cow_word, kept, chunk, rest @ ..] = words else {
+    let [origin_arg, cow_arg, kind, chunk, rest @ ..] = args else {
         return Err(TargetError::new("requires 4 or more arguments"));
     };
     let features = features(rest)?;
     let lookup = |text| move |why| TargetError::lookup(text, why);
-    let origin = devices.open(origin_word).map_err(lookup("Cannot get origin device"))?;
-    let cow = devices.open(cow_word).map_err(lookup("Cannot get COW device"))?;
+    let origin = devices.open(origin_arg).map_err(lookup("Cannot get origin device"))?;
+    let cow = devices.open(cow_arg).map_err(lookup("Cannot get COW device"))?;
     if devices.identity(origin) == devices.identity(cow) {
         return Err(TargetError::new("COW device cannot be the same as origin device"));
     }
     let no_store = TargetError::new("Couldn't create exception store");
-    let keeping = keeping(kept).ok_or(no_store.clone())?;
-    let chunk = Sectors(number(chunk).ok_or(no_store.clone())?.into());
+    let kind = store_kind(kind).ok_or(no_store.clone())?;
+    let chunk = Sectors(parse_u32(chunk).ok_or(no_store.clone())?.into());
     let profiles = [devices.profile(origin).clone(), devices.profile(cow).clone()];
     if chunk.0 != 0 && !chunk_fits(chunk, [&profiles[0], &profiles[1]]) {
         return Err(no_store);
     }
-    check_len(place.len, chunk, origin_word, &profiles[0])?;
+    check_len(place.len, chunk, origin_arg, &profiles[0])?;
     let cow_len = profiles[1].size.sectors();
     let [origin_is, cow_is] = [origin, cow].map(|device| devices.identity(device).to_owned());
-    let lease = match registry::used(&cow_is) {
+    let lease = match registry::find(&cow_is) {
         Some(lease) => {
-            check_handover(&lease, &origin_is, place.len, keeping)?;
+            check_handover(&lease, &origin_is, place.len, kind)?;
             lease
         }
         None => {
-            let store = match keeping {
-                Keeping::Transient if chunk.0 == 0 => return Err(TargetError::new("Chunk size not set")),
-                Keeping::Transient => Store::new(keeping, chunk, cow_len, place.len),
-                Keeping::Persistent { .. } => open(keeping, chunk, place.len, cow, &profiles, devices)?,
+            let store = match kind {
+                StoreKind::Transient if chunk.0 == 0 => return Err(TargetError::new("Chunk size not set")),
+                StoreKind::Transient => Store::new(kind, chunk, cow_len, place.len),
+                StoreKind::Persistent { .. } => open(kind, chunk, place.len, cow, &profiles, devices)?,
             };
             let fua = profiles[1].abilities.fua;
-            registry::join(&origin_is, &cow_is, Member::new(Arc::new(store), cow_word, place.len, fua))
+            registry::register(&origin_is, &cow_is, Member::new(Arc::new(store), cow_arg, place.len, fua))
         }
     };
     let store = lease.member.store.clone();
     if !chunk_fits(store.chunk, [&profiles[0], &profiles[1]]) {
         return Err(no_store);
     }
-    let loss = Arc::new(Loss::new(store.clone(), cow_word));
-    Ok(Arc::new(Snapshot { len: place.len, cow_len, features, store, lease, loss }))
+    let invalidation = Arc::new(Invalidation::new(store.clone(), cow_arg));
+    Ok(Arc::new(Snapshot { len: place.len, cow_len, features, store, lease, invalidation }))
 }
 
-/// A store that is in use goes on as it is: with the same origin, as much of it, and kept in the same way.
-fn check_handover(lease: &Lease, origin: &str, len: Sectors, keeping: Keeping) -> Result<(), TargetError> {
+/// Checks that a store in use can be handed over to another table: same origin, same length, same kind of
+/// store.
+fn check_handover(lease: &Lease, origin: &str, len: Sectors, kind: StoreKind) -> Result<(), TargetError> {
     let Member { store, len: was, .. } = &*lease.member;
-    let transient = |keeping| keeping == Keeping::Transient;
-    if lease.is_of(origin) && *was == len && transient(store.keeping) == transient(keeping) {
+    let transient = |kind| kind == StoreKind::Transient;
+    if lease.has_origin(origin) && *was == len && transient(store.kind) == transient(kind) {
         return Ok(());
     }
     Err(TargetError::new("Unable to hand over the store of another snapshot").with_errno(libc::EBUSY))
 }
 
-/// Read what a COW device holds, or make it hold an empty store.
+/// Reads the store of a COW device, or creates an empty one.
 fn open(
-    keeping: Keeping,
+    kind: StoreKind,
     wanted: Sectors,
     len: Sectors,
     cow: usize,
@@ -187,7 +198,7 @@ fn open(
     let mut first = vec![0; block];
     devices.read(cow, Bytes::ZERO, &mut first).map_err(io)?;
     let header = Header::decode(&first).map_err(|()| failed().with_errno(libc::ENXIO))?;
-    // What the device says is right, whatever the line says.
+    // The chunk size in the header takes precedence over that of the table line.
     let chunk = match header {
         Some(header) => header.chunk,
         None if wanted.0 == 0 => CHUNK_DEFAULT.max(profiles[1].limits.logical_block_size.sectors()),
@@ -199,11 +210,12 @@ fn open(
     if !chunk_fits(chunk, [&profiles[0], &profiles[1]]) || cow_len.0 < 2 * chunk.0 {
         return Err(failed());
     }
-    let store = Store::new(keeping, chunk, cow_len, len);
+    let store = Store::new(kind, chunk, cow_len, len);
     let mut area = vec![0; chunk.bytes().0 as usize];
     match header {
         None => {
-            // The header last: one that is on disk vouches for the area, where an older store may have left its own.
+            // The header is written last: a header on disk means that the first area is valid, not a remnant
+            // of an older store.
             devices.write(cow, store.area_at(0), &area).map_err(io)?;
             devices.flush(cow).map_err(io)?;
             area[..16].copy_from_slice(&Header { valid: true, chunk }.encode());
@@ -213,9 +225,10 @@ fn open(
         Some(header) => {
             let last = if header.valid { read_areas(&store, cow, devices, &failed)? } else { None };
             if !profiles[1].read_only {
-                // A process that was killed may have left header and exceptions that are written, and not on stable
-                // storage: writes of the origin would rely on them, and after a power cut they would be gone. What a sync
-                // has failed to store reads back, and no further sync stores it unless it is written again.
+                // A killed process may have left a header and exceptions that are in the page cache only.
+                // Writes to the origin would rely on them, and a power cut would lose them. Pages whose
+                // writeback failed read back correctly, but no later flush stores them unless they are
+                // written again.
                 devices.write(cow, Bytes::ZERO, &first).map_err(io)?;
                 if let Some(at) = last {
                     devices.read(cow, at, &mut area).map_err(io)?;
@@ -225,15 +238,15 @@ fn open(
             devices.flush(cow).map_err(io)?;
             if !header.valid {
                 store.invalidate();
-                store.recorded();
+                store.set_header_written();
             }
         }
     }
     Ok(store)
 }
 
-/// Reads the exceptions of a store. Returns where the last area lies that has some: those before it were durable before it
-/// was written.
+/// Reads the exceptions of a store. Returns the offset of the last area that has some: the areas before it
+/// were durable before it was written.
 fn read_areas(
     store: &Store,
     cow: usize,
@@ -249,7 +262,7 @@ fn read_areas(
             break;
         }
         devices.read(cow, at, &mut area).map_err(|_| failed().with_errno(libc::EIO))?;
-        let is_full = store.take_area(&area).map_err(|()| failed())?;
+        let is_full = store.load_area(&area).map_err(|()| failed())?;
         if store.has_exceptions(&area) {
             last = Some(at);
         }
@@ -291,12 +304,12 @@ impl<R: Ring> Layer<R> for Snapshot {
         Ok(whole)
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         depth.max(2)
     }
 
     fn describe(&self) -> Vec<Fact> {
-        self.loss.describe()
+        self.invalidation.describe()
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -307,12 +320,13 @@ impl<R: Ring> Layer<R> for Snapshot {
             origin_len: self.len.bytes(),
             fua: self.lease.member.fua,
             for_origin: false,
+            held: HeldRequests::default(),
         };
         Box::new(SnapshotNode {
             chunk: self.store.chunk.bytes().0,
             copier,
             features: self.features,
-            slots: Box::default(),
+            requests: Box::default(),
         })
     }
 }
@@ -335,10 +349,10 @@ impl<R: Ring> Target<R> for Snapshot {
                 format!("{used}/{all} {metadata}")
             }
             Status::Table => {
-                let kept = match self.store.keeping {
-                    Keeping::Persistent { overflow: false } => "P",
-                    Keeping::Persistent { overflow: true } => "PO",
-                    Keeping::Transient => "N",
+                let kind = match self.store.kind {
+                    StoreKind::Persistent { overflow: false } => "P",
+                    StoreKind::Persistent { overflow: true } => "PO",
+                    StoreKind::Transient => "N",
                 };
                 let features = match self.features {
                     Features { passdown: true, .. } => " 2 discard_zeroes_cow discard_passdown_origin",
@@ -346,7 +360,7 @@ impl<R: Ring> Target<R> for Snapshot {
                     _ => "",
                 };
                 let chunk = self.store.chunk.0;
-                format!("{} {} {kept} {chunk}{features}", names.shown(0), names.shown(1))
+                format!("{} {} {kind} {chunk}{features}", names.shown(0), names.shown(1))
             }
         }
     }
@@ -358,11 +372,12 @@ impl<R: Ring> Target<R> for Snapshot {
     }
 
     fn notices(&self) -> Vec<String> {
-        self.loss.notices()
+        self.invalidation.notices()
     }
 
-    fn chore(&self) -> Option<Arc<dyn Chore>> {
-        (self.store.keeping != Keeping::Transient).then(|| self.loss.clone() as Arc<dyn Chore>)
+    fn background_work(&self) -> Option<Arc<dyn BackgroundWork>> {
+        (self.store.kind != StoreKind::Transient)
+            .then(|| self.invalidation.clone() as Arc<dyn BackgroundWork>)
     }
 
     fn events(&self) -> u32 {
@@ -370,24 +385,23 @@ impl<R: Ring> Target<R> for Snapshot {
     }
 }
 
-/// What a request does.
+/// The state of a request, by tag.
 #[derive(Clone, Copy)]
-struct Slot {
+struct RequestState {
     offset: Bytes,
     op: Op,
-    /// It reads the origin for this chunk, and says so.
+    /// The chunk for which it is counted as a reader of the origin.
     reads: Option<u64>,
-    copy: Copy,
-    /// A discard that was handed to the origin.
-    passing: bool,
+    copy: ChunkCopy,
+    /// Whether it is a discard that was passed down to the origin.
+    passed_down: bool,
 }
 
 struct SnapshotNode {
     chunk: u64,
     copier: Copier,
     features: Features,
-    /// By tag.
-    slots: Box<[Slot]>,
+    requests: Box<[RequestState]>,
 }
 
 impl SnapshotNode {
@@ -399,11 +413,11 @@ impl SnapshotNode {
     fn read(&mut self, io: Cookie, req: &mut Request) -> Verdict {
         let (store, chunk) = (&self.copier.store, req.offset.0 / self.chunk);
         store.read_begins(chunk);
-        if let Found::Copied(new) = store.find(chunk) {
-            store.read_ends(chunk);
+        if let ChunkState::Copied(new) = store.find(chunk) {
+            store.read_ends(chunk, self.copier.held.waiter());
             return self.to_cow(req, new);
         }
-        self.slots[io.tag.index()].reads = Some(chunk);
+        self.requests[io.tag.index()].reads = Some(chunk);
         Verdict::Down(self.copier.origin)
     }
 
@@ -412,33 +426,33 @@ impl SnapshotNode {
             return Verdict::Up(block::Status::IoError);
         }
         let chunk = req.offset.0 / self.chunk;
-        if let Found::Copied(new) = self.copier.store.find(chunk) {
+        if let ChunkState::Copied(new) = self.copier.store.find(chunk) {
             return self.to_cow(req, new);
         }
-        let copy = &mut self.slots[io.tag.index()].copy;
+        let copy = &mut self.requests[io.tag.index()].copy;
         let progress = self.copier.begin(copy, io, chunk, Some(req), cx);
-        self.go_on(io, req, progress)
+        self.progress(io, req, progress)
     }
 
-    fn go_on(&mut self, io: Cookie, req: &mut Request, progress: Progress) -> Verdict {
-        let copy = &self.slots[io.tag.index()].copy;
+    fn progress(&mut self, io: Cookie, req: &mut Request, progress: Progress) -> Verdict {
+        let copy = &self.requests[io.tag.index()].copy;
         match progress {
             Progress::Held => Verdict::Held,
             Progress::Failed(status) => Verdict::Up(status),
-            // What was to be written went along.
-            Progress::Done if copy.is_ours() => Verdict::Up(block::Status::Ok),
+            // The copy included the data of this write.
+            Progress::Done if copy.has_claim() => Verdict::Up(block::Status::Ok),
             Progress::Done => match self.copier.store.find(req.offset.0 / self.chunk) {
-                Found::Copied(new) => self.to_cow(req, new),
+                ChunkState::Copied(new) => self.to_cow(req, new),
                 _ => Verdict::Up(block::Status::IoError),
             },
         }
     }
 
-    /// Zero the copy of a whole chunk; nothing else is there to be discarded.
+    /// Zeroes the copy of a whole chunk; any other discard has no effect.
     fn discard(&mut self, req: &mut Request) -> Verdict {
         let whole = req.offset.is_aligned(self.chunk) && req.len.0 == self.chunk;
         match self.copier.store.find(req.offset.0 / self.chunk) {
-            Found::Copied(new) if whole => {
+            ChunkState::Copied(new) if whole => {
                 req.op = Op::WriteZeroes;
                 self.to_cow(req, new)
             }
@@ -449,13 +463,26 @@ impl SnapshotNode {
 
 impl<R: Ring> Node<R> for SnapshotNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        let none = Slot { offset: Bytes::ZERO, op: Op::Flush, reads: None, copy: Copy::NONE, passing: false };
-        self.slots = vec![none; tags].into();
+        let none = RequestState {
+            offset: Bytes::ZERO,
+            op: Op::Flush,
+            reads: None,
+            copy: ChunkCopy::NONE,
+            passed_down: false,
+        };
+        self.requests = vec![none; tags].into();
+        self.copier.held.reserve(tags);
     }
 
     fn submit(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        *slot = Slot { offset: req.offset, op: req.op, reads: None, copy: Copy::NONE, passing: false };
+        let request = &mut self.requests[io.tag.index()];
+        *request = RequestState {
+            offset: req.offset,
+            op: req.op,
+            reads: None,
+            copy: ChunkCopy::NONE,
+            passed_down: false,
+        };
         match req.op {
             Op::Flush => Verdict::Down(self.copier.cow),
             Op::Prefetch => Verdict::Up(block::Status::Ok),
@@ -468,7 +495,7 @@ impl<R: Ring> Node<R> for SnapshotNode {
                 if cx.spawn(io, self.copier.origin, ChildKind::Copy, *req).is_err() {
                     return Verdict::Blocked;
                 }
-                slot.passing = true;
+                request.passed_down = true;
                 Verdict::Held
             }
             Op::Discard if self.features.zeroes => self.discard(req),
@@ -477,22 +504,26 @@ impl<R: Ring> Node<R> for SnapshotNode {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: block::Status, _: &mut Cx<'_, R>) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        (req.offset, req.op) = (slot.offset, slot.op);
+        let request = &mut self.requests[io.tag.index()];
+        (req.offset, req.op) = (request.offset, request.op);
         if !status.is_ok() {
-            self.copier.store.ended_badly(req, status);
+            self.copier.store.note_failure(req, status);
         }
-        let Some(chunk) = slot.reads.take() else { return Verdict::Up(status) };
-        self.copier.store.read_ends(chunk);
-        // Nobody waited for the read to write the origin, if the snapshot was lost meanwhile.
+        let Some(chunk) = request.reads.take() else { return Verdict::Up(status) };
+        self.copier.store.read_ends(chunk, self.copier.held.waiter());
+        // Writes to the origin do not wait for reads of an invalid snapshot, so this read may have seen new
+        // data.
         let is_lost = status.is_ok() && !self.copier.store.is_valid();
         Verdict::Up(if is_lost { block::Status::IoError } else { status })
     }
 
-    fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        let copy = &mut self.slots[io.tag.index()].copy;
-        let progress = self.copier.look(copy, io, Some(req), cx);
-        self.go_on(io, req, progress)
+    fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
+        let copy = &mut self.requests[io.tag.index()].copy;
+        if result < 0 && !copy.has_claim() {
+            return Verdict::Up(block::Status::from_result(result, 0));
+        }
+        let progress = self.copier.retry(copy, io, Some(req), cx);
+        self.progress(io, req, progress)
     }
 
     fn child_end(
@@ -503,17 +534,25 @@ impl<R: Ring> Node<R> for SnapshotNode {
         status: block::Status,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        if std::mem::take(&mut slot.passing) {
-            // An origin that cannot discard keeps what it has: a discard is a hint.
+        // A child request is spare again.
+        self.copier.held.resume_all();
+        let request = &mut self.requests[io.tag.index()];
+        if std::mem::take(&mut request.passed_down) {
+            // Errors of the origin are ignored: a discard is a hint.
             return self.discard(req);
         }
-        let progress = self.copier.child_ended(&mut slot.copy, io, Some(req), status, cx);
-        self.go_on(io, req, progress)
+        let progress = self.copier.child_ended(&mut request.copy, io, Some(req), status, cx);
+        self.progress(io, req, progress)
     }
 
-    /// Waiting is ours to end; what others have begun for all queues is not given up half done.
+    /// Ends a wait. A copy or area write in progress continues, as requests of other queues depend on it.
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        cx.cancel(io);
+        if !self.copier.held.cancel(io, cx) {
+            cx.cancel(io);
+        }
+    }
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.copier.held.resume_woken(cx);
     }
 }

@@ -1,46 +1,48 @@
-//! `snapshot-origin <device>`: what is written to it is copied for its snapshots first.
+//! The target `snapshot-origin <device>`: a write first copies the old chunk for each snapshot of the device.
 
-use super::super::{Area, Devices, Kind, Names, Place, Status, Target, TargetError, stack};
-use super::copy::{Copier, Copy, Progress};
+use super::super::{Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack};
+use super::copy::{ChunkCopy, Copier, Progress};
 use super::registry::{self, Group, Member};
-use super::store::{Found, Store};
+use super::store::{ChunkState, Store};
 use crate::Layer;
 use block::{Cookie, Fact, LimitsError, Profile, Request, Sectors, Status as End};
-use queue::{Cx, Node, NodeId, Ring, Verdict};
+use queue::{Cx, HeldRequests, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long a write waits for reads of a snapshot that are at the origin, before it looks again.
-const LOOK_NS: u64 = 50_000;
-/// The same while the header of a snapshot that is lost is written.
-const SETTLE_NS: u64 = 10_000_000;
+pub(in super::super) const ROW: TargetRow = TargetRow {
+    name: "snapshot-origin",
+    version: [1, 9, 0],
+    usage: "snapshot-origin <device>",
+    about: "the origin of snapshots: copies chunks before writes",
+    example: "0 2097152 snapshot-origin disk.img",
+    singleton: false,
+    immutable: false,
+    simulated: Simulated::Apart,
+};
 
-pub(in super::super) fn kind<R: Ring>() -> Kind<R> {
-    Kind::new("snapshot-origin", [1, 9, 0], make)
-}
-
-/// Children: the device, then the COW device of each snapshot.
+/// The shared part of an origin. Children: the device, then the COW device of each snapshot.
 struct Origin {
     len: Sectors,
     group: Arc<Group>,
     members: Vec<Arc<Member>>,
-    /// How often a snapshot had joined when those were looked at.
-    joined: u64,
+    /// The group's generation when the members were read.
+    generation: u64,
 }
 
-fn make<R: Ring>(
+pub(in super::super) fn construct<R: Ring>(
     place: Place,
-    words: &[&str],
+    arguments: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let [device] = words else { return Err(TargetError::new("incorrect number of arguments")) };
+    let [device] = arguments else { return Err(TargetError::new("incorrect number of arguments")) };
     let lookup = |text| move |why| TargetError::lookup(text, why);
     let device = devices.open(device).map_err(lookup("Cannot get target device"))?;
     let group = registry::group(devices.identity(device));
-    let (members, joined) = group.members();
+    let (members, generation) = group.members();
     for member in &members {
         devices.open(&member.cow).map_err(lookup("Cannot get COW device of a snapshot"))?;
     }
-    Ok(Arc::new(Origin { len: place.len, group, members, joined }))
+    Ok(Arc::new(Origin { len: place.len, group, members, generation }))
 }
 
 impl Origin {
@@ -60,25 +62,25 @@ impl<R: Ring> Layer<R> for Origin {
         Ok(whole)
     }
 
-    fn spares(&self, depth: u16) -> u16 {
+    fn child_requests(&self, depth: u16) -> u16 {
         if self.members.is_empty() { 0 } else { depth.max(2) }
     }
 
-    fn looks_at_data(&self) -> bool {
+    fn accesses_data(&self) -> bool {
         false
     }
 
     fn describe(&self) -> Vec<Fact> {
         let (members, _) = self.group.members();
-        let stuck = members.iter().filter(|member| member.store.is_stuck());
+        let failing = members.iter().filter(|member| member.store.is_header_failing());
         let fact = |member: &Arc<Member>| {
             let text = format!(
-                "fail where the lost snapshot on {} would need a copy, as its header cannot be written",
+                "fail where the invalid snapshot on {} needs a copy, as its header cannot be written",
                 member.cow
             );
             ("writes", text)
         };
-        stuck.map(fact).collect()
+        failing.map(fact).collect()
     }
 
     fn node(&self, _: &Profile, below: &[NodeId]) -> Box<dyn Node<R>> {
@@ -89,14 +91,15 @@ impl<R: Ring> Layer<R> for Origin {
             origin_len: member.len.bytes(),
             fua: member.fua,
             for_origin: true,
+            held: HeldRequests::default(),
         };
         Box::new(OriginNode {
             device: below[0],
             copiers: self.members.iter().zip(&below[1..]).map(copier).collect(),
             group: self.group.clone(),
-            joined: self.joined,
-            passed: Vec::new(),
-            slots: Box::default(),
+            generation: self.generation,
+            missed: Vec::new(),
+            requests: Box::default(),
         })
     }
 }
@@ -106,7 +109,7 @@ impl<R: Ring> Target<R> for Origin {
         vec![self.area()]
     }
 
-    /// A write lies within one chunk of each snapshot: chunks are powers of two.
+    /// The smallest chunk, so that a write is within one chunk of each snapshot: chunks are powers of two.
     fn max_io_len(&self) -> Option<Sectors> {
         self.members.iter().map(|member| member.store.chunk).min()
     }
@@ -119,80 +122,88 @@ impl<R: Ring> Target<R> for Origin {
     }
 }
 
-/// What a write does: which snapshot it copies for, and how far that is.
+/// The state of a write: the snapshot that it copies for, and the progress of that copy.
 #[derive(Clone, Copy)]
-struct Slot {
+struct RequestState {
     snapshot: usize,
-    copy: Copy,
+    copy: ChunkCopy,
+}
+
+/// An invalid snapshot that the table does not know.
+struct Missed {
+    store: Arc<Store>,
+    /// Writes that wait for its header.
+    held: HeldRequests,
 }
 
 struct OriginNode {
     device: NodeId,
     copiers: Box<[Copier]>,
     group: Arc<Group>,
-    joined: u64,
-    /// Snapshots that this table does not know of, and whose headers do not say that they are lost yet.
-    passed: Vec<Arc<Store>>,
-    /// By tag.
-    slots: Box<[Slot]>,
+    generation: u64,
+    /// Invalid snapshots that this table does not know, whose headers do not say so yet.
+    missed: Vec<Missed>,
+    requests: Box<[RequestState]>,
 }
 
 impl OriginNode {
-    /// Snapshots that this table does not know of are not what they were any more.
+    /// Invalidates snapshots that this table does not know: it does not copy for them.
     #[cold]
-    fn pass_by(&mut self) {
-        let (members, joined) = self.group.members();
+    fn invalidate_missed(&mut self) {
+        let (members, generation) = self.group.members();
         for Member { store, .. } in members.iter().map(|member| &**member) {
             if store.is_active() && !self.copiers.iter().any(|copier| Arc::ptr_eq(&copier.store, store)) {
                 store.invalidate();
-                self.passed.push(store.clone());
+                let mut held = HeldRequests::default();
+                held.reserve(self.requests.len());
+                self.missed.push(Missed { store: store.clone(), held });
             }
         }
-        self.joined = joined;
+        self.generation = generation;
     }
 
-    /// Copy for one snapshot after the other, then write.
-    fn go_on<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
-        self.passed.retain(|store| store.is_settling());
-        if self.passed.iter().any(|store| store.is_stuck()) {
+    /// Copies for one snapshot after the other, then sends the write.
+    fn copy_and_write<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
+        if self.missed.iter().any(|missed| missed.store.is_header_failing()) {
             return Verdict::Up(End::IoError);
         }
-        if !self.passed.is_empty() {
-            cx.timer(io, cx.now().after(SETTLE_NS));
-            return Verdict::Held;
+        if let Some(missed) = self.missed.iter_mut().find(|missed| missed.store.is_header_pending()) {
+            return missed.held.wait(&missed.store.waiting, io, cx);
         }
-        let slot = &mut self.slots[io.tag.index()];
-        while let Some(copier) = self.copiers.get(slot.snapshot) {
+        let request = &mut self.requests[io.tag.index()];
+        while let Some(copier) = self.copiers.get_mut(request.snapshot) {
             let store = &copier.store;
             let chunk = req.offset.0 / store.chunk.bytes().0;
             let covered = req.offset < copier.origin_len && store.is_active();
-            if covered && store.is_valid() && !matches!(store.find(chunk), Found::Copied(_)) {
-                match copier.begin(&mut slot.copy, io, chunk, None, cx) {
+            if covered && store.is_valid() && !matches!(store.find(chunk), ChunkState::Copied(_)) {
+                match copier.begin(&mut request.copy, io, chunk, None, cx) {
                     Progress::Held => return Verdict::Held,
                     Progress::Failed(End::Requeue) => return Verdict::Up(End::Requeue),
                     Progress::Done | Progress::Failed(_) => {}
                 }
             }
-            let is_copied = || matches!(store.find(chunk), Found::Copied(_));
+            let store = &copier.store;
+            let is_copied = || matches!(store.find(chunk), ChunkState::Copied(_));
             let waits = match store.is_valid() {
-                true if covered && store.is_read(chunk) => Some(LOOK_NS),
-                // A chunk with an exception on disk may change: the snapshot is right without the header, too.
-                false if covered && !is_copied() && store.is_stuck() => return Verdict::Up(End::IoError),
-                false if covered && !is_copied() && store.is_settling() => Some(SETTLE_NS),
-                _ => None,
+                true => covered && store.is_read(chunk),
+                // A chunk with an exception on disk may be written: the snapshot stays correct whatever the
+                // header says.
+                false if covered && !is_copied() && store.is_header_failing() => {
+                    return Verdict::Up(End::IoError);
+                }
+                false => covered && !is_copied() && store.is_header_pending(),
             };
-            if let Some(nanos) = waits {
-                slot.copy = Copy::NONE;
-                cx.timer(io, cx.now().after(nanos));
-                return Verdict::Held;
+            if waits {
+                request.copy = ChunkCopy::NONE;
+                return copier.wait(io, cx);
             }
-            slot.snapshot += 1;
+            request.snapshot += 1;
         }
         Verdict::Down(self.device)
     }
 
-    /// A copy is as far as that.
-    fn after<R: Ring>(
+    /// Continues a write after progress of its copy.
+    fn after_copy<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
@@ -202,14 +213,15 @@ impl OriginNode {
         match progress {
             Progress::Held => Verdict::Held,
             Progress::Failed(End::Requeue) => Verdict::Up(End::Requeue),
-            Progress::Done | Progress::Failed(_) => self.go_on(io, req, cx),
+            Progress::Done | Progress::Failed(_) => self.copy_and_write(io, req, cx),
         }
     }
 }
 
 impl<R: Ring> Node<R> for OriginNode {
     fn attach(&mut self, _: NodeId, tags: usize) {
-        self.slots = vec![Slot { snapshot: 0, copy: Copy::NONE }; tags].into();
+        self.requests = vec![RequestState { snapshot: 0, copy: ChunkCopy::NONE }; tags].into();
+        self.copiers.iter_mut().for_each(|copier| copier.held.reserve(tags));
     }
 
     #[inline]
@@ -217,26 +229,26 @@ impl<R: Ring> Node<R> for OriginNode {
         if !req.op.is_write() {
             return Verdict::Down(self.device);
         }
-        if self.joined != self.group.joined() {
-            self.pass_by();
+        if self.generation != self.group.generation() {
+            self.invalidate_missed();
         }
-        if self.copiers.is_empty() && self.passed.is_empty() {
+        if self.copiers.is_empty() && self.missed.is_empty() {
             return Verdict::Down(self.device);
         }
-        self.slots[io.tag.index()] = Slot { snapshot: 0, copy: Copy::NONE };
-        self.go_on(io, req, cx)
+        self.requests[io.tag.index()] = RequestState { snapshot: 0, copy: ChunkCopy::NONE };
+        self.copy_and_write(io, req, cx)
     }
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        if !slot.copy.is_ours() {
+        let request = &mut self.requests[io.tag.index()];
+        if !request.copy.has_claim() {
             if result < 0 {
                 return Verdict::Up(End::from_result(result, 0));
             }
-            return self.go_on(io, req, cx);
+            return self.copy_and_write(io, req, cx);
         }
-        let progress = self.copiers[slot.snapshot].look(&mut slot.copy, io, None, cx);
-        self.after(io, req, progress, cx)
+        let progress = self.copiers[request.snapshot].retry(&mut request.copy, io, None, cx);
+        self.after_copy(io, req, progress, cx)
     }
 
     fn child_end(
@@ -247,12 +259,26 @@ impl<R: Ring> Node<R> for OriginNode {
         status: End,
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        let slot = &mut self.slots[io.tag.index()];
-        let progress = self.copiers[slot.snapshot].child_ended(&mut slot.copy, io, None, status, cx);
-        self.after(io, req, progress, cx)
+        // A child request is spare again.
+        self.copiers.iter_mut().for_each(|copier| copier.held.resume_all());
+        let request = &mut self.requests[io.tag.index()];
+        let progress = self.copiers[request.snapshot].child_ended(&mut request.copy, io, None, status, cx);
+        self.after_copy(io, req, progress, cx)
     }
 
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        cx.cancel(io);
+        let of_copiers = self.copiers.iter_mut().map(|copier| &mut copier.held);
+        let mut all = of_copiers.chain(self.missed.iter_mut().map(|missed| &mut missed.held));
+        if !all.any(|held| held.cancel(io, cx)) {
+            cx.cancel(io);
+        }
+    }
+
+    fn commit(&mut self, cx: &mut Cx<'_, R>) {
+        self.copiers.iter_mut().for_each(|copier| copier.held.resume_woken(cx));
+        if !self.missed.is_empty() {
+            self.missed.iter_mut().for_each(|missed| missed.held.resume_woken(cx));
+            self.missed.retain(|missed| missed.store.is_header_pending() || !missed.held.is_empty());
+        }
     }
 }

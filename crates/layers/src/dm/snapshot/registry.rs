@@ -1,7 +1,8 @@
-//! Which snapshots an origin has in this process, and which stores are in use.
+//! The snapshots of each origin in this process, and the stores in use.
 //!
-//! A store belongs to its COW device: a table that is loaded while another one of the same snapshot is in use gets the store
-//! that is in memory, with all that it knows, and not what lay on the device when it was loaded.
+//! A store belongs to its COW device. A table that is loaded while another table of the same snapshot is
+//! active gets the store in memory: the content of the device at load time would be outdated when the new
+//! table becomes active.
 
 use super::store::Store;
 use block::Sectors;
@@ -10,15 +11,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A snapshot, as its origin needs to know it.
+/// A snapshot, for its origin.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) store: Arc<Store>,
-    /// The COW device, as the line names it.
+    /// The COW device's name in the table line.
     pub(super) cow: String,
-    /// How much of the origin it covers.
+    /// The length of the origin that it covers.
     pub(super) len: Sectors,
-    /// The COW device takes FUA.
+    /// Whether the COW device supports FUA.
     pub(super) fua: bool,
 }
 
@@ -32,8 +33,8 @@ impl Member {
 #[derive(Debug, Default)]
 pub(super) struct Group {
     members: Mutex<Vec<Arc<Member>>>,
-    /// How often one was put to use.
-    joined: AtomicU64,
+    /// The number of times that a snapshot became active.
+    generation: AtomicU64,
 }
 
 impl Group {
@@ -41,50 +42,50 @@ impl Group {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those there are, and how often one was put to use until now.
+    /// Returns the members and the generation.
     pub(super) fn members(&self) -> (Vec<Arc<Member>>, u64) {
         let members = self.lock();
-        (members.clone(), self.joined.load(Acquire))
+        (members.clone(), self.generation.load(Acquire))
     }
 
-    /// How often one was put to use.
+    /// Returns the number of times that a snapshot became active.
     #[inline]
-    pub(super) fn joined(&self) -> u64 {
-        self.joined.load(Acquire)
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Acquire)
     }
 }
 
-/// By the identity of the origin. A group is there for as long as a table has it.
+/// Groups by the identity of the origin. A group exists while a table holds it.
 static GROUPS: Mutex<BTreeMap<String, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
-/// The group of an origin, by its identity.
+/// Returns the group of an origin, by its identity; creates it if there is none.
 pub(super) fn group(origin: &str) -> Arc<Group> {
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(group) = groups.get(origin).and_then(Weak::upgrade) {
         return group;
     }
-    // Whoever comes clears away what those left who went.
+    // Removes the entries of groups that no table holds any more.
     groups.retain(|_, group| group.strong_count() > 0);
     let group = Arc::default();
     groups.insert(origin.to_owned(), Arc::downgrade(&group));
     group
 }
 
-/// A store that tables use.
-struct Used {
+/// A store in use, and the number of tables that use it.
+struct StoreInUse {
     group: Arc<Group>,
     member: Arc<Member>,
     tables: usize,
 }
 
-/// By the identity of the COW device.
-static STORES: Mutex<BTreeMap<String, Used>> = Mutex::new(BTreeMap::new());
+/// Stores in use, by the identity of the COW device.
+static STORES: Mutex<BTreeMap<String, StoreInUse>> = Mutex::new(BTreeMap::new());
 
-fn stores() -> MutexGuard<'static, BTreeMap<String, Used>> {
+fn stores() -> MutexGuard<'static, BTreeMap<String, StoreInUse>> {
     STORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A table uses a store. With the last of these the snapshot is gone, and nothing is copied for it any more.
+/// The use of a store by one table. When the last one is dropped, the origin stops copying for the snapshot.
 pub(super) struct Lease {
     cow: String,
     group: Arc<Group>,
@@ -92,20 +93,21 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    fn of(cow: &str, used: &mut Used) -> Lease {
-        used.tables += 1;
-        Lease { cow: cow.to_owned(), group: used.group.clone(), member: used.member.clone() }
+    fn of(cow: &str, store: &mut StoreInUse) -> Lease {
+        store.tables += 1;
+        Lease { cow: cow.to_owned(), group: store.group.clone(), member: store.member.clone() }
     }
 
-    /// Whether it is one of a snapshot of that origin.
-    pub(super) fn is_of(&self, origin: &str) -> bool {
+    /// Whether the snapshot has this origin.
+    pub(super) fn has_origin(&self, origin: &str) -> bool {
         Arc::ptr_eq(&self.group, &group(origin))
     }
 
-    /// Its table is put to use: an origin that does not know of it passes it by from now on.
+    /// Its table becomes active. From now on, a write by an origin that does not know the snapshot makes it
+    /// invalid.
     pub(super) fn activate(&self) {
         if self.member.store.activate() {
-            self.group.joined.fetch_add(1, AcqRel);
+            self.group.generation.fetch_add(1, AcqRel);
         }
     }
 }
@@ -113,30 +115,30 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let mut stores = stores();
-        let Some(used) = stores.get_mut(&self.cow) else { return };
-        used.tables -= 1;
-        if used.tables == 0 {
-            self.member.store.retire();
+        let Some(store) = stores.get_mut(&self.cow) else { return };
+        store.tables -= 1;
+        if store.tables == 0 {
+            self.member.store.deactivate();
             self.group.lock().retain(|member| !Arc::ptr_eq(member, &self.member));
             stores.remove(&self.cow);
         }
     }
 }
 
-/// The store of a COW device that is in use.
-pub(super) fn used(cow: &str) -> Option<Lease> {
-    stores().get_mut(cow).map(|used| Lease::of(cow, used))
+/// Returns the store of a COW device if it is in use.
+pub(super) fn find(cow: &str) -> Option<Lease> {
+    stores().get_mut(cow).map(|store| Lease::of(cow, store))
 }
 
-/// A snapshot of that origin is there. One that came meanwhile on the same COW device is it then.
-pub(super) fn join(origin: &str, cow: &str, member: Member) -> Lease {
+/// Registers a snapshot with its origin. If its COW device was registered meanwhile, returns that snapshot.
+pub(super) fn register(origin: &str, cow: &str, member: Member) -> Lease {
     let (mut stores, group) = (stores(), group(origin));
-    let used = stores.entry(cow.to_owned()).or_insert_with(|| {
+    let store = stores.entry(cow.to_owned()).or_insert_with(|| {
         let member = Arc::new(member);
         group.lock().push(member.clone());
-        Used { group, member, tables: 0 }
+        StoreInUse { group, member, tables: 0 }
     });
-    Lease::of(cow, used)
+    Lease::of(cow, store)
 }
 
 #[cfg(test)]
@@ -144,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_goes_with_the_last_table_that_has_it() {
+    fn a_group_is_removed_after_its_last_table() {
         let first = group("registry-test-gone");
         assert!(Arc::ptr_eq(&first, &group("registry-test-gone")));
         drop(first);

@@ -1,8 +1,8 @@
-//! An exception store: which chunks of an origin were copied, and where to. Shared by all queues of the snapshot and of
-//! its origin.
+//! An exception store: the chunks of an origin that were copied, and the chunks of the COW device that hold
+//! the copies. Shared by all queues of the snapshot and of its origin.
 //!
-//! On disk, persistent, as the kernel's dm-snap-persistent has it, all numbers little-endian and chunks counted from the
-//! beginning of the COW device:
+//! A persistent store has the on-disk format of the kernel's dm-snap-persistent. Numbers are little-endian;
+//! chunks are counted from the start of the COW device:
 //!
 //! ```text
 //! chunk 0   header: magic "SnAp", valid, version 1, chunk size in sectors; four bytes each
@@ -10,12 +10,14 @@
 //! …         data, as many chunks as an area has pairs, then the next area
 //! ```
 //!
-//! An area is written whole after the data it names was flushed; the next one is emptied before one is full. The table in
-//! memory is read without a lock: 0 not copied, 1 being copied, else the new chunk plus 2.
+//! An area is written whole, after the data that it refers to was flushed; before an area fills up, the next
+//! one is zeroed. The table in memory is read without a lock: 0 not copied, 1 being copied, else the new
+//! chunk plus 2.
 //!
-//! *Invariant:* who claimed a chunk lets go of it, by an exception or by making the snapshot invalid.
+//! *Invariant:* each claim of a chunk ends with an exception, with `unclaim`, or with the snapshot invalid.
 
 use block::{Bytes, Flags, Op, Request, Sectors, Status};
+use queue::{WaitList, Waiter};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
@@ -24,83 +26,86 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// `SNAP_MAGIC`.
 const MAGIC: u32 = 0x7041_6e53;
 const VERSION: u32 = 1;
-/// An exception on disk.
+/// The size of an exception on disk, in bytes.
 const PAIR: u64 = 16;
-/// Entries of a page of the table.
+/// Entries per page of the table.
 const PAGE: usize = 4096;
-/// Reads of the origin are counted by so many remainders of their chunks.
+/// The number of counters for reads of the origin; a chunk uses counter `chunk % BUCKETS`.
 const BUCKETS: usize = 256;
 
 const NONE: u64 = 0;
 const CLAIMED: u64 = 1;
 
-/// How a store keeps what it knows.
+/// The kind of an exception store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Keeping {
-    /// `P`, and with `O` whether the device may stay, full.
+pub(super) enum StoreKind {
+    /// `P`: on the COW device. `overflow` (`PO`): a full store overflows when the snapshot is written,
+    /// instead of becoming invalid.
     Persistent { overflow: bool },
-    /// `N`: not at all.
+    /// `N`: in memory only.
     Transient,
 }
 
-/// Where the next exceptions go.
+/// The exceptions that are not on disk yet, and the place of the next ones.
 #[derive(Debug)]
 struct Meta {
-    /// The next chunk that data may go to.
+    /// The next free data chunk.
     next_free: u64,
-    /// The area under way, as it will be on disk, its number, and how many pairs it has.
+    /// The current area as it will be on disk, its number, and its number of exceptions.
     area: Vec<u8>,
     current: u64,
     committed: u64,
-    /// Copied, and not in an area yet: old, new.
+    /// Copied, but not in an area yet: old and new chunk.
     ready: VecDeque<(u64, u64)>,
-    /// In the area, and not on disk yet.
+    /// In the area, but not on disk yet.
     writing: Vec<(u64, u64)>,
-    /// Somebody writes the area.
+    /// A request is writing the area.
     busy: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Store {
-    pub(super) keeping: Keeping,
+    pub(super) kind: StoreKind,
     pub(super) chunk: Sectors,
-    /// In sectors. It may grow when a table is put to use.
+    /// The size of the COW device in sectors. It may grow when a table becomes active.
     cow_len: AtomicU64,
     pairs: u64,
     table: Box<[OnceLock<Box<[AtomicU64]>>]>,
     meta: Mutex<Meta>,
     readers: Box<[AtomicU32]>,
     valid: AtomicBool,
-    /// Once it is not valid: its header says so, or there is none.
-    recorded: AtomicBool,
-    /// The header could not be written for so long that writes of the origin do not wait for it any more, but fail.
-    stuck: AtomicBool,
-    /// A table that has it is in use.
+    /// For an invalid store: its header on disk says so, or it has no header.
+    header_written: AtomicBool,
+    /// The header could not be written for so long that writes to the origin fail instead of waiting for it.
+    header_failing: AtomicBool,
+    /// A table that uses the store is active.
     active: AtomicBool,
     overflowed: AtomicBool,
     pub(super) events: AtomicU32,
+    /// The queues with requests that wait for a copy, an area, a reader of the origin or the header.
+    pub(super) waiting: WaitList,
 }
 
-/// What a look at a chunk finds.
+/// Whether a chunk of the origin was copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Found {
-    /// It was not copied.
-    Origin,
-    /// Somebody copies it.
-    Busy,
-    /// It is this chunk of the COW device.
+pub(super) enum ChunkState {
+    /// Not copied: the origin has it.
+    NotCopied,
+    /// A request is copying it.
+    Copying,
+    /// Copied to this chunk of the COW device.
     Copied(u64),
 }
 
-/// A piece of the area to write, and where.
+/// The area to write.
 #[derive(Debug)]
 pub(super) struct AreaWrite {
     pub(super) at: Bytes,
-    /// Empty this one first.
+    /// The next area, to be zeroed first; `None`: the area is not full.
     pub(super) next_at: Option<Bytes>,
 }
 
-/// What the first block of a COW device says.
+/// The header of a persistent store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) valid: bool,
@@ -115,7 +120,7 @@ impl Header {
         bytes
     }
 
-    /// `Ok(None)`: the device holds nothing yet.
+    /// Decodes the first bytes of a COW device. `Ok(None)`: they are zero, so the device has no store yet.
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<Header>, ()> {
         let word = |at: usize| bytes[at * 4..at * 4 + 4].iter().rev().fold(0, |w, b| w << 8 | u32::from(*b));
         match word(0) {
@@ -129,11 +134,11 @@ impl Header {
 }
 
 impl Store {
-    /// Empty. `chunk`: a power of two.
-    pub(super) fn new(keeping: Keeping, chunk: Sectors, cow_len: Sectors, origin_len: Sectors) -> Store {
+    /// Creates an empty store. `chunk`: a power of two.
+    pub(super) fn new(kind: StoreKind, chunk: Sectors, cow_len: Sectors, origin_len: Sectors) -> Store {
         let pairs = chunk.bytes().0 / PAIR;
         let pages = origin_len.0.div_ceil(chunk.0).div_ceil(PAGE as u64);
-        let persistent = keeping != Keeping::Transient;
+        let persistent = kind != StoreKind::Transient;
         let meta = Meta {
             next_free: if persistent { 2 } else { 0 },
             area: if persistent { vec![0; chunk.bytes().0 as usize] } else { Vec::new() },
@@ -144,7 +149,7 @@ impl Store {
             busy: false,
         };
         Store {
-            keeping,
+            kind,
             chunk,
             cow_len: AtomicU64::new(cow_len.0),
             pairs,
@@ -152,11 +157,12 @@ impl Store {
             meta: Mutex::new(meta),
             readers: (0..BUCKETS).map(|_| AtomicU32::new(0)).collect(),
             valid: AtomicBool::new(true),
-            recorded: AtomicBool::new(!persistent),
-            stuck: AtomicBool::new(false),
+            header_written: AtomicBool::new(!persistent),
+            header_failing: AtomicBool::new(false),
             active: AtomicBool::new(false),
             overflowed: AtomicBool::new(false),
             events: AtomicU32::new(0),
+            waiting: WaitList::default(),
         }
     }
 
@@ -164,70 +170,74 @@ impl Store {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where an area lies.
+    /// Returns the offset of an area on the COW device.
     pub(super) fn area_at(&self, area: u64) -> Bytes {
         Sectors((1 + (self.pairs + 1) * area) * self.chunk.0).bytes()
     }
 
-    /// Chunks that fit the COW device.
+    /// Returns the number of chunks of the COW device.
     fn chunks(&self) -> u64 {
         self.cow_len.load(Acquire) / self.chunk.0
     }
 
-    /// Its COW device is that long by now.
+    /// Sets the size of the COW device, which may have grown.
     pub(super) fn set_cow_len(&self, len: Sectors) {
         self.cow_len.store(len.0, Release);
     }
 
-    /// A table that has it is put to use. Whether that is the first one.
+    /// A table that uses the store becomes active. Returns whether it is the first one.
     pub(super) fn activate(&self) -> bool {
         !self.active.swap(true, AcqRel)
     }
 
-    /// No table has it any more.
-    pub(super) fn retire(&self) {
+    /// The last table that used the store is gone.
+    pub(super) fn deactivate(&self) {
         self.active.store(false, Release);
+        self.waiting.wake_fenced(None);
     }
 
-    /// Whether its origin has to copy for it, or wait for it.
+    /// Whether the origin has to copy for this store.
     pub(super) fn is_active(&self) -> bool {
         self.active.load(Acquire)
     }
 
-    /// It is not valid, and its header does not say so yet: until then no write may pass it by.
-    pub(super) fn is_settling(&self) -> bool {
-        !self.is_valid() && !self.is_recorded() && self.is_active()
+    /// Whether the store is invalid and its header does not say so yet. Until then the origin must not be
+    /// changed without a copy.
+    pub(super) fn is_header_pending(&self) -> bool {
+        !self.is_valid() && !self.is_header_written() && self.is_active()
     }
 
-    /// Its header says that it is not valid.
-    pub(super) fn recorded(&self) {
-        self.recorded.store(true, Release);
+    /// Records that the header on disk says that the store is invalid.
+    pub(super) fn set_header_written(&self) {
+        self.header_written.store(true, Release);
+        self.waiting.wake_fenced(None);
     }
 
-    /// Whether the header of a store that is not valid says so, or it has none.
-    pub(super) fn is_recorded(&self) -> bool {
-        self.recorded.load(Acquire)
+    /// Whether the header of an invalid store says so, or the store has no header.
+    pub(super) fn is_header_written(&self) -> bool {
+        self.header_written.load(Acquire)
     }
 
-    /// Writes that would have to wait for its header fail from now on, until that is written.
-    pub(super) fn stick(&self) {
-        self.stuck.store(true, Release);
+    /// Makes writes to the origin that would wait for the header fail, until the header is written.
+    pub(super) fn set_header_failing(&self) {
+        self.header_failing.store(true, Release);
+        self.waiting.wake_fenced(None);
     }
 
-    /// Whether a write that would make it wrong fails now.
-    pub(super) fn is_stuck(&self) -> bool {
-        self.stuck.load(Acquire) && self.is_settling()
+    /// Whether writes to the origin that need a copy fail now.
+    pub(super) fn is_header_failing(&self) -> bool {
+        self.header_failing.load(Acquire) && self.is_header_pending()
     }
 
-    /// The next data chunk is never one of an area.
+    /// Skips the chunk of an area: data never goes there.
     fn skip_area(&self, meta: &mut Meta) {
         if meta.next_free % (self.pairs + 1) == 1 {
             meta.next_free += 1;
         }
     }
 
-    /// Take in an area that was read, the next in order. Whether another one follows it.
-    pub(super) fn take_area(&self, bytes: &[u8]) -> Result<bool, ()> {
+    /// Loads the next area, in order. Returns whether it is full, so that another one follows.
+    pub(super) fn load_area(&self, bytes: &[u8]) -> Result<bool, ()> {
         let mut meta = self.lock();
         let number = |at: usize| bytes[at..at + 8].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b));
         for pair in 0..self.pairs as usize {
@@ -252,43 +262,43 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether an area has exceptions: the first pair has a new chunk.
+    /// Whether an area has exceptions: the new chunk of its first pair is not 0.
     pub(super) fn has_exceptions(&self, area: &[u8]) -> bool {
         area[8..PAIR as usize].iter().any(|&byte| byte != 0)
     }
 
-    /// The cell of a chunk; `None`: it lies beyond the origin.
+    /// Returns the table entry of a chunk; `None`: the chunk is beyond the end of the origin.
     fn cell(&self, chunk: u64) -> Option<&AtomicU64> {
         let page = self.table.get(usize::try_from(chunk).ok()? / PAGE)?;
         let page = page.get_or_init(|| (0..PAGE).map(|_| AtomicU64::new(NONE)).collect());
         Some(&page[chunk as usize % PAGE])
     }
 
-    /// What there is of a chunk.
+    /// Returns whether a chunk was copied, and where to.
     #[inline]
-    pub(super) fn find(&self, chunk: u64) -> Found {
+    pub(super) fn find(&self, chunk: u64) -> ChunkState {
         let page = self.table.get(chunk as usize / PAGE).and_then(OnceLock::get);
         match page.map_or(NONE, |page| page[chunk as usize % PAGE].load(Acquire)) {
-            NONE => Found::Origin,
-            CLAIMED => Found::Busy,
-            copied => Found::Copied(copied - 2),
+            NONE => ChunkState::NotCopied,
+            CLAIMED => ChunkState::Copying,
+            copied => ChunkState::Copied(copied - 2),
         }
     }
 
-    /// A chunk that was not copied is the caller's to copy.
+    /// Claims a chunk. `true`: it was not copied, and the caller must copy it.
     pub(super) fn claim(&self, chunk: u64) -> bool {
         let cell = self.cell(chunk);
         cell.is_some_and(|cell| cell.compare_exchange(NONE, CLAIMED, AcqRel, Relaxed).is_ok())
     }
 
-    /// It is not copied after all.
+    /// Releases a claim without a copy.
     pub(super) fn unclaim(&self, chunk: u64) {
         if let Some(cell) = self.cell(chunk) {
             cell.store(NONE, Release);
         }
     }
 
-    /// A place for a copy. `None`: there is none left.
+    /// Allocates a chunk of the COW device. `None`: the store is full.
     pub(super) fn allocate(&self) -> Option<u64> {
         let mut meta = self.lock();
         let new = meta.next_free;
@@ -296,17 +306,17 @@ impl Store {
             return None;
         }
         meta.next_free += 1;
-        if self.keeping != Keeping::Transient {
+        if self.kind != StoreKind::Transient {
             self.skip_area(&mut meta);
         }
         Some(new)
     }
 
-    /// A copy is there: an exception at once, or when an area says so.
+    /// Records a finished copy. It becomes an exception at once, or once its area is on disk.
     pub(super) fn copied(&self, old: u64, new: u64) {
-        match self.keeping {
-            Keeping::Transient => self.publish(old, new),
-            Keeping::Persistent { .. } => self.lock().ready.push_back((old, new)),
+        match self.kind {
+            StoreKind::Transient => self.publish(old, new),
+            StoreKind::Persistent { .. } => self.lock().ready.push_back((old, new)),
         }
     }
 
@@ -316,8 +326,8 @@ impl Store {
         }
     }
 
-    /// Put what is ready into the area, as much as fits, and write it. `None`: somebody else does, nothing is ready, or the
-    /// store is lost.
+    /// Adds finished copies to the area, as many as fit; the caller must write the area. `None`: another
+    /// request is writing it, nothing is ready, or the store is invalid.
     pub(super) fn begin_commit(&self) -> Option<AreaWrite> {
         let mut meta = self.lock();
         if meta.busy || meta.ready.is_empty() || !self.is_valid() {
@@ -332,19 +342,19 @@ impl Store {
             meta.writing.push((old, new));
         }
         meta.busy = true;
-        // An area behind the end of the device holds nothing: the store is full.
+        // If the next area is beyond the end of the device, the store is full.
         let next_chunk = 1 + (self.pairs + 1) * (meta.current + 1);
         let is_next = meta.committed == self.pairs && next_chunk < self.chunks();
         let next_at = is_next.then(|| self.area_at(meta.current + 1));
         Some(AreaWrite { at: self.area_at(meta.current), next_at })
     }
 
-    /// The area as it is to be written.
+    /// Copies the current area into a buffer.
     pub(super) fn copy_area(&self, into: &mut [u8]) {
         into.copy_from_slice(&self.lock().area);
     }
 
-    /// It is on disk: what it names is copied from now on.
+    /// The area is on disk: publishes its exceptions.
     pub(super) fn end_commit(&self) {
         let mut meta = self.lock();
         for (old, new) in std::mem::take(&mut meta.writing) {
@@ -358,8 +368,8 @@ impl Store {
         meta.busy = false;
     }
 
-    /// A copy that was begun is not made now. `commits`: nor is the area written that its request wrote; what others have in
-    /// it is theirs to write again.
+    /// Abandons a copy. `commits`: the request was writing the area; the exceptions of other requests in it
+    /// go back to `ready`, for those to write.
     pub(super) fn abandon(&self, old: u64, commits: bool) {
         let mut meta = self.lock();
         if commits {
@@ -376,7 +386,7 @@ impl Store {
         self.unclaim(old);
     }
 
-    /// The area could not be written: the store is lost, before anyone else writes the area with what it has now.
+    /// The area could not be written: invalidates the store, before another request writes the area again.
     pub(super) fn fail_commit(&self) {
         self.invalidate();
         let mut meta = self.lock();
@@ -385,31 +395,33 @@ impl Store {
         meta.ready.clear();
     }
 
-    /// Nothing that the snapshot says can be believed any more.
+    /// Makes the snapshot invalid.
     pub(super) fn invalidate(&self) {
         if self.valid.swap(false, AcqRel) {
             self.events.fetch_add(1, Relaxed);
+            self.waiting.wake_fenced(None);
         }
     }
 
-    /// A client's request has failed. One that was to make data durable may have lost data of copies that are not named by
-    /// an area yet, and a later sync would not say so: no area is written after it.
+    /// Notes that a request of a client failed. A failed flush or FUA write may have lost copied data that no
+    /// area refers to yet, and a later flush would not report that, so it makes a persistent snapshot
+    /// invalid.
     #[cold]
-    pub(super) fn ended_badly(&self, req: &Request, status: Status) {
-        let syncs = req.op == Op::Flush || req.op.is_write() && req.flags.has(Flags::FUA);
+    pub(super) fn note_failure(&self, req: &Request, status: Status) {
+        let syncs = req.op == Op::Flush || req.op.is_write() && req.flags.contains(Flags::FUA);
         let is_harmless = match status {
             Status::Requeue | Status::Again | Status::Resource | Status::DeviceResource => true,
-            // A write that found no room has lost nothing; a sync may have.
+            // A write that found no space has lost nothing; a flush may have.
             Status::NoSpace => req.op != Op::Flush,
             Status::NotSupported | Status::Invalid | Status::NotPermitted => true,
             _ => false,
         };
-        if syncs && !is_harmless && self.keeping != Keeping::Transient {
+        if syncs && !is_harmless && self.kind != StoreKind::Transient {
             self.invalidate();
         }
     }
 
-    /// It is full, and stays as it is.
+    /// Marks the store as full. The snapshot stays readable.
     pub(super) fn overflow(&self) {
         if !self.overflowed.swap(true, AcqRel) {
             self.events.fetch_add(1, Relaxed);
@@ -428,15 +440,17 @@ impl Store {
         &self.readers[chunk as usize % BUCKETS]
     }
 
-    /// The origin is read for a chunk: who writes it waits.
+    /// Counts a read of the origin for a chunk; writes of that chunk to the origin wait for it.
     pub(super) fn read_begins(&self, chunk: u64) {
         self.bucket(chunk).fetch_add(1, AcqRel);
-        // Either it finds the copy next, or who made the copy finds it here.
+        // Pairs with the fence in `is_read`: either this read sees the copy, or the copier sees this reader.
         fence(SeqCst);
     }
 
-    pub(super) fn read_ends(&self, chunk: u64) {
-        self.bucket(chunk).fetch_sub(1, AcqRel);
+    /// Ends a read that [`read_begins`](Store::read_begins) counted. `own`: the waiter of the calling node.
+    pub(super) fn read_ends(&self, chunk: u64, own: Option<&Waiter>) {
+        self.bucket(chunk).fetch_sub(1, SeqCst);
+        self.waiting.wake(own);
     }
 
     pub(super) fn is_read(&self, chunk: u64) -> bool {
@@ -444,12 +458,12 @@ impl Store {
         self.bucket(chunk).load(Acquire) > 0
     }
 
-    /// Sectors in use, all there are, and those of header and areas.
+    /// Returns the sectors in use, the size of the COW device, and the sectors of header and areas.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let meta = self.lock();
-        let areas = match self.keeping {
-            Keeping::Persistent { .. } => (meta.current + 2) * self.chunk.0,
-            Keeping::Transient => 0,
+        let areas = match self.kind {
+            StoreKind::Persistent { .. } => (meta.current + 2) * self.chunk.0,
+            StoreKind::Transient => 0,
         };
         let all = self.cow_len.load(Acquire);
         ((meta.next_free * self.chunk.0).min(all), all, areas)
@@ -462,12 +476,12 @@ mod tests {
 
     fn store() -> Store {
         // 32 pairs in an area.
-        let keeping = Keeping::Persistent { overflow: false };
-        Store::new(keeping, Sectors(1), Sectors(200), Sectors(1000))
+        let kind = StoreKind::Persistent { overflow: false };
+        Store::new(kind, Sectors(1), Sectors(200), Sectors(1000))
     }
 
     #[test]
-    fn data_chunks_are_never_those_of_areas() {
+    fn data_chunks_skip_the_chunks_of_areas() {
         let store = store();
         let taken: Vec<u64> = std::iter::from_fn(|| store.allocate()).collect();
         assert_eq!((taken[0], taken[31], taken[32]), (2, 33, 35));
@@ -476,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_written_as_the_kernel_does() {
+    fn a_header_has_the_kernels_format() {
         let header = Header { valid: true, chunk: Sectors(16) };
         assert_eq!(&header.encode()[..4], b"SnAp");
         assert_eq!(Header::decode(&header.encode()), Ok(Some(header)));
@@ -485,24 +499,24 @@ mod tests {
     }
 
     #[test]
-    fn exceptions_count_once_their_area_is_on_disk() {
+    fn exceptions_are_published_once_their_area_is_on_disk() {
         let store = store();
         assert!(store.claim(7) && !store.claim(7));
-        assert_eq!(store.find(7), Found::Busy);
+        assert_eq!(store.find(7), ChunkState::Copying);
         let new = store.allocate().unwrap();
         store.copied(7, new);
         let write = store.begin_commit().unwrap();
         assert_eq!((write.at, write.next_at), (Sectors(1).bytes(), None));
         assert!(store.begin_commit().is_none());
-        assert_eq!(store.find(7), Found::Busy);
+        assert_eq!(store.find(7), ChunkState::Copying);
         store.end_commit();
-        assert_eq!(store.find(7), Found::Copied(2));
+        assert_eq!(store.find(7), ChunkState::Copied(2));
         let mut area = vec![0; 512];
         store.copy_area(&mut area);
         assert_eq!((area[0], area[8], area[16]), (7, 2, 0));
         let again = self::store();
-        assert_eq!(again.take_area(&area), Ok(false));
-        assert_eq!((again.find(7), again.allocate()), (Found::Copied(2), Some(3)));
+        assert_eq!(again.load_area(&area), Ok(false));
+        assert_eq!((again.find(7), again.allocate()), (ChunkState::Copied(2), Some(3)));
     }
 
     #[test]
@@ -518,16 +532,16 @@ mod tests {
         let mut area = vec![0; 512];
         store.copy_area(&mut area);
         store.end_commit();
-        assert_eq!((store.find(31), store.find(32)), (Found::Copied(33), Found::Busy));
+        assert_eq!((store.find(31), store.find(32)), (ChunkState::Copied(33), ChunkState::Copying));
         let again = self::store();
-        assert_eq!(again.take_area(&area), Ok(true));
-        assert_eq!(again.take_area(&[0; 512]), Ok(false));
+        assert_eq!(again.load_area(&area), Ok(true));
+        assert_eq!(again.load_area(&[0; 512]), Ok(false));
         assert_eq!(again.allocate(), Some(35));
         assert_eq!(store.begin_commit().unwrap().at, Sectors(34).bytes());
     }
 
     #[test]
-    fn no_area_is_written_after_one_that_failed() {
+    fn no_area_is_written_after_a_failed_one() {
         let store = store();
         let copy = |old| {
             assert!(store.claim(old));
@@ -543,11 +557,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_on_disk_is_refused() {
+    fn an_area_with_impossible_chunks_is_refused() {
         let mut area = [0; 512];
         area[8] = 34;
-        assert_eq!(store().take_area(&area), Err(()), "a chunk that is an area");
+        assert_eq!(store().load_area(&area), Err(()), "a chunk that is an area");
         area[9] = 1;
-        assert_eq!(store().take_area(&area), Err(()), "beyond the device");
+        assert_eq!(store().load_area(&area), Err(()), "beyond the device");
     }
 }

@@ -1,82 +1,82 @@
-//! Path selectors: who of a priority group's usable paths gets the next request.
+//! Path selectors: choose a path of a priority group for each request.
 //!
-//! What a table says of a selector and of its paths is [`SelectorArgs`] and [`PathArgs`]; [`Selector`] is what a
-//! hardware queue keeps to choose by. Each queue has its own: what is in flight is what this queue has in flight,
-//! so choosing writes nothing that another thread reads. The algorithms are the kernel's (drivers/md/dm-ps-*.c); that
-//! they choose as the kernel's lists would is held by `model.rs`.
+//! [`SelectorArgs`] and [`PathArgs`] are the arguments of a selector and its paths in a table line;
+//! [`Selector`] is the state of one hardware queue. Each queue has its own and counts only its own requests
+//! in flight, so choosing a path writes nothing that another thread reads. The algorithms are the kernel's
+//! (drivers/md/dm-ps-*.c); `model.rs` tests that they choose as the kernel's lists do.
 
-mod affinity;
-mod fewest;
-mod historical;
+mod historical_service_time;
+mod io_affinity;
 #[cfg(test)]
 mod model;
-mod soonest;
+mod queue_length;
+mod service_time;
 
-use crate::dm::{TargetError, Words, number};
-use affinity::CpuMask;
+use crate::dm::{Args, TargetError, parse_u32};
 use block::Bytes;
-use fewest::Fewest;
-use historical::Historical;
+use historical_service_time::HistoricalServiceTime;
+use io_affinity::CpuMask;
 use queue::Nanos;
-use soonest::Soonest;
+use queue_length::QueueLength;
+use service_time::ServiceTime;
 
-/// More paths than a stack can have, whose nodes have numbers of eight bits.
+/// More paths than a stack can have: its nodes have numbers of eight bits.
 pub(super) const PATHS_MAX: usize = 1 << u8::BITS;
 
-/// Counts the turns in which paths were chosen from the beginning again, in the order that they have. What they are counted
-/// in lies in the bits `turns` of a number for each path, and `turn` is one of it. What the next turn is.
+/// Renumbers the stamps of paths from 0, in their order. The bits `stamps` of each path's key
+/// hold its stamp, in units of `stamp`. Returns the next stamp.
 #[cold]
-fn count_turns_anew<'a>(numbers: impl Iterator<Item = &'a mut u64>, turn: u64, turns: u64) -> u64 {
+fn renumber<'a>(numbers: impl Iterator<Item = &'a mut u64>, stamp: u64, stamps: u64) -> u64 {
     let mut order: Vec<&mut u64> = numbers.collect();
-    order.sort_unstable_by_key(|number| **number & turns);
+    order.sort_unstable_by_key(|number| **number & stamps);
     let mut next = 0;
     for number in order {
-        *number = (*number & !turns) + next;
-        next += turn;
+        *number = (*number & !stamps) + next;
+        next += stamp;
     }
     next
 }
 
-/// `HST_FIXED_95`: 0.95 in ten binary digits.
+/// `HST_FIXED_95`: 0.95 with ten fractional bits.
 const BASE_WEIGHT_DEFAULT: u32 = 972;
-/// 1 in ten binary digits.
+/// 1.0 with ten fractional bits.
 const FIXED_ONE: u32 = 1024;
 
-/// A selector and its own arguments.
+/// A path selector with its arguments.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SelectorArgs {
-    /// Each in turn.
+    /// Paths in turn.
     RoundRobin,
-    /// The one with the fewest requests in flight.
+    /// The path with the selector requests in flight.
     QueueLength,
-    /// The one that would be done first, by bytes in flight and relative throughput.
+    /// The path that would complete a request first, by bytes in flight and relative throughput.
     ServiceTime,
-    /// The one that would be done first, by how long requests took.
+    /// The path that would complete a request first, by historical service times.
     Historical {
-        /// How much the past weighs, of 1024.
+        /// Weight of the past, out of 1024.
         base_weight: u32,
-        /// How many times slower a path must be to count as slower.
+        /// Service times within this factor count as equal.
         threshold: u32,
     },
-    /// The one that the CPU was given.
+    /// The path assigned to the CPU.
     Affinity,
 }
 
-/// What a selector is told of a path.
+/// A selector's arguments for one path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PathArgs {
-    /// Nothing that still matters: the requests in a row of older kernels, which are always 1.
+    /// None that matters: the repeat count of older kernels, which is always 1.
     Plain,
-    /// How much the path carries beside the others, 0 to 100.
+    /// Relative throughput, 0 to 100.
     Throughput(u32),
     /// A path of `historical-service-time`, whose argument is not shown again.
     Historical,
-    /// The CPUs that it is for.
+    /// The CPUs that the path is assigned to.
     Cpus(CpuMask),
 }
 
 impl SelectorArgs {
-    /// Whether there is a selector of that name.
+    /// Returns whether a selector of that name exists.
     pub fn is_known(name: &str) -> bool {
         SelectorArgs::named(name).is_some()
     }
@@ -94,7 +94,7 @@ impl SelectorArgs {
         })
     }
 
-    /// The name in a table.
+    /// Returns the name in a table.
     pub fn name(&self) -> &'static str {
         match self {
             SelectorArgs::RoundRobin => "round-robin",
@@ -105,8 +105,8 @@ impl SelectorArgs {
         }
     }
 
-    /// A selector by name, with the arguments that follow. All but one take any and heed none.
-    pub(super) fn parse(name: &str, mut args: Words<'_>) -> Result<SelectorArgs, TargetError> {
+    /// Parses a selector's arguments. As in the kernel, only `historical-service-time` uses any.
+    pub(super) fn parse(name: &str, mut args: Args<'_>) -> Result<SelectorArgs, TargetError> {
         let failed = || TargetError::new("path selector constructor failed");
         let mut selector = SelectorArgs::named(name).ok_or(TargetError::new("unknown path selector type"))?;
         if let SelectorArgs::Historical { base_weight, threshold } = &mut selector {
@@ -114,17 +114,17 @@ impl SelectorArgs {
                 return Err(failed());
             }
             if let Some(word) = args.take_next() {
-                *base_weight = number(word).filter(|&weight| weight < FIXED_ONE).ok_or_else(failed)?;
+                *base_weight = parse_u32(word).filter(|&weight| weight < FIXED_ONE).ok_or_else(failed)?;
             }
             if let Some(word) = args.take_next() {
-                *threshold = number(word).ok_or_else(failed)?;
+                *threshold = parse_u32(word).ok_or_else(failed)?;
             }
         }
         Ok(selector)
     }
 
-    /// What the selector is told of one path.
-    pub(super) fn parse_path(&self, mut args: Words<'_>) -> Result<PathArgs, TargetError> {
+    /// Parses the selector's arguments for one path.
+    pub(super) fn parse_path(&self, mut args: Args<'_>) -> Result<PathArgs, TargetError> {
         let (most, errors) = match self {
             SelectorArgs::RoundRobin => {
                 (1, ["round-robin ps: incorrect number of arguments", "round-robin ps: invalid repeat count"])
@@ -144,18 +144,18 @@ impl SelectorArgs {
                     "historical-service-time ps: invalid repeat count",
                 ],
             ),
-            SelectorArgs::Affinity => return affinity::parse(args),
+            SelectorArgs::Affinity => return io_affinity::parse(args),
         };
         if args.len() > most {
             return Err(TargetError::new(errors[0]));
         }
         if let Some(word) = args.take_next() {
-            number(word).ok_or(TargetError::new(errors[1]))?;
+            parse_u32(word).ok_or(TargetError::new(errors[1]))?;
         }
         Ok(match self {
             SelectorArgs::ServiceTime => {
                 let throughput = match args.take_next() {
-                    Some(word) => number(word).filter(|&throughput| throughput <= 100),
+                    Some(word) => parse_u32(word).filter(|&throughput| throughput <= 100),
                     None => Some(1),
                 };
                 let error = "service-time ps: invalid relative_throughput value";
@@ -166,7 +166,7 @@ impl SelectorArgs {
         })
     }
 
-    /// Its own arguments as they are shown, with their count, each followed by a space.
+    /// Formats the selector's arguments with their count, each followed by a space.
     pub fn table(&self) -> String {
         match self {
             SelectorArgs::Historical { base_weight, threshold } => format!("2 {base_weight} {threshold} "),
@@ -174,12 +174,12 @@ impl SelectorArgs {
         }
     }
 
-    /// How many words are shown of each path in a table.
+    /// Returns how many arguments a table shows for each path.
     pub fn table_args(&self) -> usize {
         if matches!(self, SelectorArgs::ServiceTime) { 2 } else { 1 }
     }
 
-    /// How many words are shown of each path in a status.
+    /// Returns how many values a status shows for each path.
     pub fn info_args(&self) -> usize {
         match self {
             SelectorArgs::RoundRobin => 0,
@@ -189,7 +189,7 @@ impl SelectorArgs {
         }
     }
 
-    /// What is shown of a path in a status, each word followed by a space. `report`: what all queues together say.
+    /// Formats the status values of a path, each followed by a space. `report` combines all queues.
     pub fn info(&self, path: &PathArgs, report: &Report) -> String {
         match (self, path) {
             (SelectorArgs::QueueLength, _) => format!("{} ", report.requests),
@@ -197,9 +197,9 @@ impl SelectorArgs {
                 format!("{} {throughput} ", report.bytes)
             }
             (SelectorArgs::Historical { .. }, _) => {
-                // A path of which no queue has told anything is taken to be as each one begins.
+                // 0: no queue has published a service time, so the initial value is shown.
                 let service_time = match report.service_time {
-                    0 => historical::FIXED_ONE,
+                    0 => historical_service_time::FIXED_ONE,
                     time => time,
                 };
                 format!("{service_time} {} {} ", report.requests, report.stale_after)
@@ -211,7 +211,7 @@ impl SelectorArgs {
 }
 
 impl PathArgs {
-    /// As they are shown in a table, each followed by a space.
+    /// Formats the arguments, each followed by a space.
     pub fn table(&self) -> String {
         match self {
             PathArgs::Plain => "1 ".to_owned(),
@@ -222,18 +222,18 @@ impl PathArgs {
     }
 }
 
-/// What selectors know of a path, for a status.
+/// A selector's counts for one path, for a status.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Report {
     /// Requests in flight.
     pub requests: u64,
     /// Bytes in flight.
     pub bytes: u64,
-    /// How long requests take, in nanoseconds with ten binary digits behind the point.
+    /// Average service time in nanoseconds, with ten fractional bits.
     pub service_time: u64,
-    /// Until when that is believed, in nanoseconds.
+    /// When that average becomes stale, in nanoseconds.
     pub stale_after: u64,
-    /// How often a CPU was given no path.
+    /// How often a request's CPU had no path.
     pub misses: u64,
 }
 
@@ -241,28 +241,28 @@ pub struct Report {
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum Selector {
-    RoundRobin(Turns),
-    /// Which path this queue's CPU was given, and how often it had none.
+    RoundRobin(RoundRobin),
+    /// The path of this queue's CPU, and how often it had none.
     Affinity {
-        turns: Turns,
+        round_robin: RoundRobin,
         own: Option<u8>,
         misses: u64,
     },
-    QueueLength(Fewest),
-    ServiceTime(Soonest),
-    Historical(Box<Historical>),
+    QueueLength(QueueLength),
+    ServiceTime(ServiceTime),
+    Historical(Box<HistoricalServiceTime>),
 }
 
-/// The usable paths of a group where nothing is counted; those chosen longest ago come first.
+/// The usable paths of a group without counters, least recently chosen first.
 #[derive(Default, Debug)]
-pub(super) struct Turns {
+pub(super) struct RoundRobin {
     usable: Vec<u8>,
     count: u8,
 }
 
-impl Turns {
-    fn new(count: u8) -> Turns {
-        Turns { usable: Vec::with_capacity(count.into()), count }
+impl RoundRobin {
+    fn new(count: u8) -> RoundRobin {
+        RoundRobin { usable: Vec::with_capacity(count.into()), count }
     }
 
     fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
@@ -282,59 +282,63 @@ impl Turns {
 }
 
 impl Selector {
-    /// For a queue that is served by CPU `cpu`. No path is usable yet.
+    /// Creates a selector for the queue of CPU `cpu`. No path is usable yet.
     pub(super) fn new(args: &SelectorArgs, paths: &[PathArgs], cpu: usize) -> Selector {
-        // More do not fit a stack, which is refused for it before anything asks here.
+        // A stack with more paths is rejected before it gets here.
         let paths = &paths[..paths.len().min(PATHS_MAX - 1)];
         let count = paths.len() as u8;
         match args {
-            SelectorArgs::RoundRobin => Selector::RoundRobin(Turns::new(count)),
+            SelectorArgs::RoundRobin => Selector::RoundRobin(RoundRobin::new(count)),
             SelectorArgs::Affinity => {
-                let own = affinity::owner(paths, cpu);
-                Selector::Affinity { turns: Turns::new(count), own, misses: 0 }
+                let own = io_affinity::owner(paths, cpu);
+                Selector::Affinity { round_robin: RoundRobin::new(count), own, misses: 0 }
             }
-            SelectorArgs::QueueLength => Selector::QueueLength(Fewest::new(count)),
-            SelectorArgs::ServiceTime => Selector::ServiceTime(Soonest::new(paths)),
+            SelectorArgs::QueueLength => Selector::QueueLength(QueueLength::new(count)),
+            SelectorArgs::ServiceTime => Selector::ServiceTime(ServiceTime::new(paths)),
             SelectorArgs::Historical { base_weight, threshold } => {
-                Selector::Historical(Box::new(Historical::new(*base_weight, *threshold, count)))
+                Selector::Historical(Box::new(HistoricalServiceTime::new(*base_weight, *threshold, count)))
             }
         }
     }
 
-    /// Of a group without paths.
-    pub(super) fn nobody() -> Selector {
-        Selector::RoundRobin(Turns::default())
+    /// Returns a selector without paths.
+    pub(super) fn empty() -> Selector {
+        Selector::RoundRobin(RoundRobin::default())
     }
 
-    /// Some paths have failed or come back. Those that stay keep their order; those that come back go last.
+    /// Sets which paths are usable. The others enqueue their order; newly usable ones send_to last.
     pub(super) fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
         match self {
-            Selector::RoundRobin(turns) | Selector::Affinity { turns, .. } => turns.set_usable(is_usable),
-            Selector::QueueLength(fewest) => fewest.set_usable(is_usable),
-            Selector::ServiceTime(soonest) => soonest.set_usable(is_usable),
-            Selector::Historical(historical) => historical.set_usable(is_usable),
+            Selector::RoundRobin(round_robin) | Selector::Affinity { round_robin, .. } => {
+                round_robin.set_usable(is_usable)
+            }
+            Selector::QueueLength(selector) => selector.set_usable(is_usable),
+            Selector::ServiceTime(selector) => selector.set_usable(is_usable),
+            Selector::Historical(selector) => selector.set_usable(is_usable),
         }
     }
 
-    /// Whether there is a path to choose.
+    /// Returns whether any path is usable.
     pub(super) fn has_usable(&self) -> bool {
         match self {
-            Selector::RoundRobin(turns) | Selector::Affinity { turns, .. } => !turns.usable.is_empty(),
-            Selector::QueueLength(fewest) => fewest.has_usable(),
-            Selector::ServiceTime(soonest) => soonest.has_usable(),
-            Selector::Historical(historical) => historical.has_usable(),
+            Selector::RoundRobin(round_robin) | Selector::Affinity { round_robin, .. } => {
+                !round_robin.usable.is_empty()
+            }
+            Selector::QueueLength(selector) => selector.has_usable(),
+            Selector::ServiceTime(selector) => selector.has_usable(),
+            Selector::Historical(selector) => selector.has_usable(),
         }
     }
 
-    /// The paths that requests take in turn, whatever is in flight: whoever sends them can do without asking. None: the
-    /// selector is to be asked for each request.
-    pub(super) fn turns(&self) -> &[u8] {
+    /// Returns the paths that requests take in turn regardless of what is in flight; the caller cycles
+    /// through them itself. Empty: the selector has to be asked for each request.
+    pub(super) fn cycle(&self) -> &[u8] {
         match self {
-            Selector::RoundRobin(turns) => &turns.usable,
-            // Its own alone. Going without one is counted each time.
-            Selector::Affinity { turns: Turns { usable, .. }, own: Some(own), .. } => {
+            Selector::RoundRobin(round_robin) => &round_robin.usable,
+            // Only the CPU's own path. A CPU without one is counted at each request.
+            Selector::Affinity { round_robin: RoundRobin { usable, .. }, own: Some(own), .. } => {
                 let place = usable.iter().position(|path| path == own);
-                // Any is better than none; which it is stays the same as long as it lasts.
+                // If it is not usable, the first usable path is taken.
                 place.map_or(&usable[..usable.len().min(1)], |place| &usable[place..=place])
             }
             _ => &[],
@@ -353,39 +357,39 @@ impl Selector {
     #[inline(always)]
     pub(super) fn take_small(&mut self, len: Bytes) -> Option<u8> {
         match self {
-            Selector::QueueLength(fewest) => fewest.take_small(),
-            Selector::ServiceTime(soonest) => soonest.take_small(len.0),
-            Selector::Historical(historical) => historical.take_idle(),
+            Selector::QueueLength(selector) => selector.take_small(),
+            Selector::ServiceTime(selector) => selector.take_small(len.0),
+            Selector::Historical(selector) => selector.take_idle(),
             Selector::RoundRobin(_) | Selector::Affinity { .. } => None,
         }
     }
 
     fn take_in_general(&mut self, len: Bytes, now: Nanos) -> Option<u8> {
         match self {
-            Selector::QueueLength(fewest) => Some(fewest.take_of_many()),
-            Selector::ServiceTime(soonest) => Some(soonest.take_in_general(len.0)),
-            Selector::Historical(historical) => Some(historical.take_from_list(now)),
-            Selector::RoundRobin(turns) => turns.take(),
-            Selector::Affinity { turns, own, misses } => {
+            Selector::QueueLength(selector) => Some(selector.take_of_many()),
+            Selector::ServiceTime(selector) => Some(selector.take_in_general(len.0)),
+            Selector::Historical(selector) => Some(selector.take_from_list(now)),
+            Selector::RoundRobin(round_robin) => round_robin.take(),
+            Selector::Affinity { round_robin, own, misses } => {
                 *misses += u64::from(own.is_none());
-                let own = own.filter(|own| turns.usable.contains(own));
-                own.or(turns.usable.first().copied())
+                let own = own.filter(|own| round_robin.usable.contains(own));
+                own.or(round_robin.usable.first().copied())
             }
         }
     }
 
     /// Counts a request of `len` bytes as no longer in flight on `path`, whatever its status. It was sent
-    /// there `went_ns` before `now`.
-    pub(super) fn end(&mut self, path: u8, len: Bytes, went_ns: u64, now: Nanos) {
+    /// there `sent_ns` before `now`.
+    pub(super) fn end(&mut self, path: u8, len: Bytes, sent_ns: u64, now: Nanos) {
         match self {
-            Selector::QueueLength(fewest) => fewest.end(path),
-            Selector::ServiceTime(soonest) => soonest.end(path, len.0),
-            Selector::Historical(historical) => historical.end(path, went_ns, now),
+            Selector::QueueLength(selector) => selector.end(path),
+            Selector::ServiceTime(selector) => selector.end(path, len.0),
+            Selector::Historical(selector) => selector.end(path, sent_ns, now),
             Selector::RoundRobin(_) | Selector::Affinity { .. } => {}
         }
     }
 
-    /// What this queue knows of each of the first `count` paths, where it knows anything.
+    /// Passes this queue's counts of the first `count` paths to `show`, if the selector has any.
     #[inline]
     pub(super) fn each_report(&self, count: u8, show: impl Fn(u8, Report)) {
         let paths = 0..count;
@@ -394,23 +398,23 @@ impl Selector {
             Selector::Affinity { misses, .. } => {
                 paths.for_each(|path| show(path, Report { misses: *misses, ..Report::default() }));
             }
-            Selector::QueueLength(fewest) => paths.for_each(|path| show(path, fewest.report(path))),
-            Selector::ServiceTime(soonest) => paths.for_each(|path| show(path, soonest.report(path))),
-            Selector::Historical(historical) => paths.for_each(|path| show(path, historical.report(path))),
+            Selector::QueueLength(selector) => paths.for_each(|path| show(path, selector.report(path))),
+            Selector::ServiceTime(selector) => paths.for_each(|path| show(path, selector.report(path))),
+            Selector::Historical(selector) => paths.for_each(|path| show(path, selector.report(path))),
         }
     }
 
-    /// Between two turns of the queue.
+    /// Renumbers stamps if needed; called between two iterations of the queue.
     #[inline]
-    pub(super) fn look_after_turns(&mut self) {
+    pub(super) fn renumber_stamps(&mut self) {
         match self {
-            Selector::QueueLength(fewest) => fewest.look_after_turns(),
-            Selector::ServiceTime(soonest) => soonest.look_after_turns(),
+            Selector::QueueLength(selector) => selector.renumber_stamps(),
+            Selector::ServiceTime(selector) => selector.renumber_stamps(),
             _ => {}
         }
     }
 
-    /// Whether it goes by what is in flight, and is to be told of each request that ends.
+    /// Returns whether the selector counts requests in flight, and needs `end` for each request.
     pub(super) fn counts(&self) -> bool {
         !matches!(self, Selector::RoundRobin(_) | Selector::Affinity { .. })
     }
@@ -428,9 +432,9 @@ mod tests {
         selector
     }
 
-    /// What becomes of so many requests where paths are taken in turn.
+    /// Returns the paths of `count` requests in a round-robin cycle.
     fn in_turn(selector: &Selector, count: usize) -> Vec<u8> {
-        selector.turns().iter().copied().cycle().take(count).collect()
+        selector.cycle().iter().copied().cycle().take(count).collect()
     }
 
     fn report(selector: &Selector, path: u8) -> Report {
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn round_robin_takes_each_in_turn_and_leaves_out_what_failed() {
+    fn round_robin_skips_failed_paths() {
         let mut selector =
             selector(SelectorArgs::RoundRobin, &[PathArgs::Plain, PathArgs::Plain, PathArgs::Plain]);
         assert_eq!(in_turn(&selector, 6), [0, 1, 2, 0, 1, 2]);
@@ -452,11 +456,11 @@ mod tests {
         selector.set_usable(|path| path != 1);
         assert_eq!(in_turn(&selector, 4), [0, 2, 0, 2]);
         selector.set_usable(|_| false);
-        assert!(selector.turns().is_empty() && selector.take(Bytes(1), NOW).is_none());
+        assert!(selector.cycle().is_empty() && selector.take(Bytes(1), NOW).is_none());
     }
 
     #[test]
-    fn a_path_of_which_nobody_has_told_is_shown_as_it_begins() {
+    fn a_path_without_measurements_shows_the_initial_service_time() {
         let historical = SelectorArgs::Historical { base_weight: 972, threshold: 0 };
         assert_eq!(historical.info(&PathArgs::Historical, &Report::default()), "1024 0 0 ");
     }
@@ -471,17 +475,17 @@ mod tests {
     }
 
     #[test]
-    fn service_time_goes_by_bytes_and_throughput() {
+    fn service_time_chooses_by_bytes_and_throughput() {
         let paths = [PathArgs::Throughput(1), PathArgs::Throughput(3)];
         let mut selector = selector(SelectorArgs::ServiceTime, &paths);
-        // Nothing is in flight: the faster one. Then three times as much on that one.
+        // Nothing is in flight: the faster path. Then three times as many requests on that path.
         let order: Vec<_> = (0..8).map(|_| next(&mut selector, 4096)).collect();
         assert_eq!(order.iter().filter(|&&path| path == 1).count(), 6, "{order:?}");
         assert_eq!(report(&selector, 1).bytes, 6 * 4096);
     }
 
     #[test]
-    fn a_path_of_no_throughput_is_the_last_resort() {
+    fn a_path_with_zero_throughput_is_the_last_resort() {
         let paths = [PathArgs::Throughput(0), PathArgs::Throughput(1)];
         let mut selector = selector(SelectorArgs::ServiceTime, &paths);
         assert!((0..4).all(|_| next(&mut selector, 4096) == 1));
@@ -490,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_keeps_to_its_path_and_borrows_when_that_fails() {
+    fn a_cpu_uses_its_path_and_another_if_that_fails() {
         let mask = |text: &str| PathArgs::Cpus(text.parse().unwrap());
         let paths = [mask("2"), mask("1")];
         let mut own = selector(SelectorArgs::Affinity, &paths);
@@ -498,7 +502,7 @@ mod tests {
         own.set_usable(|path| path == 0);
         assert_eq!((in_turn(&own, 2), report(&own, 0).misses), (vec![0, 0], 0));
         own.set_usable(|_| false);
-        assert!(own.turns().is_empty() && own.take(Bytes(1), NOW).is_none());
+        assert!(own.cycle().is_empty() && own.take(Bytes(1), NOW).is_none());
         let mut stranger = Selector::new(&SelectorArgs::Affinity, &paths, 7);
         stranger.set_usable(|_| true);
         assert_eq!((next(&mut stranger, 1), report(&stranger, 0).misses), (0, 1));

@@ -1,6 +1,6 @@
-//! Selectors as the kernel has them (drivers/md/dm-ps-*.c): a list of paths of which one after the other is held against
-//! the best so far, and the one that is chosen goes to its end. What a queue's selectors choose is held against this, with
-//! paths that fail and come back, requests that end in any order, and a clock that now and then leaps.
+//! The kernel's selectors as a model (drivers/md/dm-ps-*.c): a list of paths, compared one by one with the
+//! best so far; the chosen one moves to its end. The tests compare a queue's selectors with it, while paths
+//! fail and are reinstated, requests end in random order, and time jumps now and then.
 
 use super::{PathArgs, Selector, SelectorArgs};
 use block::Bytes;
@@ -20,11 +20,11 @@ struct Path {
 struct Model {
     args: SelectorArgs,
     paths: Vec<Path>,
-    /// The usable ones.
+    /// The usable paths.
     list: Vec<u8>,
 }
 
-/// `fixed_power`, `fixed_ema` and the weights of dm-ps-historical-service-time.c, in numbers that nothing overflows.
+/// `fixed_power`, `fixed_ema` and the weights of dm-ps-historical-service-time.c, without overflow.
 fn average(last: u64, next: u64, base: u64, took: u64) -> u64 {
     let round = |product: u64| (product + 512) >> 10;
     let (mut weight, mut base, mut exponent) = (1024, base, (took >> 24) + 1);
@@ -80,13 +80,13 @@ impl Model {
         Some(best)
     }
 
-    fn end(&mut self, path: u8, len: u64, started: u64, now: u64) {
+    fn end(&mut self, path: u8, len: u64, sent: u64, now: u64) {
         let usable = self.list.len() as u64;
         let path = &mut self.paths[usize::from(path)];
         path.requests -= 1;
         path.bytes -= len;
         if let SelectorArgs::Historical { base_weight, .. } = self.args {
-            let took = now.saturating_sub(started.max(path.last_end));
+            let took = now.saturating_sub(sent.max(path.last_end));
             path.last_end = now;
             let fixed = took.saturating_mul(1024).min(u64::MAX >> 10);
             path.service_time = average(path.service_time, fixed, base_weight.into(), took);
@@ -128,7 +128,7 @@ fn historical(a: &Path, b: &Path, threshold: u64, now: u64) -> Ordering {
     if b_better { Ordering::Greater } else { Ordering::Less }
 }
 
-/// One life of a selector with so many paths; how often each was chosen.
+/// Runs random events on a selector with `count` paths. Returns how often each path was chosen.
 fn live(args: &SelectorArgs, count: usize, seed: u64) -> Vec<usize> {
     let mut random = fastrand::Rng::with_seed(seed);
     let even = random.u64(..2) == 0;
@@ -158,14 +158,14 @@ fn live(args: &SelectorArgs, count: usize, seed: u64) -> Vec<usize> {
             in_flight.extend(expected.map(|path| (path, len, now)));
             expected.into_iter().for_each(|path| chosen[usize::from(path)] += 1);
         } else if !in_flight.is_empty() {
-            let (path, len, started) = in_flight.swap_remove(random.u64(..in_flight.len() as u64) as usize);
-            model.end(path, len, started, now);
-            selector.end(path, Bytes(len), now - started, Nanos(now));
+            let (path, len, sent) = in_flight.swap_remove(random.u64(..in_flight.len() as u64) as usize);
+            model.end(path, len, sent, now);
+            selector.end(path, Bytes(len), now - sent, Nanos(now));
         }
         if random.u64(..400) == 0 {
-            selector.use_up_turns();
+            selector.exhaust_stamps();
         }
-        selector.look_after_turns();
+        selector.renumber_stamps();
     }
     selector.each_report(count as u8, |number, report| {
         let path = &model.paths[usize::from(number)];
@@ -195,7 +195,7 @@ fn selectors_choose_as_the_kernels_lists_would() {
     ];
     for args in &all {
         for seed in 0..60 {
-            // One to nine paths, and as many as a stack has nodes for.
+            // One to nine paths, and the most that a stack can have.
             let count = if seed == 59 { 254 } else { 1 + seed as usize % 9 };
             let chosen = live(args, count, seed);
             let several = chosen.iter().filter(|&&times| times > 0).count() > 1;
@@ -205,10 +205,10 @@ fn selectors_choose_as_the_kernels_lists_would() {
 }
 
 impl Selector {
-    fn use_up_turns(&mut self) {
+    fn exhaust_stamps(&mut self) {
         match self {
-            Selector::QueueLength(fewest) => fewest.use_up_turns(),
-            Selector::ServiceTime(soonest) => soonest.use_up_turns(),
+            Selector::QueueLength(selector) => selector.exhaust_stamps(),
+            Selector::ServiceTime(selector) => selector.exhaust_stamps(),
             _ => {}
         }
     }

@@ -1,124 +1,131 @@
-//! A connection from its first byte to the transmission phase, seen from the client.
+//! The client's side of the NBD handshake, from the first byte to the transmission phase.
 //!
-//! It asks for one thing at a time, the best first: TLS, extended headers, else structured replies,
-//! the metadata context, then `GO`, else `EXPORT_NAME`. What a server refuses is done without, save
-//! for what the [`Wish`] insists on. It is driven as the server's half is: send the output, feed
-//! bytes, poll. It ends a session that came to nothing with `ABORT`, as a client MUST.
+//! The client negotiates one option at a time, the most useful first: TLS, extended headers, otherwise
+//! structured replies, the metadata context, then `GO`, otherwise `EXPORT_NAME`. Options that the server
+//! refuses are left out, unless the [`HandshakeOptions`] requires them. It is driven as the server's side is: send the
+//! output, feed bytes, poll. A handshake that fails ends with `ABORT`, as a client MUST.
 //!
-//! *Invariants:* a reply of more than [`MAX_REPLY_BYTES`] or a list of more than [`MAX_LISTED`] ends
+//! *Invariants:* a reply of more than [`MAX_REPLY_BYTES`] or a list of more than [`MAX_LISTED`] exports ends
 //! the handshake; bytes past its end are left to the caller.
 
 use super::super::export::{BlockSizes, ExportId, Session};
 use super::super::reply::Style;
 use super::super::wire::{self, ClientFlags, HandshakeFlags, TransmissionFlags, option};
 
-/// The longest reply to an option that is taken.
+/// Longest accepted reply to an option, in bytes.
 pub const MAX_REPLY_BYTES: u32 = 64 << 10;
-/// The most exports that are taken from a list.
+/// Most exports accepted from a list.
 pub const MAX_LISTED: usize = 10_000;
 
-/// Whether the client wants TLS.
+/// Whether the client requests TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum TlsWish {
-    /// No.
+pub enum TlsPolicy {
+    /// No TLS.
     #[default]
     Never,
-    /// If the server has it. Whoever sits in between can prevent it.
+    /// TLS if the server offers it. An active attacker can prevent it.
     IfOffered,
-    /// Or nothing at all.
+    /// TLS is required.
     Always,
 }
 
-/// What the client is after.
+/// Purpose of the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Goal {
-    /// The export, for transmission.
+    /// Start transmission.
     #[default]
     Go,
-    /// The names of the server's exports.
+    /// List the server's exports.
     List,
 }
 
-/// What a client would like to have.
+/// The options that a client requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Wish {
-    /// The export's name.
+pub struct HandshakeOptions {
+    /// Name of the export.
     pub export: String,
-    /// What for.
+    /// Purpose of the handshake.
     pub goal: Goal,
-    /// Encryption.
-    pub tls: TlsWish,
-    /// Structured replies, if the server has them.
+    /// Whether to use TLS.
+    pub tls: TlsPolicy,
+    /// Request structured replies.
     pub structured: bool,
-    /// Extended headers, if the server has them.
+    /// Request extended headers.
     pub extended: bool,
-    /// `base:allocation`, if the server has it.
+    /// Request the metadata context `base:allocation`.
     pub allocation: bool,
 }
 
-impl Wish {
-    /// Everything that helps, without TLS.
-    pub fn new(export: impl Into<String>) -> Wish {
-        let (goal, tls) = (Goal::Go, TlsWish::Never);
-        Wish { export: export.into(), goal, tls, structured: true, extended: true, allocation: true }
+impl HandshakeOptions {
+    /// Requests all options except TLS.
+    pub fn new(export: impl Into<String>) -> HandshakeOptions {
+        let (goal, tls) = (Goal::Go, TlsPolicy::Never);
+        HandshakeOptions {
+            export: export.into(),
+            goal,
+            tls,
+            structured: true,
+            extended: true,
+            allocation: true,
+        }
     }
 }
 
-/// An export of a list.
+/// An export in the server's list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
-    /// Its name.
+    /// Name of the export.
     pub name: String,
-    /// What the server says about it; empty when nothing.
+    /// The server's description; may be empty.
     pub description: String,
 }
 
-/// What the connection waits for.
+/// What the handshake waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More bytes; send the output first.
+    /// More bytes from the server; send the output first.
     NeedInput,
     /// Upgrade the stream, then call [`Handshake::tls_started`].
     StartTls,
     /// Transmission starts.
     Ready(Session),
-    /// The list; send the output and close.
+    /// The list is complete; send the output and close.
     Listed(Vec<Listed>),
     /// Send the output, if any, and close.
     Failed(Failure),
 }
 
-/// Why a handshake came to nothing.
+/// Why a handshake failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The greeting is not one.
+    /// The greeting is not an NBD server's.
     #[error("the peer does not speak NBD: its greeting has {0:#x}")]
     NotNbd(u64),
-    /// The server is of the style before 2011, which cannot name exports.
+    /// The server speaks the oldstyle protocol (before 2011), which cannot name exports.
     #[error("the server speaks the oldstyle protocol only")]
     Oldstyle,
-    /// TLS is wished for and cannot be had.
+    /// TLS is required and the server does not offer it.
     #[error("the server does not offer TLS, which was asked for: {0}")]
     NoTls(String),
-    /// What the client is after is refused.
+    /// The server refused a required option.
     #[error("the server refused option {option}: {why} (error {kind:#x}{})", advice(*kind))]
     Refused {
-        /// Which.
+        /// The option.
         option: u32,
-        /// The error's type.
+        /// Type of the error reply.
         kind: u32,
-        /// The server's message, else the type's meaning.
+        /// The server's message, or the meaning of the error type.
         why: String,
     },
-    /// The server breaks the protocol.
+    /// The server violated the protocol.
     #[error("the server broke the protocol: {0}")]
     Broken(&'static str),
 }
 
-/// What to do about an error of that type.
+/// Advice to the user for an error type.
 fn advice(kind: u32) -> &'static str {
     match kind {
-        wire::rep::ERR_UNKNOWN => "; nbdinfo --list URI tells which exports it has",
+        wire::rep::ERR_UNKNOWN => "; nbdinfo --list URI lists its exports",
         wire::rep::ERR_TLS_REQD => "; write nbds or nbds+unix in the URI",
         _ => "",
     }
@@ -135,34 +142,34 @@ enum State {
     Done,
 }
 
-/// A client's side of a handshake. See the module for how it is driven.
+/// The client's side of a handshake. See the module for how to drive it.
 #[derive(Debug)]
 pub struct Handshake {
-    pub(super) wish: Wish,
+    pub(super) requested: HandshakeOptions,
     state: State,
-    /// The option that is being answered.
+    /// The option that awaits its reply.
     pub(super) pending: u32,
     buffer: Vec<u8>,
     output: Vec<u8>,
     no_zeroes: bool,
     pub(super) tls: bool,
     pub(super) style: Style,
-    /// The number of `base:allocation`, once selected.
+    /// Number of `base:allocation`, once selected.
     pub(super) context: Option<u32>,
-    /// Size and flags, once told.
+    /// Size and flags, once received.
     pub(super) export: Option<(u64, TransmissionFlags)>,
-    /// Constraints, once told.
+    /// Block size constraints, once received.
     pub(super) block_sizes: Option<BlockSizes>,
     pub(super) listed: Vec<Listed>,
-    /// How it ended, once it has.
+    /// Result of the handshake, once it has ended.
     end: Option<Step>,
 }
 
 impl Handshake {
-    /// A new connection. The server speaks first.
-    pub fn new(wish: Wish) -> Handshake {
+    /// Starts a handshake. The server speaks first.
+    pub fn new(requested: HandshakeOptions) -> Handshake {
         Handshake {
-            wish,
+            requested,
             state: State::Greeting,
             pending: 0,
             buffer: Vec::new(),
@@ -178,12 +185,12 @@ impl Handshake {
         }
     }
 
-    /// What is to be sent. Whoever sends it takes it out.
+    /// Bytes to send. The caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// What the connection waits for.
+    /// What the handshake waits for.
     pub fn poll(&self) -> Step {
         match (&self.end, self.state) {
             (Some(end), _) => end.clone(),
@@ -192,7 +199,7 @@ impl Handshake {
         }
     }
 
-    /// The stream has been upgraded: haggling goes on.
+    /// Continues after the stream has been upgraded to TLS.
     pub fn tls_started(&mut self) {
         if self.state == State::TlsUpgrade {
             self.tls = true;
@@ -201,7 +208,8 @@ impl Handshake {
         }
     }
 
-    /// Takes bytes from the server; answers how many. The rest is for later.
+    /// Processes bytes from the server and returns how many were consumed; the rest must be passed again
+    /// later.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         while !rest.is_empty() && self.output.is_empty() {
@@ -233,7 +241,8 @@ impl Handshake {
                 self.reply(kind, item)
             }
             State::ExportName { .. } => {
-                self.export = wire::u64_at(item, 0).zip(wire::u16_at(item, 8).map(TransmissionFlags));
+                self.export =
+                    wire::u64_at(item, 0).zip(wire::u16_at(item, 8).map(TransmissionFlags::from_bits_retain));
                 self.ready()
             }
             State::TlsUpgrade | State::Done => Ok(()),
@@ -250,24 +259,24 @@ impl Handshake {
             wire::OLDSTYLE_MAGIC => return Err(Failure::Oldstyle),
             other => return Err(Failure::NotNbd(other)),
         }
-        let theirs = HandshakeFlags(wire::u16_at(item, 16).unwrap_or(0));
-        let fixed = theirs.has(HandshakeFlags::FIXED_NEWSTYLE);
+        let theirs = HandshakeFlags::from_bits_retain(wire::u16_at(item, 16).unwrap_or(0));
+        let fixed = theirs.contains(HandshakeFlags::FIXED_NEWSTYLE);
         // The client SHOULD ignore flags that it does not know, and MUST NOT answer with them.
-        self.no_zeroes = theirs.has(HandshakeFlags::NO_ZEROES);
-        let ours = ClientFlags::NONE
+        self.no_zeroes = theirs.contains(HandshakeFlags::NO_ZEROES);
+        let ours = ClientFlags::empty()
             .with_if(fixed, ClientFlags::FIXED_NEWSTYLE)
             .with_if(self.no_zeroes, ClientFlags::NO_ZEROES);
-        self.output.extend(ours.0.to_be_bytes());
+        self.output.extend(ours.bits().to_be_bytes());
         self.state = State::ReplyHeader;
         if fixed {
             self.ask_first();
             return Ok(());
         }
         // "Newstyle negotiation": nothing but EXPORT_NAME is possible.
-        if self.wish.tls == TlsWish::Always {
+        if self.requested.tls == TlsPolicy::Always {
             return Err(Failure::NoTls("it does not speak fixed newstyle".into()));
         }
-        if self.wish.goal == Goal::List {
+        if self.requested.goal == Goal::List {
             return Err(Failure::Broken("a server that is not fixed newstyle cannot list its exports"));
         }
         self.ask_export_name();
@@ -295,7 +304,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Sends an option; its data is `parts`, one after the other.
+    /// Sends an option; its data is the concatenation of `parts`.
     pub(super) fn ask(&mut self, option: u32, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.pending = option;
@@ -308,7 +317,7 @@ impl Handshake {
     }
 
     pub(super) fn ask_export_name(&mut self) {
-        let name = self.wish.export.clone();
+        let name = self.requested.export.clone();
         self.ask(option::EXPORT_NAME, &[name.as_bytes()]);
         let zeroes = if self.no_zeroes { 0 } else { wire::EXPORT_NAME_ZEROES };
         self.state = State::ExportName { len: 10 + zeroes };
@@ -318,15 +327,15 @@ impl Handshake {
         self.state = State::TlsUpgrade;
     }
 
-    /// Transmission starts.
+    /// Starts transmission.
     pub(super) fn ready(&mut self) -> Result<(), Failure> {
-        let (size, flags) = self.export.ok_or(Failure::Broken("it did not tell of size and flags"))?;
+        let (size, flags) = self.export.ok_or(Failure::Broken("it sent no size and flags"))?;
         // "Block size constraints": without them a client SHOULD send no more than 32 MiB at once.
         let portable = BlockSizes { maximum: wire::PORTABLE_PAYLOAD, ..BlockSizes::DEFAULT };
         self.state = State::Done;
         self.end = Some(Step::Ready(Session {
             export: ExportId(0),
-            name: self.wish.export.clone(),
+            name: self.requested.export.clone(),
             size,
             flags,
             style: self.style,
@@ -338,7 +347,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// The list is whole.
+    /// Finishes after the last export of a list.
     pub(super) fn finish_list(&mut self) {
         let listed = std::mem::take(&mut self.listed);
         self.abort();
@@ -346,10 +355,10 @@ impl Handshake {
     }
 
     fn fail(&mut self, failure: Failure) {
-        // "Termination of the session": a client that gives up MUST say so where it can. After
-        // EXPORT_NAME, or to what is not a server, it cannot.
-        let haggling = matches!(self.state, State::ReplyHeader) && self.pending != 0;
-        if haggling && !matches!(failure, Failure::Broken(_)) {
+        // "Termination of the session": a client that gives up MUST send ABORT where it can. After
+        // EXPORT_NAME, or to a peer that is no NBD server, it cannot.
+        let negotiating = matches!(self.state, State::ReplyHeader) && self.pending != 0;
+        if negotiating && !matches!(failure, Failure::Broken(_)) {
             self.abort();
         }
         self.state = State::Done;

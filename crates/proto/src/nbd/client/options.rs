@@ -1,32 +1,32 @@
-//! What a client asks for next, and what it makes of the answers.
+//! Option negotiation of the client: the order of options, and the handling of their replies.
 
 use super::super::export::BlockSizes;
 use super::super::reply::Style;
 use super::super::wire::{self, TransmissionFlags, info, option, rep};
-use super::handshake::{Failure, Goal, Handshake, Listed, MAX_LISTED, TlsWish};
+use super::handshake::{Failure, Goal, Handshake, Listed, MAX_LISTED, TlsPolicy};
 
 impl Handshake {
-    /// The first option.
+    /// Sends the first option.
     pub(super) fn ask_first(&mut self) {
-        if self.wish.tls == TlsWish::Never {
+        if self.requested.tls == TlsPolicy::Never {
             self.ask_next(option::STARTTLS);
         } else {
             self.ask(option::STARTTLS, &[]);
         }
     }
 
-    /// The option that comes after `done`, which has been settled one way or the other.
+    /// Sends the option that follows `done`, which the server has accepted or refused.
     pub(super) fn ask_next(&mut self, done: u32) {
         let replies = self.style != Style::Simple;
-        let go = self.wish.goal == Goal::Go;
+        let go = self.requested.goal == Goal::Go;
         match done {
             option::STARTTLS if !go => self.ask(option::LIST, &[]),
-            option::STARTTLS if self.wish.extended => self.ask(option::EXTENDED_HEADERS, &[]),
-            option::STARTTLS | option::EXTENDED_HEADERS if self.wish.structured && !replies => {
+            option::STARTTLS if self.requested.extended => self.ask(option::EXTENDED_HEADERS, &[]),
+            option::STARTTLS | option::EXTENDED_HEADERS if self.requested.structured && !replies => {
                 self.ask(option::STRUCTURED_REPLY, &[]);
             }
             option::STARTTLS | option::EXTENDED_HEADERS | option::STRUCTURED_REPLY
-                if self.wish.allocation && replies =>
+                if self.requested.allocation && replies =>
             {
                 self.ask_allocation();
             }
@@ -35,21 +35,21 @@ impl Handshake {
     }
 
     fn ask_allocation(&mut self) {
-        let name = self.wish.export.clone();
+        let name = self.requested.export.clone();
         let query = wire::BASE_ALLOCATION.as_bytes();
         let (name_len, query_len) = (len_field(name.as_bytes()), len_field(query));
         let count = 1u32.to_be_bytes();
         self.ask(option::SET_META_CONTEXT, &[&name_len, name.as_bytes(), &count, &query_len, query]);
     }
 
-    /// "Block size constraints": a client that honours them SHOULD say so by asking for them.
+    /// "Block size constraints": a client that honours them SHOULD request them.
     fn ask_go(&mut self) {
-        let name = self.wish.export.clone();
+        let name = self.requested.export.clone();
         let (count, item) = (1u16.to_be_bytes(), info::BLOCK_SIZE.to_be_bytes());
         self.ask(option::GO, &[&len_field(name.as_bytes()), name.as_bytes(), &count, &item]);
     }
 
-    /// A whole reply has come in.
+    /// Handles a complete reply.
     pub(super) fn reply(&mut self, kind: u32, data: &[u8]) -> Result<(), Failure> {
         if kind & rep::ERR != 0 {
             return self.refused(kind, data);
@@ -84,7 +84,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// An option that is only nice to have is done without.
+    /// Leaves out an optional option that was refused, or fails.
     fn refused(&mut self, kind: u32, data: &[u8]) -> Result<(), Failure> {
         let option = self.pending;
         let message = String::from_utf8_lossy(data);
@@ -95,7 +95,7 @@ impl Handshake {
             return Err(refused);
         }
         match option {
-            option::STARTTLS if self.wish.tls == TlsWish::Always => return Err(Failure::NoTls(why)),
+            option::STARTTLS if self.requested.tls == TlsPolicy::Always => return Err(Failure::NoTls(why)),
             option::SET_META_CONTEXT => self.context = None,
             option::STARTTLS | option::EXTENDED_HEADERS | option::STRUCTURED_REPLY => {}
             // "`NBD_OPT_GO`": SHOULD fall back when the server does not know it. Extended headers
@@ -115,7 +115,7 @@ impl Handshake {
         let len = wire::u32_at(data, 0).ok_or(MALFORMED)? as usize;
         let (name, description) = data[4..].split_at_checked(len).ok_or(MALFORMED)?;
         if self.listed.len() >= MAX_LISTED {
-            return Err(Failure::Broken("it lists exports without end"));
+            return Err(Failure::Broken("it lists too many exports"));
         }
         let name = std::str::from_utf8(name).map_err(|_| MALFORMED)?.to_owned();
         let description = String::from_utf8_lossy(description).into_owned();
@@ -125,12 +125,13 @@ impl Handshake {
 
     /// "`NBD_REP_INFO`": a type that is not known MUST be ignored.
     fn take_info(&mut self, data: &[u8]) -> Result<(), Failure> {
-        match wire::u16_at(data, 0).ok_or(Failure::Broken("an information has no type"))? {
+        match wire::u16_at(data, 0).ok_or(Failure::Broken("an information reply has no type"))? {
             info::EXPORT => {
                 if data.len() != 12 {
                     return Err(Failure::Broken("the export's information MUST be 12 bytes long"));
                 }
-                self.export = wire::u64_at(data, 2).zip(wire::u16_at(data, 10).map(TransmissionFlags));
+                self.export = wire::u64_at(data, 2)
+                    .zip(wire::u16_at(data, 10).map(TransmissionFlags::from_bits_retain));
             }
             info::BLOCK_SIZE => {
                 if data.len() != 14 {
@@ -146,13 +147,13 @@ impl Handshake {
         if let (Some(sizes), Some((size, _))) = (self.block_sizes, self.export)
             && !sizes.is_valid(size)
         {
-            return Err(Failure::Broken("its block sizes are none that are allowed"));
+            return Err(Failure::Broken("its block sizes are invalid"));
         }
         Ok(())
     }
 
     fn take_context(&mut self, data: &[u8]) -> Result<(), Failure> {
-        let id = wire::u32_at(data, 0).ok_or(Failure::Broken("a metadata context has no number"))?;
+        let id = wire::u32_at(data, 0).ok_or(Failure::Broken("a metadata context has no id"))?;
         if &data[4..] == wire::BASE_ALLOCATION.as_bytes() {
             self.context = Some(id);
         }
@@ -164,7 +165,7 @@ fn len_field(bytes: &[u8]) -> [u8; 4] {
     (bytes.len() as u32).to_be_bytes()
 }
 
-/// What an error means, for servers that do not say.
+/// Meaning of an error type, for servers that send no message.
 fn meaning(kind: u32) -> &'static str {
     match kind {
         rep::ERR_UNSUP => "it does not know the option",
@@ -174,9 +175,9 @@ fn meaning(kind: u32) -> &'static str {
         rep::ERR_TLS_REQD => "it requires TLS",
         rep::ERR_UNKNOWN => "it has no such export",
         rep::ERR_SHUTDOWN => "it is shutting down",
-        rep::ERR_BLOCK_SIZE_REQD => "it requires block sizes to be asked for",
+        rep::ERR_BLOCK_SIZE_REQD => "it requires the client to request block sizes",
         rep::ERR_TOO_BIG => "it finds the option too big",
         rep::ERR_EXT_HEADER_REQD => "it requires extended headers",
-        _ => "it does not say why",
+        _ => "it gives no reason",
     }
 }

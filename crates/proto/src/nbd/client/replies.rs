@@ -1,80 +1,80 @@
-//! Replies as a client reads them, in all three styles.
+//! Parses replies as a client receives them, in all three styles.
 //!
-//! A read's data is not looked at: the caller moves it. Any other chunk is given whole, borrowed
-//! from the caller's bytes; one is at most [`MAX_CHUNK_BYTES`] long.
+//! The data of a read is left to the caller. Every other chunk is returned whole, borrowed from the caller's
+//! bytes; it is at most [`MAX_CHUNK_BYTES`] long.
 
 use super::super::error::{Fatal, NbdError};
 use super::super::reply::Style;
 use super::super::wire::{self, ReplyFlags, chunk};
 
-/// The longest payload of a chunk without data: what is held until it is whole.
+/// Longest payload of a chunk without data, which is buffered until it is complete.
 pub const MAX_CHUNK_BYTES: u64 = wire::PORTABLE_PAYLOAD as u64;
 
 /// One message from the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply<'a> {
-    /// A simple reply. If it answers a read and there is no error, the read's data follows.
+    /// A simple reply. If it answers a read without error, the data follows.
     Simple {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
-        /// How it ended.
+        /// The error, if the request failed.
         error: Option<NbdError>,
     },
     /// Data of a read; `len` bytes follow.
     Data {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where it belongs on the export.
+        /// Offset on the export, in bytes.
         offset: u64,
-        /// At least 1.
+        /// Length in bytes, at least 1.
         len: u64,
-        /// It is the last chunk.
+        /// This is the last chunk.
         done: bool,
     },
-    /// Zeroes of a read; nothing follows.
+    /// A hole of a read, to be filled with zeroes; nothing follows.
     Hole {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
-        /// Where they belong on the export.
+        /// Offset on the export, in bytes.
         offset: u64,
-        /// At least 1.
+        /// Length in bytes, at least 1.
         len: u32,
-        /// It is the last chunk.
+        /// This is the last chunk.
         done: bool,
     },
-    /// Nothing more comes for this one.
+    /// The last chunk, without content.
     End {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
     },
-    /// It failed, or part of it did.
+    /// The request failed, at least in part.
     Error {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
-        /// How.
+        /// The error.
         error: NbdError,
-        /// For people; not checked to be text.
+        /// A message for people; not checked to be UTF-8.
         message: &'a [u8],
-        /// Where on the export, if it was said.
+        /// Offset of the error on the export, if given.
         offset: Option<u64>,
-        /// It is the last chunk.
+        /// This is the last chunk.
         done: bool,
     },
-    /// The state of a range.
+    /// Block status of a range.
     Status {
-        /// Whose.
+        /// Cookie of the request.
         cookie: u64,
-        /// In terms of which metadata context.
+        /// Id of the metadata context.
         context: u32,
-        /// At least one, none of length 0.
+        /// At least one descriptor, none of length 0.
         descriptors: Descriptors<'a>,
-        /// It is the last chunk.
+        /// This is the last chunk.
         done: bool,
     },
 }
 
 impl Reply<'_> {
-    /// Which request it belongs to.
+    /// Cookie of the request that it answers.
     pub fn cookie(&self) -> u64 {
         match *self {
             Reply::Simple { cookie, .. }
@@ -87,16 +87,16 @@ impl Reply<'_> {
     }
 }
 
-/// A stretch of a range and its state.
+/// Block status of part of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Flags that the metadata context defines.
     pub state: u64,
 }
 
-/// Descriptors as they lie in a chunk.
+/// Iterates over the descriptors of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptors<'a> {
     bytes: &'a [u8],
@@ -119,7 +119,7 @@ impl Iterator for Descriptors<'_> {
     }
 }
 
-/// The fields of a chunk's header.
+/// Fields of a chunk header.
 struct Header {
     kind: u16,
     cookie: u64,
@@ -127,12 +127,12 @@ struct Header {
     done: bool,
 }
 
-/// Reads the message at the front of `bytes`: the message and its length, or `None` when it is not
-/// whole yet. The length does not count a read's data.
+/// Parses the message at the front of `bytes`: the message and its length, or `None` while it is incomplete.
+/// The length does not include the data of a read.
 ///
 /// # Errors
-/// "Structured reply types": a magic that was not agreed on, an unknown type that is not an error, a
-/// length that does not fit its type: the client MUST disconnect.
+/// [`Fatal`], as "Structured reply types" demands that the client MUST disconnect: a magic of another style,
+/// an unknown chunk type that is no error, or a length that does not fit the type.
 #[inline]
 pub fn parse_reply(bytes: &[u8], style: Style) -> Result<Option<(Reply<'_>, usize)>, Fatal> {
     let Some(found) = wire::u32_at(bytes, 0) else { return Ok(None) };
@@ -160,13 +160,13 @@ fn parse_simple(bytes: &[u8]) -> Option<(Reply<'static>, usize)> {
 }
 
 fn header(bytes: &[u8], style: Style) -> Option<Header> {
-    let flags = ReplyFlags(wire::u16_at(bytes, 4)?);
+    let flags = ReplyFlags::from_bits_retain(wire::u16_at(bytes, 4)?);
     let kind = wire::u16_at(bytes, 6)?;
     let cookie = wire::u64_at(bytes, 8)?;
     let len =
         if style == Style::Extended { wire::u64_at(bytes, 24)? } else { u64::from(wire::u32_at(bytes, 16)?) };
     // The client MUST ignore flags that it does not know.
-    Some(Header { kind, cookie, len, done: flags.has(ReplyFlags::DONE) })
+    Some(Header { kind, cookie, len, done: flags.contains(ReplyFlags::DONE) })
 }
 
 fn parse_chunk(bytes: &[u8], style: Style) -> Result<Option<(Reply<'_>, usize)>, Fatal> {
@@ -190,7 +190,7 @@ fn parse_chunk(bytes: &[u8], style: Style) -> Result<Option<(Reply<'_>, usize)>,
     Ok(Some((reply, style.chunk_header_len() + len)))
 }
 
-/// The length of a chunk is one that its type can have, as far as the header alone can tell.
+/// Checks the length of a chunk against its type, as far as the header alone allows.
 fn check_length(header: &Header, style: Style) -> Result<(), Fatal> {
     let &Header { kind, len, done, .. } = header;
     let unexpected = Fatal::UnexpectedChunk { kind };
@@ -233,7 +233,7 @@ fn status<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     let wide = header.kind == chunk::BLOCK_STATUS_EXT;
     let bytes = if wide {
         let bytes = body.get(8..).ok_or(malformed)?;
-        // The count may be left at 0; else the length MUST fit it.
+        // The count may be 0; otherwise it MUST match the length.
         let count = wire::u32_at(body, 4).ok_or(malformed)?;
         if count != 0 && u64::from(count) * 16 != bytes.len() as u64 {
             return Err(malformed);
@@ -250,8 +250,8 @@ fn status<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     Ok(Reply::Status { cookie: header.cookie, context, descriptors, done: header.done })
 }
 
-/// Any error chunk: those that are not known start like those that are. The message MUST fit into
-/// the chunk.
+/// Parses an error chunk; unknown error types have the layout of known ones. The message MUST fit into the
+/// chunk.
 fn error<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     let malformed = Fatal::ChunkLength { kind: header.kind, len: header.len };
     let code = wire::u32_at(body, 0).ok_or(malformed)?;
@@ -261,7 +261,7 @@ fn error<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
         chunk::ERROR_OFFSET => Some(wire::u64_at(rest, 0).ok_or(malformed)?),
         _ => None,
     };
-    // It MUST NOT be 0, and an error it is.
+    // The code MUST NOT be 0; if it is, this is an error nevertheless.
     let error = NbdError::from_code(code).unwrap_or(NbdError::Invalid);
     Ok(Reply::Error { cookie: header.cookie, error, message, offset, done: header.done })
 }

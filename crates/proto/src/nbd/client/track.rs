@@ -1,8 +1,7 @@
-//! One request in flight, and whether what comes back for it can be true.
+//! Tracks a request in flight and checks that its replies are plausible.
 //!
-//! It counts bytes rather than remembering ranges: content that lies outside the request, is more
-//! than was asked for, or leaves some of it out is found; two chunks that overlap while as much is
-//! missing elsewhere are not.
+//! It counts bytes and does not remember ranges. Content outside the request, too much content and missing
+//! content are detected; two chunks that overlap while as many bytes are missing elsewhere are not.
 
 use super::super::error::{Fatal, NbdError};
 use super::super::reply::Style;
@@ -10,12 +9,13 @@ use super::super::request::{Command, Request};
 use super::super::wire::CommandFlags;
 use super::replies::Reply;
 
-/// What a message means for its request.
+/// Effect of a message on its request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// More messages follow.
     More,
-    /// It has ended, well or not. A simple reply to a read that went well still has its data to come.
+    /// The request has ended, with its error if it failed. After a successful simple reply to a read, the
+    /// data follows.
     Ended(Option<NbdError>),
 }
 
@@ -24,34 +24,35 @@ pub enum Progress {
 pub struct Track {
     request: Request,
     style: Style,
-    /// The metadata context that a status must be about.
+    /// Id of the metadata context that a status must have.
     context: Option<u32>,
-    /// Bytes of content so far.
+    /// Bytes of content received so far.
     received: u64,
-    /// Chunks of content, or of status, so far.
+    /// Chunks of content or status received so far.
     chunks: u32,
-    /// The first error.
+    /// First error received.
     error: Option<NbdError>,
 }
 
 impl Track {
-    /// `request` goes out in a session of this style, with this number for `base:allocation`.
+    /// Tracks `request` in a session of this style, with this id of `base:allocation`.
     pub const fn new(request: Request, style: Style, context: Option<u32>) -> Track {
         Track { request, style, context, received: 0, chunks: 0, error: None }
     }
 
-    /// Takes a message that belongs to the request.
+    /// Processes a message that answers the request.
     ///
     /// # Errors
-    /// [`Fatal::ReplyMismatch`]: the server sent what it MUST NOT; the client MAY disconnect.
+    /// [`Fatal::ReplyMismatch`]: the server violated the protocol; the client MAY disconnect.
     pub fn accept(&mut self, reply: &Reply<'_>) -> Result<Progress, Fatal> {
         let mismatch = |why| Err(Fatal::ReplyMismatch { why });
         let done = match *reply {
             Reply::Simple { error, .. } => {
-                // "Simple reply message": not to a read or a query where chunks were agreed on.
+                // "Simple reply message": reads and status queries MUST have chunks once these were
+                // negotiated.
                 let chunked = matches!(self.request.command, Command::Read | Command::BlockStatus);
                 if chunked && self.style != Style::Simple {
-                    return mismatch("a simple reply where chunks were agreed on");
+                    return mismatch("a simple reply where structured replies were negotiated");
                 }
                 return Ok(Progress::Ended(error));
             }
@@ -70,7 +71,7 @@ impl Track {
                 if self.chunks > 0 {
                     return mismatch("a second status for the same context");
                 }
-                let one = self.request.flags.has(CommandFlags::REQ_ONE);
+                let one = self.request.flags.contains(CommandFlags::REQ_ONE);
                 if one && descriptors.count() != 1 {
                     return mismatch("more than one descriptor where one was asked for");
                 }
@@ -95,7 +96,7 @@ impl Track {
         Ok(Progress::Ended(self.error))
     }
 
-    /// "`NBD_REPLY_TYPE_OFFSET_DATA`": it MUST lie within the request, and answers reads only.
+    /// "`NBD_REPLY_TYPE_OFFSET_DATA`": content MUST lie within the request and answers reads only.
     fn content(&mut self, offset: u64, len: u64) -> Result<(), Fatal> {
         if self.request.command != Command::Read {
             return Err(Fatal::ReplyMismatch { why: "data for what is not a read" });
@@ -106,8 +107,8 @@ impl Track {
         if self.received > self.request.len {
             return Err(Fatal::ReplyMismatch { why: "more data than was asked for" });
         }
-        // "`NBD_CMD_READ`": with DF there MUST be at most one.
-        if self.chunks > 1 && self.request.flags.has(CommandFlags::DF) {
+        // "`NBD_CMD_READ`": with DF there MUST be at most one chunk of content.
+        if self.chunks > 1 && self.request.flags.contains(CommandFlags::DF) {
             return Err(Fatal::ReplyMismatch { why: "fragments where none were allowed" });
         }
         Ok(())
@@ -121,7 +122,7 @@ impl Track {
         }
     }
 
-    /// Success MUST have answered all of it.
+    /// A successful reply MUST have answered the whole request.
     fn check_whole(&self) -> Result<(), Fatal> {
         match self.request.command {
             Command::Read if self.received != self.request.len => {

@@ -16,7 +16,7 @@ fn written(encode: impl FnOnce(&mut [u8]) -> usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_data_header_is_what_the_document_draws() {
+fn a_data_header_has_the_documented_layout() {
     for (style, bytes) in [
         (Style::Simple, "67446698 00000000 0102030405060708"),
         (Style::Structured, "668e33ef 0001 0001 0102030405060708 00000208 0000000000001000"),
@@ -32,13 +32,13 @@ fn a_data_header_is_what_the_document_draws() {
 }
 
 #[test]
-fn a_chunk_that_is_not_the_last_says_so() {
+fn done_marks_the_last_chunk_only() {
     let out = written(|out| Style::Structured.put_data_header(out, &READ, 0x1100, 0x100, false));
     assert_eq!(out, hex("668e33ef 0000 0001 0102030405060708 00000108 0000000000001100"));
 }
 
 #[test]
-fn a_hole_is_what_the_document_draws() {
+fn a_hole_has_the_documented_layout() {
     let out = written(|out| Style::Structured.put_hole(out, &READ, 0x1000, 0x200, true));
     assert_eq!(out, hex("668e33ef 0001 0002 0102030405060708 0000000c 0000000000001000 00000200"));
     let out = written(|out| Style::Extended.put_hole(out, &READ, 0x1000, 0x200, true));
@@ -83,7 +83,7 @@ fn an_error_at_an_offset_has_its_message_before_the_offset() {
 }
 
 #[test]
-fn a_message_is_cut_at_a_character_and_at_what_fits() {
+fn a_message_is_truncated_to_whole_characters_and_to_the_space() {
     let mut out = [0; wire::CHUNK_LEN + 6 + 3];
     let len = Style::Structured.put_error(&mut out, &READ, NbdError::Io, "aüü", None, true);
     assert_eq!(len, wire::CHUNK_LEN + 6 + 3);
@@ -96,7 +96,7 @@ fn a_message_is_cut_at_a_character_and_at_what_fits() {
 }
 
 #[test]
-fn every_fixed_header_fits_the_declared_room() {
+fn every_fixed_header_fits_max_fixed() {
     for style in [Style::Simple, Style::Structured, Style::Extended] {
         let mut out = [0; MAX_FIXED];
         style.put_end(&mut out, &READ, Some(NbdError::Io));

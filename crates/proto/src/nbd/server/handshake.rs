@@ -1,6 +1,6 @@
-//! A connection from its first byte to the transmission phase, seen from the server.
+//! The server's side of the NBD handshake, from the first byte to the transmission phase.
 //!
-//! Whoever owns the connection sends what [`Handshake::output`] holds, then feeds bytes in and polls:
+//! The owner of the connection sends what [`Handshake::output`] holds, then feeds bytes in and polls:
 //!
 //! ```text
 //! loop {
@@ -14,62 +14,62 @@
 //! }
 //! ```
 //!
-//! *Invariants:* at most one option is held, of at most [`MAX_OPTION_BYTES`]; nothing is consumed
-//! while output waits, so a client that never reads is never answered twice; a byte past the option
-//! that ends the handshake is left to the caller.
+//! *Invariants:* at most one option of at most [`MAX_OPTION_BYTES`] is buffered; no input is consumed while
+//! output is pending, so a client that never reads gets a single reply; bytes past the option that ends the
+//! handshake are left to the caller.
 
 use super::super::export::Session;
 use super::super::wire::{self, ClientFlags, HandshakeFlags, option, rep};
 use super::{Catalogue, Found};
 
-/// The longest option that is looked at. A name is at most 4 KiB, so nothing sensible is longer.
+/// Longest option that is processed. A name has at most 4 KiB, so no valid option is longer.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
-/// A longer one is read past, up to this; beyond it the connection is closed.
+/// Longer options up to this size are skipped; beyond it the connection is closed.
 pub(super) const MAX_SKIPPED_BYTES: u32 = 16 << 20;
-/// How many options a client may send.
+/// Most options that a client may send.
 pub const MAX_OPTIONS: u32 = 1000;
-/// How many bytes a client may send before transmission starts.
+/// Most bytes that a client may send before transmission starts.
 pub const MAX_HANDSHAKE_BYTES: u64 = 64 << 20;
 
-/// Whether the server speaks TLS ("TLS support").
+/// TLS mode of the server ("TLS support").
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum TlsMode {
-    /// It does not.
+    /// TLS is not offered.
     #[default]
     Off,
-    /// If the client wants.
+    /// TLS if the client wants it.
     Optional,
-    /// Nothing but `STARTTLS` and `ABORT` gets anywhere without.
+    /// TLS is required: other options than `STARTTLS` and `ABORT` are refused without it.
     Required,
 }
 
-/// How a server behaves during handshakes.
+/// Configuration of a server's handshakes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Whether it speaks TLS.
+    /// TLS mode.
     pub tls: TlsMode,
-    /// Whether `LIST` is answered; it is refused by policy otherwise.
+    /// Whether `LIST` is answered; otherwise it is refused by policy.
     pub list: bool,
-    /// Whether structured replies and what needs them are offered.
+    /// Whether structured replies, and the features that need them, are offered.
     pub structured: bool,
     /// Whether extended headers are offered.
     pub extended: bool,
 }
 
 impl Default for Config {
-    /// All that there is, without TLS.
+    /// Offers everything except TLS.
     fn default() -> Config {
         Config { tls: TlsMode::Off, list: true, structured: true, extended: true }
     }
 }
 
-/// What the connection waits for.
+/// What the handshake waits for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More bytes; send the output first.
+    /// More bytes from the client; send the output first.
     NeedInput,
-    /// Send the output, upgrade the stream, then call [`Handshake::tls_started`]. Bytes that were
-    /// received but not consumed belong to the TLS stream.
+    /// Send the output, upgrade the stream, then call [`Handshake::tls_started`]. Bytes received but not
+    /// consumed belong to the TLS stream.
     StartTls,
     /// Send the output; transmission starts.
     Ready(Session),
@@ -80,32 +80,32 @@ pub enum Step {
 /// Why a handshake ended without a session.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Closed {
-    /// The client asked for it.
+    /// The client sent `ABORT`.
     #[error("the client ended the handshake")]
     Aborted,
-    /// The client claims to know what this server does not.
+    /// The client set a flag that the server does not know.
     #[error("unknown client flags {0:#x}")]
     UnknownClientFlags(u32),
-    /// It does not speak this protocol.
+    /// The client does not speak NBD.
     #[error("an option starts with {0:#x} instead of IHAVEOPT")]
     BadMagic(u64),
-    /// An option is longer than what would be read past.
+    /// An option is too long to be skipped.
     #[error("option {option} is {len} bytes long")]
     OptionTooLong {
-        /// Which.
+        /// The option.
         option: u32,
-        /// Its length.
+        /// Its length in bytes.
         len: u32,
     },
-    /// It haggles without end.
+    /// The client exceeded the limits of a handshake.
     #[error("more than {MAX_OPTIONS} options, or too many bytes of them")]
     TooMuch,
-    /// `EXPORT_NAME` for what it cannot have: the protocol leaves no way to say so.
+    /// `EXPORT_NAME` failed; the protocol has no error reply for it.
     #[error("no export for EXPORT_NAME \"{name}\": {why}")]
     Refused {
-        /// What it asked for.
+        /// Requested name.
         name: String,
-        /// Why it cannot have it.
+        /// Why it was refused.
         why: &'static str,
     },
 }
@@ -118,7 +118,7 @@ enum State {
         option: u32,
         len: usize,
     },
-    /// An option that is too long is being read past.
+    /// An option that is too long is being skipped.
     Skip {
         option: u32,
         left: u32,
@@ -128,12 +128,12 @@ enum State {
     Closed,
 }
 
-/// A server's side of a handshake. See the module for how it is driven.
+/// The server's side of a handshake. See the module for how to drive it.
 #[derive(Debug)]
 pub struct Handshake {
     pub(super) config: Config,
     state: State,
-    /// The item that is being received: flags, a header, or an option's data.
+    /// The item being received: flags, a header, or an option's data.
     buffer: Vec<u8>,
     pub(super) output: Vec<u8>,
     options: u32,
@@ -142,7 +142,7 @@ pub struct Handshake {
     pub(super) tls: bool,
     pub(super) structured: bool,
     pub(super) extended: bool,
-    /// The export name that `base:allocation` was last selected for; `None` when it was not.
+    /// Export name that `base:allocation` was last selected for; `None` if not selected.
     pub(super) context_of: Option<String>,
     pub(super) shutting_down: bool,
     /// Present once ready.
@@ -152,13 +152,13 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A new connection. Its greeting is in the output.
+    /// Starts a handshake; its greeting is in the output.
     pub fn new(config: Config) -> Handshake {
-        let flags = HandshakeFlags::FIXED_NEWSTYLE.with(HandshakeFlags::NO_ZEROES);
+        let flags = HandshakeFlags::FIXED_NEWSTYLE.union(HandshakeFlags::NO_ZEROES);
         let mut output = Vec::with_capacity(wire::GREETING_LEN);
         output.extend(wire::GREETING_MAGIC.to_be_bytes());
         output.extend(wire::OPTION_MAGIC.to_be_bytes());
-        output.extend(flags.0.to_be_bytes());
+        output.extend(flags.bits().to_be_bytes());
         Handshake {
             config,
             state: State::ClientFlags,
@@ -177,12 +177,12 @@ impl Handshake {
         }
     }
 
-    /// What is to be sent. Whoever sends it takes it out.
+    /// Bytes to send. The caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// What the connection waits for.
+    /// What the handshake waits for.
     pub fn poll(&self) -> Step {
         match self.state {
             State::StartTls => Step::StartTls,
@@ -194,14 +194,14 @@ impl Handshake {
         }
     }
 
-    /// From now on every option but `ABORT` is refused ("Termination of the session": SHOULD be
+    /// From now on refuses every option except `ABORT` ("Termination of the session": SHOULD be
     /// `ERR_SHUTDOWN`).
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
 
-    /// The stream has been upgraded. "TLS support": whatever was agreed on before is void, so that
-    /// nobody who changed the plain part has a say in the rest.
+    /// Continues after the stream has been upgraded to TLS. "TLS support": everything negotiated before is
+    /// void, so that an attacker who changed the unencrypted part has no influence on the rest.
     pub fn tls_started(&mut self) {
         if self.state == State::StartTls {
             self.state = State::OptionHeader;
@@ -212,8 +212,8 @@ impl Handshake {
         }
     }
 
-    /// Takes bytes from the client; answers how many. The rest is for later: there is output to be
-    /// sent first, or [`Handshake::poll`] has news.
+    /// Processes bytes from the client and returns how many were consumed. The rest must be passed again
+    /// after the output has been sent, unless [`Handshake::poll`] reports the end.
     pub fn input(&mut self, bytes: &[u8], catalogue: &dyn Catalogue) -> usize {
         let mut rest = bytes;
         while !rest.is_empty() && self.output.is_empty() {
@@ -237,7 +237,7 @@ impl Handshake {
         bytes.len() - rest.len()
     }
 
-    /// Adds to the item of `len` bytes that is being received, and acts on it once it is whole.
+    /// Adds bytes to the item of `len` bytes that is being received, and processes it once it is complete.
     fn gather(&mut self, bytes: &[u8], len: usize, catalogue: &dyn Catalogue) -> usize {
         let taken = bytes.len().min(len - self.buffer.len());
         self.buffer.extend_from_slice(&bytes[..taken]);
@@ -254,12 +254,12 @@ impl Handshake {
     }
 
     fn client_flags(&mut self, item: &[u8]) {
-        let flags = ClientFlags(wire::u32_at(item, 0).unwrap_or(u32::MAX));
+        let flags = ClientFlags::from_bits_retain(wire::u32_at(item, 0).unwrap_or(u32::MAX));
         // "Newstyle negotiation": the server MUST close on flags that it does not know.
-        if !flags.without(ClientFlags::KNOWN).is_empty() {
-            return self.close(Closed::UnknownClientFlags(flags.0));
+        if !flags.difference(ClientFlags::all()).is_empty() {
+            return self.close(Closed::UnknownClientFlags(flags.bits()));
         }
-        self.no_zeroes = flags.has(ClientFlags::NO_ZEROES);
+        self.no_zeroes = flags.contains(ClientFlags::NO_ZEROES);
         self.state = State::OptionHeader;
     }
 
@@ -298,13 +298,13 @@ impl Handshake {
         }
     }
 
-    /// A whole option has come in.
+    /// Handles a complete option.
     fn option(&mut self, option: u32, data: &[u8], catalogue: &dyn Catalogue) {
         self.state = State::OptionHeader;
         super::options::handle(self, option, data, catalogue);
     }
 
-    /// Sends a reply to an option; its data is `parts`, one after the other.
+    /// Sends a reply to an option; its data is the concatenation of `parts`.
     pub(super) fn reply(&mut self, option: u32, kind: u32, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         self.output.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
@@ -320,7 +320,7 @@ impl Handshake {
         self.reply(option, rep::ACK, &[]);
     }
 
-    /// Sends an error with a message for people.
+    /// Sends an error reply with a message for people.
     pub(super) fn refuse(&mut self, option: u32, kind: u32, message: &str) {
         self.reply(option, kind, &[message.as_bytes()]);
     }
@@ -334,7 +334,7 @@ impl Handshake {
         self.state = State::StartTls;
     }
 
-    /// Transmission starts with `found`, which the client called `name`.
+    /// Starts transmission with `found`, which the client requested as `name`.
     pub(super) fn start(&mut self, name: &str, found: &Found, block_sizes_agreed: bool) {
         self.state = State::Ready;
         self.session = Some(Session {

@@ -1,6 +1,6 @@
 //! Metadata contexts ("`NBD_OPT_LIST_META_CONTEXT`", "`NBD_OPT_SET_META_CONTEXT`").
 //!
-//! There is one: `base:allocation`.
+//! The only one is `base:allocation`.
 
 use super::super::reply::Style;
 use super::super::wire::{BASE_ALLOCATION, option, rep};
@@ -8,21 +8,21 @@ use super::Catalogue;
 use super::handshake::Handshake;
 use super::options::Fields;
 
-/// The number that a selected `base:allocation` gets. Any would do; a client treats it as opaque.
+/// Id of a selected `base:allocation`. Any would do; a client treats it as opaque.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 
-/// What is asked for: contexts of an export, by queries.
+/// The metadata contexts that a client queries for an export.
 struct Query<'a> {
     export: &'a str,
-    /// Whether `base:allocation` is among what was asked for.
+    /// Whether `base:allocation` is among the queried contexts.
     allocation: bool,
 }
 
-/// Answers either option.
+/// Handles both options.
 pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Catalogue) {
     let select = option == option::SET_META_CONTEXT;
     if select {
-        // It replaces what was selected before, "including when this command fails".
+        // A selection replaces the previous one, "including when this command fails".
         at.context_of = None;
     }
     if at.style() == Style::Simple {
@@ -36,7 +36,7 @@ pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &d
         return at.refuse(option, rep::ERR_UNKNOWN, "there is no export of that name");
     }
     if query.allocation {
-        // The number is reserved in a list and SHOULD be 0 there.
+        // The id is reserved in a list and SHOULD be 0 there.
         let id = if select { BASE_ALLOCATION_ID } else { 0 };
         at.reply(option, rep::META_CONTEXT, &[&id.to_be_bytes(), BASE_ALLOCATION.as_bytes()]);
     }
@@ -46,19 +46,19 @@ pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &d
     at.ack(option);
 }
 
-/// Reads either option's data; `None` when it is malformed, which MUST be refused with ERR_INVALID.
+/// Parses the data of both options; `None` if it is malformed, which MUST be refused with ERR_INVALID.
 fn parse(data: &[u8], select: bool) -> Option<Query<'_>> {
     let mut fields = Fields(data);
     let export = fields.string()?;
     let count = fields.u32()?;
-    // No queries: a list MUST tell of every context, a selection selects none.
+    // Without queries a list MUST return every context, and a selection selects none.
     let mut allocation = count == 0 && !select;
     for _ in 0..count {
         let query = fields.string()?;
-        // A query MUST have a namespace and a colon, and MAY be refused if it has not.
+        // A query MUST have a namespace and a colon, and MAY be refused otherwise.
         let (namespace, leaf) = query.split_once(':')?;
-        // Other namespaces MUST be ignored, and so are leaves of ours that are not known. An empty
-        // leaf MUST be a wildcard in a list and MUST be ignored in a selection.
+        // Other namespaces MUST be ignored, and unknown leaves of `base` are ignored as well. An empty leaf
+        // MUST be a wildcard in a list and MUST be ignored in a selection.
         allocation |= namespace == "base" && (leaf == "allocation" || (leaf.is_empty() && !select));
     }
     fields.end()?;

@@ -1,7 +1,7 @@
-//! The server's half: the handshake, and the rules that a request is held to.
+//! The server's side: the handshake, and the rules for requests.
 //!
-//! A [`Handshake`] is fed with bytes and a [`Catalogue`] until it is `Ready`; then [`check`] says of
-//! every request what to do, in the words of the block layer.
+//! A [`Handshake`] is fed with bytes and a [`Catalogue`] until it is `Ready`; then [`check`] translates each
+//! request to the block layer's terms, or refuses it.
 
 mod handshake;
 mod meta;
@@ -11,31 +11,31 @@ mod rules;
 pub use handshake::{
     Closed, Config, Handshake, MAX_HANDSHAKE_BYTES, MAX_OPTION_BYTES, MAX_OPTIONS, Step, TlsMode,
 };
-pub use rules::{Accepted, Order, Refused, check, status_query};
+pub use rules::{Accepted, Refused, Submission, check, status_query};
 
 use super::export::{ExportId, ExportInfo};
 
-/// What a server can be asked for during a handshake.
+/// The exports that a client can request during a handshake.
 ///
-/// Implemented by whoever knows the exports. Answers are taken as they are at that moment: an
-/// export may change between an `INFO` and a `GO`.
+/// Results reflect the current state: an export may change between an `INFO` and a `GO`.
 pub trait Catalogue {
-    /// Every export that may be listed: its name and description.
+    /// Calls `each` with name and description of every export that may be listed.
     fn list(&self, each: &mut dyn FnMut(&str, &str));
 
-    /// The export of exactly this name.
+    /// Finds the export of exactly this name.
     fn look_up(&self, name: &str) -> Option<Found>;
 
-    /// The name of the export that the empty name stands for, if any: that of the only one.
+    /// Name of the export that the empty name stands for: the only one, if there is just one.
     fn default_export(&self) -> Option<String>;
 
-    /// Why a client may not use an export that there is, as when too many do; none: it may.
+    /// Why a client may not use an existing export, for example because of a connection limit; `None`: it
+    /// may.
     fn refusal(&self, found: &Found) -> Option<&'static str> {
         let _ = found;
         None
     }
 
-    /// The export that a client means by `name`.
+    /// Finds the export for a name in a request, which may be empty.
     fn resolve(&self, name: &str) -> Option<Found> {
         self.look_up(name).or_else(|| {
             let default = if name.is_empty() { self.default_export() } else { None };
@@ -44,18 +44,18 @@ pub trait Catalogue {
     }
 }
 
-/// An export that was found.
+/// An export of a catalogue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// The catalogue's number for it.
+    /// The catalogue's number of the export.
     pub id: ExportId,
-    /// Its canonical name.
+    /// Canonical name.
     pub name: String,
-    /// What it is.
+    /// Description of the export.
     pub info: ExportInfo,
 }
 
-/// A catalogue that is a list. The empty name stands for the only export.
+/// A catalogue that is a list. The empty name stands for its only export.
 impl Catalogue for Vec<Found> {
     fn list(&self, each: &mut dyn FnMut(&str, &str)) {
         for export in self {

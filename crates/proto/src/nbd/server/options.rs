@@ -1,11 +1,11 @@
-//! What a server does with each option of the handshake ("Option types").
+//! Handles the options of the handshake ("Option types").
 
 use super::super::reply::Style;
 use super::super::wire::{self, info, option, rep};
 use super::handshake::{Closed, Handshake, TlsMode};
 use super::{Catalogue, Found, meta};
 
-/// An option's data, read from the front. Every reader answers `None` once the data is malformed.
+/// Parses an option's data from the front. Every method returns `None` if the data is malformed.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -23,7 +23,7 @@ impl<'a> Fields<'a> {
         self.take(4).and_then(|bytes| wire::u32_at(bytes, 0))
     }
 
-    /// A length of 32 bits and a string that long.
+    /// A 32-bit length and a string of that length.
     pub(super) fn string(&mut self) -> Option<&'a str> {
         let len = self.u32()?;
         text(self.take(usize::try_from(len).ok()?)?)
@@ -42,8 +42,8 @@ pub(super) fn text(bytes: &[u8]) -> Option<&str> {
 }
 
 impl Handshake {
-    /// How replies would look if transmission started now. "`NBD_OPT_EXTENDED_HEADERS`": they take
-    /// precedence over structured replies.
+    /// Style of replies if transmission started now. "`NBD_OPT_EXTENDED_HEADERS`": they take precedence over
+    /// structured replies.
     pub(super) fn style(&self) -> Style {
         match (self.extended, self.structured) {
             (true, _) => Style::Extended,
@@ -59,10 +59,10 @@ impl Handshake {
     }
 }
 
-/// Answers `option`, whose data has come in whole.
+/// Handles `option` with its complete data.
 pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Catalogue) {
     if option == option::ABORT {
-        // "`NBD_OPT_ABORT`": whatever comes with it, it ends the session.
+        // "`NBD_OPT_ABORT`": ends the session, whatever its data.
         at.ack(option);
         return at.close(Closed::Aborted);
     }
@@ -88,7 +88,7 @@ pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &d
     }
 }
 
-/// "`NBD_OPT_EXPORT_NAME`": there is no error reply, so what cannot be had MUST end the session.
+/// "`NBD_OPT_EXPORT_NAME`": there is no error reply, so a refusal MUST end the session.
 fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs_tls: bool) {
     let name = String::from_utf8_lossy(data).into_owned();
     let refused = |why| Closed::Refused { name: name.clone(), why };
@@ -102,14 +102,14 @@ fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs
         // "`NBD_OPT_EXTENDED_HEADERS`": a client MUST NOT use EXPORT_NAME after it.
         return at.close(refused("extended headers need NBD_OPT_GO"));
     }
-    let Some(name) = text(data) else { return at.close(refused("it is not a name")) };
-    let Some(found) = catalogue.resolve(name) else { return at.close(refused("there is none")) };
+    let Some(name) = text(data) else { return at.close(refused("the name is invalid")) };
+    let Some(found) = catalogue.resolve(name) else { return at.close(refused("no such export")) };
     if let Some(why) = catalogue.refusal(&found) {
         return at.close(refused(why));
     }
     let flags = found.info.transmission_flags(at.style(), at.has_context(name));
     at.output.extend(found.info.size.to_be_bytes());
-    at.output.extend(flags.0.to_be_bytes());
+    at.output.extend(flags.bits().to_be_bytes());
     if !at.no_zeroes {
         at.output.extend([0; wire::EXPORT_NAME_ZEROES]);
     }
@@ -139,7 +139,7 @@ fn list(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue) {
         return at.refuse(option, rep::ERR_INVALID, "LIST has no data");
     }
     if !at.config.list {
-        return at.refuse(option, rep::ERR_POLICY, "exports are not listed here");
+        return at.refuse(option, rep::ERR_POLICY, "listing exports is disabled");
     }
     catalogue.list(&mut |name, description| {
         let len = (name.len() as u32).to_be_bytes();
@@ -169,19 +169,18 @@ fn info_or_go(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Cata
     }
 }
 
-/// What a client wants to know besides size and flags. What it does not name it may get all the same;
-/// a number that is not known MUST be ignored.
+/// Information that a client requests besides size and flags. It may get more; unknown types MUST be ignored.
 #[derive(Default)]
-struct Asked {
+struct RequestedInfo {
     name: bool,
     description: bool,
     block_size: bool,
 }
 
-fn parse_info(data: &[u8]) -> Option<(&str, Asked)> {
+fn parse_info(data: &[u8]) -> Option<(&str, RequestedInfo)> {
     let mut fields = Fields(data);
     let name = fields.string()?;
-    let mut asked = Asked::default();
+    let mut asked = RequestedInfo::default();
     for _ in 0..fields.u16()? {
         match fields.u16()? {
             info::NAME => asked.name = true,
@@ -195,10 +194,10 @@ fn parse_info(data: &[u8]) -> Option<(&str, Asked)> {
 }
 
 /// "`NBD_REP_INFO`": EXPORT MUST be sent before the ACK; each of the others once.
-fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &Asked, found: &Found) {
+fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &RequestedInfo, found: &Found) {
     let flags = found.info.transmission_flags(at.style(), at.has_context(name));
     let size = found.info.size.to_be_bytes();
-    at.reply(option, rep::INFO, &[&info::EXPORT.to_be_bytes(), &size, &flags.0.to_be_bytes()]);
+    at.reply(option, rep::INFO, &[&info::EXPORT.to_be_bytes(), &size, &flags.bits().to_be_bytes()]);
     if asked.name {
         at.reply(option, rep::INFO, &[&info::NAME.to_be_bytes(), found.name.as_bytes()]);
     }
@@ -206,7 +205,7 @@ fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &Asked, found: 
         let description = found.info.description.as_bytes();
         at.reply(option, rep::INFO, &[&info::DESCRIPTION.to_be_bytes(), description]);
     }
-    // MUST be sent when asked for and not the default; it helps those who did not ask, too.
+    // MUST be sent when requested and not the default; other clients benefit as well.
     let sizes = found.info.block_sizes;
     at.reply(
         option,
@@ -220,8 +219,8 @@ fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &Asked, found: 
     );
 }
 
-/// "`NBD_OPT_STRUCTURED_REPLY`": SHOULD be refused with ERR_INVALID when it has data. After extended
-/// headers there is no way back: ERR_EXT_HEADER_REQD says so.
+/// "`NBD_OPT_STRUCTURED_REPLY`": SHOULD be refused with ERR_INVALID when it has data, and with
+/// ERR_EXT_HEADER_REQD after extended headers, which cannot be undone.
 fn structured_reply(at: &mut Handshake, data: &[u8]) {
     let option = option::STRUCTURED_REPLY;
     if !data.is_empty() {
@@ -236,8 +235,8 @@ fn structured_reply(at: &mut Handshake, data: &[u8]) {
     }
 }
 
-/// "`NBD_OPT_EXTENDED_HEADERS`": SHOULD be refused with ERR_INVALID when it has data. It SHOULD work
-/// without structured replies and takes precedence over them.
+/// "`NBD_OPT_EXTENDED_HEADERS`": SHOULD be refused with ERR_INVALID when it has data. It SHOULD work without
+/// structured replies and takes precedence over them.
 fn extended_headers(at: &mut Handshake, data: &[u8]) {
     let option = option::EXTENDED_HEADERS;
     if !data.is_empty() {

@@ -1,8 +1,8 @@
-//! What a server does with a request: the rules of the transmission phase, as one pure function.
+//! Rules of the transmission phase, as one pure function from a request to its handling.
 //!
-//! The order of the rules is part of the answer: what makes the stream meaningless comes first,
-//! then flags, the command, write protection, bounds, alignment, length. A refused request's payload
-//! is read past before the reply goes out.
+//! The order of the checks determines the error: violations that make the stream meaningless come first, then
+//! flags, command, write protection, bounds, alignment, length. The payload of a refused request is read past
+//! before the reply is sent.
 
 use block::{Bytes, Flags, Op};
 
@@ -12,38 +12,38 @@ use super::super::extents::StatusQuery;
 use super::super::request::{Command, Request};
 use super::super::wire::{self, CommandFlags, TransmissionFlags};
 
-/// What the block layer is asked for.
+/// A request in the block layer's terms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Order {
-    /// What to do.
+pub struct Submission {
+    /// The operation.
     pub op: Op,
-    /// How.
+    /// Modifiers of the operation.
     pub flags: Flags,
-    /// Where it starts.
+    /// Offset on the export.
     pub offset: Bytes,
-    /// How long it is: at least 1, except for a flush.
+    /// Length: at least 1, except for a flush.
     pub len: Bytes,
 }
 
-/// What becomes of a request that follows the rules.
+/// Handling of a valid request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accepted {
-    /// Carry it out.
-    Submit(Order),
-    /// It is about no bytes at all: it is done, successfully.
+    /// Submit it to the device.
+    Submit(Submission),
+    /// It has length 0: reply with success.
     Empty,
-    /// Answer with the state of a range.
+    /// Reply with the block status of a range.
     Status(StatusQuery),
-    /// Read the payload and give it to [`status_query`].
+    /// Read the payload and pass it to [`status_query`].
     StatusPayload,
-    /// Finish what is in flight and close; there is no reply.
+    /// Complete what is in flight and close; there is no reply.
     Disconnect,
 }
 
-/// What becomes of a request that does not.
+/// Handling of an invalid request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// Read past its payload and answer with this error.
+    /// Read past its payload and reply with this error.
     Reply(NbdError),
     /// Drop the connection.
     Drop(Fatal),
@@ -55,17 +55,17 @@ impl From<NbdError> for Refused {
     }
 }
 
-/// What to do with `request`.
+/// Checks `request` against the rules of the session.
 ///
 /// # Errors
-/// [`Refused`], with the error that the protocol document names for the case.
+/// [`Refused`], with the error that the protocol document specifies.
 #[inline]
 pub fn check(session: &Session, request: &Request) -> Result<Accepted, Refused> {
     if request.payload_len > 0 {
         check_payload(session, request)?;
     }
     if request.command == Command::Disc {
-        // "`NBD_CMD_DISC`": the client MUST send nothing after it, so nothing else matters.
+        // "`NBD_CMD_DISC`": the client MUST send nothing after it, so no other check matters.
         return Ok(Accepted::Disconnect);
     }
     check_flags(session, request)?;
@@ -87,8 +87,8 @@ pub fn check(session: &Session, request: &Request) -> Result<Accepted, Refused> 
             if request.offset != 0 || request.len != 0 {
                 return Err(NbdError::Invalid.into());
             }
-            let (flags, offset, len) = (Flags::NONE, Bytes::ZERO, Bytes::ZERO);
-            Ok(Accepted::Submit(Order { op: Op::Flush, flags, offset, len }))
+            let (flags, offset, len) = (Flags::empty(), Bytes::ZERO, Bytes::ZERO);
+            Ok(Accepted::Submit(Submission { op: Op::Flush, flags, offset, len }))
         }
         Command::Trim => {
             check_writable(session)?;
@@ -108,35 +108,35 @@ pub fn check(session: &Session, request: &Request) -> Result<Accepted, Refused> 
             Ok(submit(Op::WriteZeroes, request))
         }
         Command::BlockStatus => check_block_status(session, request),
-        // "Error values": SHOULD be EINVAL for a command that is not known.
+        // "Error values": SHOULD be EINVAL for an unknown command.
         Command::Disc | Command::Other(_) => Err(NbdError::Invalid.into()),
     }
 }
 
-/// The order that an accepted request stands for, or nothing when it has no length: the behaviour
-/// is unspecified, "although the server SHOULD NOT disconnect"; it succeeds.
+/// Translates a valid request. The behaviour of a request of length 0 is unspecified, "although the server
+/// SHOULD NOT disconnect"; it succeeds.
 #[inline]
 fn submit(op: Op, request: &Request) -> Accepted {
     if request.len == 0 {
         return Accepted::Empty;
     }
-    let mut flags = Flags::NONE;
-    // "Command flags": FUA is valid with every command and means nothing to those that do not write.
-    if request.flags.has(CommandFlags::FUA) && op.is_write() {
-        flags = flags.with(Flags::FUA);
+    let mut flags = Flags::empty();
+    // "Command flags": FUA is valid with every command and has no effect on those that do not write.
+    if request.flags.contains(CommandFlags::FUA) && op.is_write() {
+        flags = flags.union(Flags::FUA);
     }
-    if request.flags.has(CommandFlags::NO_HOLE) {
-        flags = flags.with(Flags::NO_UNMAP);
+    if request.flags.contains(CommandFlags::NO_HOLE) {
+        flags = flags.union(Flags::NO_UNMAP);
     }
-    if request.flags.has(CommandFlags::FAST_ZERO) {
-        flags = flags.with(Flags::FAST_ZERO);
+    if request.flags.contains(CommandFlags::FAST_ZERO) {
+        flags = flags.union(Flags::FAST_ZERO);
     }
-    Accepted::Submit(Order { op, flags, offset: Bytes(request.offset), len: Bytes(request.len) })
+    Accepted::Submit(Submission { op, flags, offset: Bytes(request.offset), len: Bytes(request.len) })
 }
 
-/// "Request message": with extended headers a server SHOULD disconnect when a payload is longer than
-/// the advertised maximum. "Block size constraints": otherwise one of up to 32 MiB SHOULD NOT be
-/// taken for an attack, even above the maximum.
+/// "Request message": with extended headers a server SHOULD disconnect when a payload is longer than the
+/// advertised maximum. "Block size constraints": otherwise a payload of up to 32 MiB SHOULD NOT be treated as
+/// a denial of service, even above the maximum.
 fn check_payload(session: &Session, request: &Request) -> Result<(), Refused> {
     let maximum = session.block_sizes.maximum;
     let limit = if session.extended() { maximum } else { maximum.max(wire::PORTABLE_PAYLOAD) };
@@ -147,54 +147,54 @@ fn check_payload(session: &Session, request: &Request) -> Result<(), Refused> {
     Ok(())
 }
 
-/// "Error values": SHOULD be EINVAL for a flag that is not known, or is not documented for the
-/// command; "Command flags": nor negotiated.
+/// "Error values": SHOULD be EINVAL for a flag that is unknown or not documented for the command; "Command
+/// flags": or not negotiated.
 #[inline]
 fn check_flags(session: &Session, request: &Request) -> Result<(), NbdError> {
     let flags = session.flags;
-    let fua = CommandFlags::NONE.with_if(flags.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
+    let fua = CommandFlags::empty().with_if(flags.contains(TransmissionFlags::SEND_FUA), CommandFlags::FUA);
     let allowed = match request.command {
         Command::Read => {
-            fua.with_if(session.structured() && flags.has(TransmissionFlags::SEND_DF), CommandFlags::DF)
+            fua.with_if(session.structured() && flags.contains(TransmissionFlags::SEND_DF), CommandFlags::DF)
         }
         Command::Write => fua.with_if(session.extended(), CommandFlags::PAYLOAD_LEN),
         Command::WriteZeroes => fua
-            .with(CommandFlags::NO_HOLE)
-            .with_if(flags.has(TransmissionFlags::SEND_FAST_ZERO), CommandFlags::FAST_ZERO),
-        Command::BlockStatus => fua.with(CommandFlags::REQ_ONE).with_if(
-            session.extended() && flags.has(TransmissionFlags::BLOCK_STATUS_PAYLOAD),
+            .union(CommandFlags::NO_HOLE)
+            .with_if(flags.contains(TransmissionFlags::SEND_FAST_ZERO), CommandFlags::FAST_ZERO),
+        Command::BlockStatus => fua.union(CommandFlags::REQ_ONE).with_if(
+            session.extended() && flags.contains(TransmissionFlags::BLOCK_STATUS_PAYLOAD),
             CommandFlags::PAYLOAD_LEN,
         ),
         Command::Flush | Command::Trim | Command::Cache | Command::Disc | Command::Other(_) => fua,
     };
-    if !request.flags.without(allowed).is_empty() {
+    if !request.flags.difference(allowed).is_empty() {
         return Err(NbdError::Invalid);
     }
     // "Request message": a write MUST have PAYLOAD_LEN with extended headers.
     if request.command == Command::Write
         && session.extended()
-        && !request.flags.has(CommandFlags::PAYLOAD_LEN)
+        && !request.flags.contains(CommandFlags::PAYLOAD_LEN)
     {
         return Err(NbdError::Invalid);
     }
     Ok(())
 }
 
-/// "Error values": SHOULD be EPERM for what writes to a read-only export.
+/// "Error values": SHOULD be EPERM for writes to a read-only export.
 #[inline]
 fn check_writable(session: &Session) -> Result<(), NbdError> {
-    if session.flags.has(TransmissionFlags::READ_ONLY) { Err(NbdError::Perm) } else { Ok(()) }
+    if session.flags.contains(TransmissionFlags::READ_ONLY) { Err(NbdError::Perm) } else { Ok(()) }
 }
 
-/// "Request types": a client MUST NOT send what was not offered. Some are known to send `CACHE`
-/// nevertheless; they bear an error.
+/// "Request types": a client MUST NOT send commands that were not advertised. Some send `CACHE` nevertheless
+/// and tolerate an error.
 #[inline]
 fn need(session: &Session, flag: TransmissionFlags) -> Result<(), NbdError> {
-    if session.flags.has(flag) { Ok(()) } else { Err(NbdError::Invalid) }
+    if session.flags.contains(flag) { Ok(()) } else { Err(NbdError::Invalid) }
 }
 
-/// The range lies within the export, else `past_end` (ENOSPC for what writes, EINVAL for the rest:
-/// "Error values"), and "Block size constraints": SHOULD be EINVAL when it is not aligned.
+/// Checks that the range lies within the export, otherwise fails with `past_end` ("Error values": ENOSPC for
+/// writes, EINVAL for others), and that it is aligned ("Block size constraints": SHOULD be EINVAL).
 #[inline]
 fn check_range(session: &Session, request: &Request, len: u64, past_end: NbdError) -> Result<(), NbdError> {
     match request.offset.checked_add(len) {
@@ -208,24 +208,24 @@ fn check_range(session: &Session, request: &Request, len: u64, past_end: NbdErro
     Ok(())
 }
 
-/// "Block size constraints": SHOULD be EINVAL for data longer than the maximum; "`NBD_CMD_READ`":
-/// EOVERFLOW when that is because it must not be fragmented.
+/// "Block size constraints": SHOULD be EINVAL for data longer than the maximum; "`NBD_CMD_READ`": EOVERFLOW
+/// if the reply must not be fragmented.
 #[inline]
 fn check_length(session: &Session, request: &Request) -> Result<(), NbdError> {
     if request.len <= u64::from(session.block_sizes.maximum) {
         return Ok(());
     }
-    Err(if request.flags.has(CommandFlags::DF) { NbdError::Overflow } else { NbdError::Invalid })
+    Err(if request.flags.contains(CommandFlags::DF) { NbdError::Overflow } else { NbdError::Invalid })
 }
 
-/// Bytes of a status payload that names our one context: the range's length and a number.
+/// Bytes of a status payload with one context: the length of the range and the id.
 const STATUS_PAYLOAD_LEN: u64 = 12;
 
 fn check_block_status(session: &Session, request: &Request) -> Result<Accepted, Refused> {
     // "Metadata querying": SHOULD be EINVAL without a context.
     let context = session.base_allocation.ok_or(NbdError::Invalid)?;
-    if request.flags.has(CommandFlags::PAYLOAD_LEN) {
-        // There is one context, so any other length has none, the same twice, or another.
+    if request.flags.contains(CommandFlags::PAYLOAD_LEN) {
+        // There is one context: any other length has none, a duplicate, or an unknown one.
         if request.payload_len != STATUS_PAYLOAD_LEN {
             return Err(NbdError::Invalid.into());
         }
@@ -234,7 +234,7 @@ fn check_block_status(session: &Session, request: &Request) -> Result<Accepted, 
     query(session, context, request, request.len).map(Accepted::Status).map_err(Refused::from)
 }
 
-/// A status MUST have a descriptor and a descriptor a length, so a query of no length is refused.
+/// Creates a query. A status MUST have a descriptor and a descriptor a length, so length 0 is refused.
 fn query(session: &Session, context: u32, request: &Request, len: u64) -> Result<StatusQuery, NbdError> {
     check_range(session, request, len, NbdError::Invalid)?;
     if len == 0 {
@@ -243,10 +243,10 @@ fn query(session: &Session, context: u32, request: &Request, len: u64) -> Result
     Ok(StatusQuery::new(context, request, len))
 }
 
-/// The query that the payload of a block status request asks for ("`NBD_CMD_BLOCK_STATUS`").
+/// Parses the payload of a block status request ("`NBD_CMD_BLOCK_STATUS`").
 ///
 /// # Errors
-/// EINVAL MUST answer a context that was not selected or comes twice, once the payload is consumed.
+/// EINVAL, which MUST answer a context that was not selected or comes twice, once the payload is consumed.
 pub fn status_query(session: &Session, request: &Request, payload: &[u8]) -> Result<StatusQuery, NbdError> {
     let selected = session.base_allocation.ok_or(NbdError::Invalid)?;
     let len = wire::u64_at(payload, 0).ok_or(NbdError::Invalid)?;

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn the_documents_examples_name_their_exports() {
+fn the_documents_examples_are_parsed() {
     for (text, export) in [
         ("nbd://example.com/disk", "disk"),
         ("nbd+unix:///disk?socket=sock", "disk"),
@@ -15,7 +15,7 @@ fn the_documents_examples_name_their_exports() {
 }
 
 #[test]
-fn hosts_and_ports_are_told_apart() {
+fn hosts_and_ports_are_parsed() {
     for (text, host, port) in [
         ("nbd://h", "h", 10809),
         ("nbd://h:1", "h", 1),
@@ -52,7 +52,7 @@ fn tls_and_experimental_parameters_are_kept() {
 }
 
 #[test]
-fn what_is_not_a_name_is_refused_with_its_reason() {
+fn invalid_uris_are_refused_with_a_reason() {
     for (text, why) in [
         ("", "://"),
         ("disk.img", "://"),
@@ -74,7 +74,7 @@ fn what_is_not_a_name_is_refused_with_its_reason() {
         ("nbd+unix:///x?socket=", "socket"),
         ("nbd+unix:///x?socket=a&socket=b", "two"),
         ("nbd+unix://h/x?socket=a", "host"),
-        ("nbd://h/?colour=blue", "not known"),
+        ("nbd://h/?colour=blue", "unknown parameter"),
     ] {
         let error = text.parse::<Uri>().unwrap_err().to_string();
         assert!(error.contains(why), "{text}: {error}");
@@ -92,7 +92,7 @@ fn a_socket_that_is_not_text_survives_printing() {
 
 proptest::proptest! {
     #[test]
-    fn a_printed_name_reads_back(
+    fn a_printed_uri_parses_to_an_equal_one(
         host in "[a-z0-9.-]{1,20}", port: u16, export in "[^\0]{0,40}", user in proptest::option::of(".{0,9}"),
         tls: bool, param in proptest::option::of(".{0,20}"),
     ) {

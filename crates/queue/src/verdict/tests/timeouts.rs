@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
+fn a_timeout_cancels_once_a_period_and_changes_the_status_of_failures_only() {
     let disk = Disk::answering(&[Verdict::Held]);
     let mut bench = alone(&disk);
     bench.submit_at(0, 512);
@@ -12,11 +12,11 @@ fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
     assert_eq!(bench.queue.expire(&mut bench.ring), 0);
     bench.ring.now = Nanos(1100);
     assert_eq!(bench.queue.expire(&mut bench.ring), 2);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "asked once");
+    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "cancelled once");
     assert_eq!(bench.ring.cancelled, [disk.held(0), disk.held(1)]);
     assert_eq!(bench.statuses(), [], "the tags are their holder's until it says so");
     bench.ring.now = Nanos(2100);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 2, "asked again when the time has passed again");
+    assert_eq!(bench.queue.expire(&mut bench.ring), 2, "cancelled again after another timeout");
     bench.complete(disk.held(0), Status::IoError);
     bench.complete(disk.held(1), Status::Ok);
     assert_eq!(bench.done(), [(0, Status::Timeout), (1, Status::Ok)]);
@@ -26,7 +26,7 @@ fn a_timeout_cancels_once_a_period_and_shows_only_when_it_fails() {
 }
 
 #[test]
-fn a_freeze_neither_protects_a_request_under_way_nor_counts_for_one_held_back() {
+fn requests_in_flight_age_while_frozen_and_held_back_ones_do_not() {
     let disk = Disk::answering(&[Verdict::Held]);
     let mut bench = alone(&disk);
     bench.submit_at(0, 512);
@@ -36,11 +36,15 @@ fn a_freeze_neither_protects_a_request_under_way_nor_counts_for_one_held_back() 
     bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.queue.freeze();
     bench.ring.now = Nanos(1100);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 1, "frozen or thawed, what is under way grows older");
+    assert_eq!(
+        bench.queue.expire(&mut bench.ring),
+        1,
+        "requests in flight age also while the queue is frozen"
+    );
     assert_eq!(bench.ring.cancelled, [disk.held(0)]);
     bench.queue.thaw(Bytes(u64::MAX), &mut bench.ring);
     bench.ring.now = Nanos(1899);
-    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "the other came in at the first thaw, and stayed");
+    assert_eq!(bench.queue.expire(&mut bench.ring), 0, "the other entered the stack at the first thaw");
     bench.ring.now = Nanos(1900);
     assert_eq!(bench.queue.expire(&mut bench.ring), 1);
     assert_eq!(bench.ring.cancelled, [disk.held(0), disk.held(1)]);

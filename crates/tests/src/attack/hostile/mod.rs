@@ -1,5 +1,5 @@
-//! Clients and servers that misbehave, each in a way that has a name, and what a client that behaves notices.
+//! Misbehaving clients and servers, each kind with a name, and their effects on a well-behaved client.
 
 pub mod clients;
+mod kinds;
 pub mod servers;
-mod ways;

@@ -1,5 +1,6 @@
-//! Hostile servers, and what a device over one of them makes of it: it may fail requests, but not hang beyond its times, not
-//! hand out what the server did not send for that place, not die, not use the processor or the log without end.
+//! Hostile servers below an `nbd:` device. The device may fail requests. It must not hang beyond its
+//! timeouts, return data that the server did not send for that offset, die, or use processor and log without
+//! limit.
 
 use super::super::Tally;
 use super::super::daemon::{Daemon, tail};
@@ -7,7 +8,7 @@ use super::super::options::Options;
 use super::super::rounds::spread;
 use crate::peer::Peer;
 use proto::nbd::CommandFlags;
-use proto::nbd::client::Wish;
+use proto::nbd::client::HandshakeOptions;
 use sim::Rng;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,17 +18,17 @@ use std::time::{Duration, Instant};
 
 /// Length of the export.
 const LEN: u64 = 1 << 20;
-/// The times of the device over it.
+/// Timeouts of the device over it.
 const TIMES: &str = "timeout=300ms,reconnect=300ms";
-/// How long a request may take: both times, and what a busy machine adds.
+/// The longest allowed time of a request: both timeouts, and a margin for a busy machine.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Most bytes that a device may log while its server misbehaves.
+/// Most bytes that a device may log during the test.
 const LOG_MAX: u64 = 256 << 10;
-/// Connections that a device may make to it meanwhile, on each of its queues.
+/// Most connections of a device during the test, on each of its queues.
 const CONNECTIONS_MAX: u64 = 400;
 
-/// A request as it came.
-struct Asked {
+/// A received request.
+struct ReceivedRequest {
     command: u16,
     cookie: [u8; 8],
     offset: u64,
@@ -35,19 +36,19 @@ struct Asked {
 }
 
 /// How a connection ends.
-type Fate = std::io::Result<()>;
+type ConnectionEnd = std::io::Result<()>;
 
-/// How a server misbehaves.
+/// A kind of misbehaviour.
 #[derive(Clone, Copy)]
-enum Manner {
-    /// Instead of a handshake.
-    Greets(fn(&mut UnixStream, &mut Rng) -> Fate),
-    /// Instead of an answer to an option.
-    Agrees(fn(&mut UnixStream, u32) -> Fate),
-    /// Instead of an answer to a request, after the first few were answered as they should be.
-    Answers(fn(&mut UnixStream, &Asked, &mut Rng) -> Fate),
+enum Misbehaviour {
+    /// In place of a handshake.
+    Greets(fn(&mut UnixStream, &mut Rng) -> ConnectionEnd),
+    /// In place of an answer to an option.
+    Agrees(fn(&mut UnixStream, u32) -> ConnectionEnd),
+    /// In place of an answer to a request, after a few correct answers.
+    Answers(fn(&mut UnixStream, &ReceivedRequest, &mut Rng) -> ConnectionEnd),
     /// As `Answers`, with structured replies.
-    Structured(fn(&mut UnixStream, &Asked, &mut Rng) -> Fate),
+    Structured(fn(&mut UnixStream, &ReceivedRequest, &mut Rng) -> ConnectionEnd),
 }
 
 /// The content of the export: each byte follows from its offset.
@@ -55,11 +56,11 @@ fn content(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(|at| (at ^ at >> 8 ^ at >> 16) as u8).collect()
 }
 
-fn simple(asked: &Asked, error: u32) -> Vec<u8> {
+fn simple(asked: &ReceivedRequest, error: u32) -> Vec<u8> {
     [&0x6744_6698_u32.to_be_bytes()[..], &error.to_be_bytes(), &asked.cookie].concat()
 }
 
-fn chunk(asked: &Asked, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
+fn chunk(asked: &ReceivedRequest, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
     chunk_of(asked.cookie, flags, kind, payload.len() as u32, payload)
 }
 
@@ -68,17 +69,17 @@ fn chunk_of(cookie: [u8; 8], flags: u16, kind: u16, len: u32, payload: &[u8]) ->
     [&header.concat()[..], &len.to_be_bytes(), payload].concat()
 }
 
-/// A chunk of data for a place.
+/// A chunk of data for an offset.
 fn data(offset: u64, len: usize) -> Vec<u8> {
     [&offset.to_be_bytes()[..], &content(offset, len)].concat()
 }
 
-fn stall() -> Fate {
+fn stall() -> ConnectionEnd {
     std::thread::sleep(Duration::from_secs(2));
     Ok(())
 }
 
-fn reply(stream: &mut UnixStream, option: u32, kind: u32, data: &[u8]) -> Fate {
+fn reply(stream: &mut UnixStream, option: u32, kind: u32, data: &[u8]) -> ConnectionEnd {
     let magic = 0x0003_e889_0455_65a9_u64;
     let header = [&magic.to_be_bytes()[..], &option.to_be_bytes(), &kind.to_be_bytes()].concat();
     stream.write_all(&[&header[..], &(data.len() as u32).to_be_bytes(), data].concat())
@@ -91,50 +92,50 @@ fn info(size: u64, flags: u16) -> Vec<u8> {
 /// Flush, FUA, trim, zeroes, several connections.
 const FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
 
-/// The canary: no client can notice that the content is another, so this part has to.
-const CANARY: (&str, Manner) = (
+/// The canary: a different content, which clients cannot notice, so this part must.
+const CANARY: (&str, Misbehaviour) = (
     "sends another content",
-    Manner::Answers(|stream, asked, _| {
+    Misbehaviour::Answers(|stream, asked, _| {
         let payload =
             if asked.command == 0 { content(asked.offset + 1, asked.len as usize) } else { Vec::new() };
         stream.write_all(&[simple(asked, 0), payload].concat())
     }),
 );
 
-const MANNERS: &[(&str, Manner)] = &[
-    ("accepts and closes", Manner::Greets(|_, _| Ok(()))),
-    ("accepts and says nothing", Manner::Greets(|_, _| stall())),
+const MISBEHAVIOURS: &[(&str, Misbehaviour)] = &[
+    ("accepts and closes", Misbehaviour::Greets(|_, _| Ok(()))),
+    ("accepts and sends nothing", Misbehaviour::Greets(|_, _| stall())),
     (
         "greets with noise",
-        Manner::Greets(|stream, rng| {
+        Misbehaviour::Greets(|stream, rng| {
             stream.write_all(&(0..4096).map(|_| rng.word() as u8).collect::<Vec<_>>())
         }),
     ),
     (
-        "greets in the oldest way",
-        Manner::Greets(|stream, _| {
+        "greets with the oldest protocol",
+        Misbehaviour::Greets(|stream, _| {
             stream.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53")?;
             stream.write_all(&[0; 140])
         }),
     ),
     (
-        "greets by halves",
-        Manner::Greets(|stream, _| stream.write_all(b"NBDMAGICIHAV").and_then(|()| stall())),
+        "sends half a greeting",
+        Misbehaviour::Greets(|stream, _| stream.write_all(b"NBDMAGICIHAV").and_then(|()| stall())),
     ),
     (
-        "greets and greets",
-        Manner::Greets(|stream, _| {
+        "greets repeatedly",
+        Misbehaviour::Greets(|stream, _| {
             loop {
                 stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
             }
         }),
     ),
-    ("speaks HTTP", Manner::Greets(|stream, _| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"))),
-    ("answers another option", Manner::Agrees(|stream, option| reply(stream, option + 1, 1, &[]))),
-    ("answers options with a wrong magic", Manner::Agrees(|stream, _| stream.write_all(&[0x77; 20]))),
+    ("speaks HTTP", Misbehaviour::Greets(|stream, _| stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n"))),
+    ("answers another option", Misbehaviour::Agrees(|stream, option| reply(stream, option + 1, 1, &[]))),
+    ("answers options with a wrong magic", Misbehaviour::Agrees(|stream, _| stream.write_all(&[0x77; 20]))),
     (
-        "answers options with 4 GiB",
-        Manner::Agrees(|stream, option| {
+        "answers options with a length of 4 GiB",
+        Misbehaviour::Agrees(|stream, option| {
             let magic = 0x0003_e889_0455_65a9_u64;
             stream.write_all(
                 &[&magic.to_be_bytes()[..], &option.to_be_bytes(), &[0, 0, 0, 3, 255, 255, 255, 255]]
@@ -145,51 +146,51 @@ const MANNERS: &[(&str, Manner)] = &[
             }
         }),
     ),
-    ("refuses each option", Manner::Agrees(|stream, option| reply(stream, option, 1 << 31 | 1, b"no"))),
+    ("refuses each option", Misbehaviour::Agrees(|stream, option| reply(stream, option, 1 << 31 | 1, b"no"))),
     (
         "sends information without end",
-        Manner::Agrees(|stream, option| {
+        Misbehaviour::Agrees(|stream, option| {
             loop {
                 reply(stream, option, 3, &[0, 77, 1, 2, 3])?;
             }
         }),
     ),
-    ("agrees without a size", Manner::Agrees(|stream, option| reply(stream, option, 1, &[]))),
-    ("has half a size", Manner::Agrees(|stream, option| reply(stream, option, 3, &[0, 0, 1, 2]))),
+    ("negotiates without a size", Misbehaviour::Agrees(|stream, option| reply(stream, option, 1, &[]))),
+    ("has half a size", Misbehaviour::Agrees(|stream, option| reply(stream, option, 3, &[0, 0, 1, 2]))),
     (
         "has 2^64 - 1 bytes",
-        Manner::Agrees(|stream, option| {
+        Misbehaviour::Agrees(|stream, option| {
             reply(stream, option, 3, &info(u64::MAX, FLAGS))?;
             reply(stream, option, 1, &[])
         }),
     ),
     (
-        "has blocks of no size",
-        Manner::Agrees(|stream, option| {
+        "has a block size of 0",
+        Misbehaviour::Agrees(|stream, option| {
             reply(stream, option, 3, &info(LEN, FLAGS))?;
             reply(stream, option, 3, &[0, 3, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1])?;
             reply(stream, option, 1, &[])
         }),
     ),
     (
-        "has flags that mean nothing",
-        Manner::Agrees(|stream, option| {
+        "has undefined flags",
+        Misbehaviour::Agrees(|stream, option| {
             reply(stream, option, 3, &info(LEN, 0xfffe))?;
             reply(stream, option, 1, &[])
         }),
     ),
-    ("closes at a request", Manner::Answers(|_, _, _| Err(std::io::ErrorKind::Other.into()))),
-    ("says nothing to a request", Manner::Answers(|_, _, _| stall())),
+    ("closes at a request", Misbehaviour::Answers(|_, _, _| Err(std::io::ErrorKind::Other.into()))),
+    ("does not answer a request", Misbehaviour::Answers(|_, _, _| stall())),
     (
         "answers with another cookie",
-        Manner::Answers(|stream, asked, _| {
-            let other = Asked { cookie: [0xee; 8], ..*asked };
+        Misbehaviour::Answers(|stream, asked, _| {
+            let other = ReceivedRequest { cookie: [0xee; 8], ..*asked };
             stream.write_all(&[simple(&other, 0), content(asked.offset, asked.len as usize)].concat())
         }),
     ),
     (
         "answers twice",
-        Manner::Answers(|stream, asked, _| {
+        Misbehaviour::Answers(|stream, asked, _| {
             let payload =
                 if asked.command == 0 { content(asked.offset, asked.len as usize) } else { Vec::new() };
             let one = [simple(asked, 0), payload].concat();
@@ -197,30 +198,30 @@ const MANNERS: &[(&str, Manner)] = &[
         }),
     ),
     (
-        "sends replies that nobody asked for",
-        Manner::Answers(|stream, asked, _| {
+        "sends replies without requests",
+        Misbehaviour::Answers(|stream, asked, _| {
             for cookie in 0..1000u64 {
-                let other = Asked { cookie: cookie.to_be_bytes(), ..*asked };
+                let other = ReceivedRequest { cookie: cookie.to_be_bytes(), ..*asked };
                 stream.write_all(&simple(&other, 0))?;
             }
             Ok(())
         }),
     ),
-    ("answers with a wrong magic", Manner::Answers(|stream, _, _| stream.write_all(&[0x11; 16]))),
+    ("answers with a wrong magic", Misbehaviour::Answers(|stream, _, _| stream.write_all(&[0x11; 16]))),
     (
         "answers with an error that does not exist",
-        Manner::Answers(|stream, asked, _| stream.write_all(&simple(asked, 0x7777_7777))),
+        Misbehaviour::Answers(|stream, asked, _| stream.write_all(&simple(asked, 0x7777_7777))),
     ),
     (
-        "answers by halves",
-        Manner::Answers(|stream, asked, _| {
+        "sends half an answer",
+        Misbehaviour::Answers(|stream, asked, _| {
             stream.write_all(&[simple(asked, 0), content(asked.offset, asked.len as usize / 2)].concat())?;
             stall()
         }),
     ),
     (
         "answers a byte at a time",
-        Manner::Answers(|stream, asked, _| {
+        Misbehaviour::Answers(|stream, asked, _| {
             for byte in [simple(asked, 0), content(asked.offset, asked.len as usize)].concat() {
                 stream.write_all(&[byte])?;
                 std::thread::sleep(Duration::from_micros(300));
@@ -230,99 +231,101 @@ const MANNERS: &[(&str, Manner)] = &[
     ),
     (
         "answers with noise",
-        Manner::Answers(|stream, _, rng| {
+        Misbehaviour::Answers(|stream, _, rng| {
             stream.write_all(&(0..512).map(|_| rng.word() as u8).collect::<Vec<_>>())
         }),
     ),
     (
-        "answers simply what was agreed to be structured",
-        Manner::Structured(|stream, asked, _| {
+        "sends simple replies after negotiating structured ones",
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&[simple(asked, 0), content(asked.offset, asked.len as usize)].concat())
         }),
     ),
     (
-        "sends data for another place",
-        Manner::Structured(|stream, asked, _| {
+        "sends data for another offset",
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 1, 1, &data(asked.offset + 4096, asked.len as usize)))
         }),
     ),
     (
         "sends the end before the data",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 1, 0, &[]))?;
             stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))
         }),
     ),
     (
         "sends the same data twice",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))?;
             stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize)))
         }),
     ),
     (
-        "sends less data than was asked for",
-        Manner::Structured(|stream, asked, _| {
+        "sends less data than requested",
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize / 2)))
         }),
     ),
     (
-        "sends more data than was asked for",
-        Manner::Structured(|stream, asked, _| {
+        "sends more data than requested",
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 1, 1, &data(asked.offset, asked.len as usize + 512)))
         }),
     ),
     (
         "lies about the length of a chunk",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk_of(asked.cookie, 1, 1, u32::MAX, &data(asked.offset, asked.len as usize)))
         }),
     ),
     (
-        "sends a chunk of data without a place",
-        Manner::Structured(|stream, asked, _| stream.write_all(&chunk(asked, 1, 1, &[1, 2, 3]))),
+        "sends a chunk of data without an offset",
+        Misbehaviour::Structured(|stream, asked, _| stream.write_all(&chunk(asked, 1, 1, &[1, 2, 3]))),
     ),
     (
         "sends a hole of 4 GiB",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             let hole = [&asked.offset.to_be_bytes()[..], &[0xff; 4]].concat();
             stream.write_all(&chunk(asked, 1, 2, &hole))
         }),
     ),
     (
-        "sends a hole before the place",
-        Manner::Structured(|stream, asked, _| {
+        "sends a hole before the offset",
+        Misbehaviour::Structured(|stream, asked, _| {
             let hole = [&asked.offset.wrapping_sub(512).to_be_bytes()[..], &512u32.to_be_bytes()].concat();
             stream.write_all(&chunk(asked, 1, 2, &hole))
         }),
     ),
     (
         "sends extents to a read",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 1, 5, &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 3]))
         }),
     ),
     (
         "sends an error with a text of 64 KiB",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             let error = [&5u32.to_be_bytes()[..], &[0xff; 2], &[b'x'; 65535]].concat();
             stream.write_all(&chunk(asked, 1, 0x8001, &error))
         }),
     ),
     (
         "sends chunks of kinds that do not exist",
-        Manner::Structured(|stream, asked, _| stream.write_all(&chunk(asked, 1, 0x7abc, &[1, 2, 3, 4]))),
+        Misbehaviour::Structured(|stream, asked, _| {
+            stream.write_all(&chunk(asked, 1, 0x7abc, &[1, 2, 3, 4]))
+        }),
     ),
     (
         "never sends the last chunk",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             stream.write_all(&chunk(asked, 0, 1, &data(asked.offset, asked.len as usize)))?;
             stall()
         }),
     ),
     (
         "sends empty chunks without end",
-        Manner::Structured(|stream, asked, _| {
+        Misbehaviour::Structured(|stream, asked, _| {
             loop {
                 stream.write_all(&chunk(asked, 0, 0, &[]))?;
             }
@@ -330,16 +333,16 @@ const MANNERS: &[(&str, Manner)] = &[
     ),
 ];
 
-/// Goes through all manners, `count` of them, several at a time: most of it is waiting.
+/// Runs `count` kinds, several at a time, as most of the time is waiting.
 pub fn run(options: &Options) -> Tally {
     let canary = options.canary.then_some(&CANARY);
-    let manners: Vec<_> = canary.into_iter().chain(MANNERS).take(options.count as usize).collect();
-    let figures = ["manners", "wrong", "slow", "panics"];
-    spread(options, options.workers * 4, manners.len() as u64, &figures, |number, tally| {
-        let (name, manner) = manners[number as usize];
+    let rules: Vec<_> = canary.into_iter().chain(MISBEHAVIOURS).take(options.count as usize).collect();
+    let figures = ["rules", "wrong", "slow", "panics"];
+    spread(options, options.workers * 4, rules.len() as u64, &figures, |number, tally| {
+        let (name, misbehaviour) = rules[number as usize];
         let (seed, start) = (options.seed.wrapping_add(number), Instant::now());
-        tally.count("manners", 1);
-        if let Err(why) = one(options, *manner, seed, tally, name) {
+        tally.count("rules", 1);
+        if let Err(why) = one(options, *misbehaviour, seed, tally, name) {
             tally.find("wrong", format!("servers --seed={seed}: one {name}: {why}"));
         }
         let (seconds, connections) = (start.elapsed().as_secs_f64(), tally.figure("connections"));
@@ -347,7 +350,13 @@ pub fn run(options: &Options) -> Tally {
     })
 }
 
-fn one(options: &Options, manner: Manner, seed: u64, tally: &mut Tally, name: &str) -> Result<(), String> {
+fn one(
+    options: &Options,
+    misbehaviour: Misbehaviour,
+    seed: u64,
+    tally: &mut Tally,
+    name: &str,
+) -> Result<(), String> {
     let scratch = options.scratch().map_err(|why| why.to_string())?;
     let (dir, socket, behind) = (scratch.path(), scratch.path().join("s"), scratch.path().join("behind"));
     let listener = UnixListener::bind(&behind).map_err(|why| why.to_string())?;
@@ -362,11 +371,13 @@ fn one(options: &Options, manner: Manner, seed: u64, tally: &mut Tally, name: &s
                 };
                 let number = accepted.fetch_add(1, Relaxed);
                 let misbehaves = &misbehaves;
-                // How the connection ends is the device's matter.
-                scope.spawn(move || drop(serve(stream, manner, misbehaves, Rng::new(seed ^ number << 32))));
+                // The end of the connection is checked on the device's side.
+                scope.spawn(move || {
+                    drop(serve(stream, misbehaviour, misbehaves, Rng::new(seed ^ number << 32)))
+                });
             }
         });
-        let work = || use_it(dir, &socket, &behind, &misbehaves, &accepted, tally, name, seed);
+        let work = || exercise(dir, &socket, &behind, &misbehaves, &accepted, tally, name, seed);
         let result = super::super::guarded(work);
         stop.store(true, Relaxed);
         drop(accepting.join());
@@ -375,7 +386,7 @@ fn one(options: &Options, manner: Manner, seed: u64, tally: &mut Tally, name: &s
 }
 
 #[expect(clippy::too_many_arguments, reason = "what a scene is made of")]
-fn use_it(
+fn exercise(
     dir: &Path,
     socket: &Path,
     behind: &Path,
@@ -387,7 +398,7 @@ fn use_it(
 ) -> Result<(), String> {
     let stack = format!("nbd:nbd+unix:///x?socket={},{TIMES}", behind.display());
     let export = format!("unix:{}", socket.display());
-    // A server that behaves until the device is there; then also one that is met by a device that begins.
+    // The server behaves until the device is ready; later it also misbehaves towards a device that starts.
     let mut daemon = Daemon::start(dir, &["serve", &stack, "--name", "disk", "--nbd", &export], 1)
         .map_err(|refusal| format!("it was not served by one that behaves: {}", tail(&refusal.log)))?;
     misbehaves.store(true, Relaxed);
@@ -395,16 +406,16 @@ fn use_it(
     let start = Instant::now();
     let mut turn = 0;
     while turn < 8 && start.elapsed() < Duration::from_secs(4) {
-        let mut peer = Peer::with(socket, Wish::new("disk")).map_err(|why| why.to_string())?;
+        let mut peer = Peer::with(socket, HandshakeOptions::new("disk")).map_err(|why| why.to_string())?;
         let (offset, len) = (turn * 65536 % LEN, 4096);
         let begun = Instant::now();
         if let Ok(read) = peer.read(offset, len)
             && read != content(offset, len as usize)
         {
-            return Err(format!("a read at {offset} brought what is not there"));
+            return Err(format!("a read at {offset} returned other data than the server's"));
         }
-        // Its errors are foreseen.
-        let _ = peer.write(offset, &content(offset, len as usize), CommandFlags::NONE);
+        // Errors are expected.
+        let _ = peer.write(offset, &content(offset, len as usize), CommandFlags::empty());
         if begun.elapsed() > LONGEST {
             tally.find(
                 "slow",
@@ -430,7 +441,7 @@ fn use_it(
     if peak > 300 << 10 {
         return Err(format!("{} MiB in memory", peak >> 10));
     }
-    // One that begins over it is refused, or serves.
+    // A device that starts over it is refused or served.
     misbehaves.store(true, Relaxed);
     let other = dir.join("other");
     std::fs::create_dir_all(&other).map_err(|why| why.to_string())?;
@@ -449,12 +460,17 @@ fn use_it(
     Ok(())
 }
 
-/// One connection: by the book until it is time to misbehave.
-fn serve(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, mut rng: Rng) -> Fate {
+/// Serves one connection, correctly until it is to misbehave.
+fn serve(
+    mut stream: UnixStream,
+    misbehaviour: Misbehaviour,
+    misbehaves: &AtomicBool,
+    mut rng: Rng,
+) -> ConnectionEnd {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.set_write_timeout(Some(Duration::from_secs(3)))?;
     let bad = misbehaves.load(Relaxed);
-    if let (Manner::Greets(greets), true) = (manner, bad) {
+    if let (Misbehaviour::Greets(greets), true) = (misbehaviour, bad) {
         return greets(&mut stream, &mut rng);
     }
     stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
@@ -467,28 +483,33 @@ fn serve(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, mut rn
         let (option, len) = (number(8), number(12));
         let mut payload = vec![0; len.min(1 << 20) as usize];
         stream.read_exact(&mut payload)?;
-        match (option, manner) {
-            (6 | 7, Manner::Agrees(agrees)) if bad => agrees(&mut stream, option)?,
+        match (option, misbehaviour) {
+            (6 | 7, Misbehaviour::Agrees(agrees)) if bad => agrees(&mut stream, option)?,
             (6 | 7, _) => {
                 reply(&mut stream, option, 3, &info(LEN, FLAGS))?;
                 reply(&mut stream, option, 1, &[])?;
             }
-            (8, Manner::Structured(_)) => reply(&mut stream, option, 1, &[])?,
+            (8, Misbehaviour::Structured(_)) => reply(&mut stream, option, 1, &[])?,
             _ => reply(&mut stream, option, 1 << 31 | 1, &[])?,
         }
         if option == 7 {
             break;
         }
     }
-    transmit(stream, manner, misbehaves, &mut rng)
+    transmit(stream, misbehaviour, misbehaves, &mut rng)
 }
 
-fn transmit(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, rng: &mut Rng) -> Fate {
+fn transmit(
+    mut stream: UnixStream,
+    misbehaviour: Misbehaviour,
+    misbehaves: &AtomicBool,
+    rng: &mut Rng,
+) -> ConnectionEnd {
     loop {
         let mut header = [0; 28];
         stream.read_exact(&mut header)?;
         let word = |at: usize| u64::from_be_bytes(header[at..at + 8].try_into().unwrap_or_default());
-        let asked = Asked {
+        let asked = ReceivedRequest {
             command: u16::from_be_bytes([header[6], header[7]]),
             cookie: header[8..16].try_into().unwrap_or_default(),
             offset: word(16),
@@ -497,14 +518,14 @@ fn transmit(mut stream: UnixStream, manner: Manner, misbehaves: &AtomicBool, rng
         if asked.command == 1 {
             std::io::copy(&mut (&stream).take(asked.len.into()), &mut std::io::sink())?;
         }
-        match (manner, misbehaves.load(Relaxed)) {
-            (Manner::Answers(answers) | Manner::Structured(answers), true) => {
+        match (misbehaviour, misbehaves.load(Relaxed)) {
+            (Misbehaviour::Answers(answers) | Misbehaviour::Structured(answers), true) => {
                 answers(&mut stream, &asked, rng)?
             }
-            (Manner::Structured(_), false) if asked.command == 0 => {
+            (Misbehaviour::Structured(_), false) if asked.command == 0 => {
                 stream.write_all(&chunk(&asked, 1, 1, &data(asked.offset, asked.len as usize)))?;
             }
-            (Manner::Structured(_), false) => stream.write_all(&chunk(&asked, 1, 0, &[]))?,
+            (Misbehaviour::Structured(_), false) => stream.write_all(&chunk(&asked, 1, 0, &[]))?,
             (_, _) => {
                 let payload =
                     if asked.command == 0 { content(asked.offset, asked.len as usize) } else { Vec::new() };

@@ -1,6 +1,6 @@
-//! Files that were valid, changed at random: images, overlays, stores of snapshots, logs, partition tables, topologies, tables
-//! and what servers leave in the run directory. Each is refused with an error, or served; what is served is read and written.
-//! Nothing dies, hangs, grows or shows a file that the image may not name.
+//! Valid files, changed at random: images, overlays, stores of snapshots, logs, partition tables, topologies,
+//! tables and records of the run directory. Each must be refused with an error, or served; served devices are
+//! read and written. No server may die, hang, exceed its memory or expose a file that the image may not name.
 
 use super::super::daemon::{Daemon, Refusal, has_panicked, tail};
 use super::super::options::Options;
@@ -10,28 +10,28 @@ use super::change;
 use crate::peer::Peer;
 use crate::server::noise;
 use proto::nbd::CommandFlags;
-use proto::nbd::client::Wish;
+use proto::nbd::client::HandshakeOptions;
 use sim::Rng;
 use std::path::Path;
 use std::process::Command;
 
 /// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 400 << 10;
-/// The content of the file that no image may name.
+/// Content of the file that no image may name.
 const SECRET: &[u8; 32] = b"SECRETsecretSECRETsecretSECRET!!";
 /// Length of the disks.
 const LEN: usize = 1 << 20;
 
-/// A file that is changed, and how it is served.
+/// A file to change, and how it is served.
 struct Sample {
     name: &'static str,
     file: &'static str,
     content: Vec<u8>,
-    /// Files beside it.
+    /// Further files in its folder.
     beside: Vec<(&'static str, Vec<u8>)>,
     /// Arguments before `--nbd`.
     arguments: Vec<&'static str>,
-    /// Only so many bytes from the beginning are changed: there lies what matters.
+    /// Only this many bytes from the beginning are changed: they hold the metadata.
     head: usize,
 }
 
@@ -103,7 +103,7 @@ fn one(options: &Options, sample: &Sample, seed: u64, replay: &str, tally: &mut 
         Err(refusal) => judge_refusal(&refusal, replay, tally),
         Ok(mut daemon) => {
             tally.count("served", 1);
-            if let Err(why) = guarded(|| use_it(&socket, &mut rng)) {
+            if let Err(why) = guarded(|| exercise(&socket, &mut rng)) {
                 tally.find("wrong", format!("{replay}: {why}"));
             }
             if let Some(bad) = daemon.complaint() {
@@ -128,9 +128,9 @@ fn judge_refusal(refusal: &Refusal, replay: &str, tally: &mut Tally) {
     }
 }
 
-/// Reads and writes; what fails is no matter, what is shown is.
-fn use_it(socket: &Path, rng: &mut Rng) -> Result<(), String> {
-    let Ok(mut peer) = Peer::with(socket, Wish::new("x1")) else { return Ok(()) };
+/// Reads and writes; errors are ignored, but the returned data is checked.
+fn exercise(socket: &Path, rng: &mut Rng) -> Result<(), String> {
+    let Ok(mut peer) = Peer::with(socket, HandshakeOptions::new("x1")) else { return Ok(()) };
     let size = peer.session.size;
     for _ in 0..12 {
         let len = size.min(65536);
@@ -143,15 +143,15 @@ fn use_it(socket: &Path, rng: &mut Rng) -> Result<(), String> {
         {
             return Err("it shows a file outside its folder".to_owned());
         }
-        if rng.chance(300) && !peer.session.flags.has(proto::nbd::TransmissionFlags::READ_ONLY) {
-            let _ = peer.write(offset, &vec![1; len.min(4096) as usize], CommandFlags::NONE);
+        if rng.chance(300) && !peer.session.flags.contains(proto::nbd::TransmissionFlags::READ_ONLY) {
+            let _ = peer.write(offset, &vec![1; len.min(4096) as usize], CommandFlags::empty());
             let _ = peer.flush();
         }
     }
     Ok(())
 }
 
-/// Puts a name of the secret file where a name may be.
+/// Writes the secret file's name to a place for names.
 fn name_the_secret(head: &mut [u8], rng: &mut Rng) {
     const NAMES: [&[u8]; 3] = [b"../secret", b"./../secret", b"base/../../secret"];
     let name = *rng.pick(&NAMES);
@@ -165,7 +165,7 @@ fn name_the_secret(head: &mut [u8], rng: &mut Rng) {
     }
 }
 
-/// One of each kind, as the tools that are there make them.
+/// Returns one sample of each kind, created by the installed tools.
 fn samples(options: &Options) -> Result<Vec<Sample>, String> {
     let scratch = options.scratch().map_err(|why| why.to_string())?;
     let dir = scratch.path();
@@ -241,13 +241,13 @@ fn images(dir: &Path, base: &[u8], samples: &mut Vec<Sample>) -> Result<(), Stri
     Ok(())
 }
 
-/// Has the binary create a file: serves it once, writes to it, and ends the server.
-fn made(dir: &Path, arguments: &[&str], file: &str) -> Result<Vec<u8>, String> {
+/// Lets the binary create a file: serves it once, writes to it, and ends the server.
+fn created(dir: &Path, arguments: &[&str], file: &str) -> Result<Vec<u8>, String> {
     let socket = dir.join("m");
     let export = format!("unix:{}", socket.display());
     let arguments = [arguments, &["--name", "x1", "--nbd", &export]].concat();
     let mut daemon = Daemon::start(dir, &arguments, 1).map_err(|refusal| refusal.log)?;
-    let mut peer = Peer::with(&socket, Wish::new("x1")).map_err(|why| why.to_string())?;
+    let mut peer = Peer::with(&socket, HandshakeOptions::new("x1")).map_err(|why| why.to_string())?;
     for number in 0..10 {
         peer.write(number * 70_000 / 512 * 512, &noise(number, 4096), CommandFlags::FUA)
             .map_err(|why| why.to_string())?;
@@ -260,13 +260,13 @@ fn made(dir: &Path, arguments: &[&str], file: &str) -> Result<Vec<u8>, String> {
 fn ours(dir: &Path, base: &[u8], samples: &mut Vec<Sample>) -> Result<(), String> {
     let beside = || vec![("base", base.to_vec())];
     let words = ["serve", "file:base", "--layer", "cow,file=x.cow,create"];
-    let content = made(dir, &words, "x.cow")?;
+    let content = created(dir, &words, "x.cow")?;
     let arguments = vec!["serve", "file:base", "--layer", "cow,file=x.cow"];
     samples.push(Sample { name: "overlay", file: "x.cow", content, beside: beside(), arguments, head: 8192 });
     std::fs::write(dir.join("store"), vec![0; 4 << 20]).map_err(|why| why.to_string())?;
     let table = dir.join("snap.table");
     std::fs::write(&table, "0 2048 snapshot base store P 16\n").map_err(|why| why.to_string())?;
-    let content = made(dir, &["serve", "--table", &table.to_string_lossy()], "store")?;
+    let content = created(dir, &["serve", "--table", &table.to_string_lossy()], "store")?;
     samples.push(Sample {
         name: "snapshot store",
         file: "store",
@@ -276,7 +276,7 @@ fn ours(dir: &Path, base: &[u8], samples: &mut Vec<Sample>) -> Result<(), String
         head: 20 << 10,
     });
     let words = ["serve", "file:base", "--layer", "log,file=w.log,size=2M,create"];
-    let content = made(dir, &words, "w.log")?;
+    let content = created(dir, &words, "w.log")?;
     samples.push(Sample {
         name: "log of writes",
         file: "w.log",
@@ -297,7 +297,7 @@ fn ours(dir: &Path, base: &[u8], samples: &mut Vec<Sample>) -> Result<(), String
     std::fs::write(dir.join("twin"), base).map_err(|why| why.to_string())?;
     let mirror = "0 2048 mirror disk 2 mlog 64 2 base 0 twin 0\n";
     std::fs::write(dir.join("pair.table"), mirror).map_err(|why| why.to_string())?;
-    let content = made(dir, &["serve", "--table", "pair.table"], "mlog")?;
+    let content = created(dir, &["serve", "--table", "pair.table"], "mlog")?;
     samples.push(Sample {
         name: "mirror log",
         file: "mlog",

@@ -1,15 +1,15 @@
-//! What was valid, changed at random: sessions of clients, and everything that is read from files.
+//! Valid input, changed at random: sessions of clients, and files that the server reads.
 
 pub mod images;
 pub mod sessions;
 
 use sim::Rng;
 
-/// Numbers that are at an edge of something.
+/// Numbers at limits of types and fields.
 const EDGES: [u64; 14] =
     [0, 1, 2, 7, 511, 512, 4095, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 32, 1 << 63, u64::MAX];
 
-/// Changes one thing: a bit, a byte, a number, a stretch.
+/// Changes one thing: a bit, a byte, a number, a range.
 pub(crate) fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
     if bytes.is_empty() {
         return bytes.push(rng.word() as u8);

@@ -1,5 +1,5 @@
-//! Valid NBD sessions with some of their bytes, lengths, messages changed, played to the real server. It has to close each,
-//! live, keep its memory, and leave a disk alone that may only be read.
+//! Valid NBD sessions with changed bytes, lengths and messages, sent to the real server. The server must
+//! close each session, survive, stay within its memory, and not change a read-only disk.
 
 use super::super::Tally;
 use super::super::daemon::Daemon;
@@ -14,16 +14,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Sessions between two looks at the server.
+/// Number of sessions between two checks of the server.
 const BETWEEN_LOOKS: u64 = 500;
-/// How long the server may be silent about a session that is over.
+/// How long the server may stay silent after the end of a session.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 600 << 10;
 /// Length of both disks.
 const LEN: u64 = 1 << 20;
 
-/// Plays `count` sessions.
+/// Sends `count` sessions.
 pub fn run(options: &Options) -> Tally {
     let mut tally = Tally::default();
     for figure in ["sessions", "hangs", "wrong", "panics"] {
@@ -104,7 +104,7 @@ fn play(options: &Options, socket: &Path, first: u64, count: u64, tally: &mut Ta
     }
 }
 
-/// The session of a seed, changed in one to six places.
+/// Returns the session of a seed, changed in one to six places.
 fn mutated(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut messages = session(&mut rng);
@@ -129,7 +129,7 @@ fn mutated(seed: u64) -> Vec<u8> {
     messages.concat()
 }
 
-/// A valid session, message by message.
+/// Returns a valid session, message by message.
 fn session(rng: &mut Rng) -> Vec<Vec<u8>> {
     let name = *rng.pick(&["disk", "disk", "kept"]);
     let mut messages = vec![rng.pick(&[3u32, 1, 3]).to_be_bytes().to_vec()];
@@ -177,7 +177,7 @@ fn one_request(cookie: u64, extended: bool, rng: &mut Rng) -> Vec<u8> {
     match rng.below(8) {
         0 | 1 => header(extended, 0, 0, cookie, offset, len),
         2 | 3 => {
-            // With extended headers a write says that it has a payload.
+            // With extended headers a write has a flag for its payload.
             let flags = u16::from(rng.chance(200)) | if extended { 32 } else { 0 };
             [header(extended, flags, 1, cookie, offset, len), vec![cookie as u8; len as usize]].concat()
         }

@@ -1,4 +1,5 @@
-//! Power cuts of a file system: what goes to it is logged as the target log-writes does, and the log is replayed to each flush.
+//! Power cuts of a file system: its writes are logged by the target log-writes, and the log is replayed to
+//! each flush.
 
 use super::super::disk::{Disk, tool};
 use super::super::{Done, Test, soak};
@@ -8,9 +9,9 @@ use std::fs;
 
 /// The rows of this module.
 pub(super) const TESTS: &[Test] =
-    &[soak("ublk/power_cuts", "ext4 is whole after each flush that a log of its writes holds", power_cuts)];
+    &[soak("ublk/power_cuts", "ext4 is intact after each flush in a log of its writes", power_cuts)];
 
-/// How long the file system is.
+/// Length of the file system in bytes.
 const LEN: u64 = 16 << 20;
 
 fn power_cuts() -> Done {
@@ -18,8 +19,8 @@ fn power_cuts() -> Done {
     let log = kept.path("writes.log");
     let log = log.to_string_lossy();
     let entries = || {
-        let said = kept.run(&["replay-log", "--log", &log, "--num-entries"]).ok();
-        said.trim().parse::<usize>().expect("a number")
+        let printed = kept.run(&["replay-log", "--log", &log, "--num-entries"]).ok();
+        printed.trim().parse::<usize>().expect("a number")
     };
     let ublk =
         Ublk::start(LEN, "file:{image}", "", &["--layer", &format!("log,file={log},size=128M,create")])?;
@@ -33,8 +34,8 @@ fn power_cuts() -> Done {
         fs::write(name("file", number), noise(100 + number as u64, 70_000)).expect("a file");
         fs::File::open(name("file", number)).and_then(|file| file.sync_all()).expect("fsync");
         if number % 2 == 1 {
-            fs::remove_file(name("file", number - 1)).expect("it is there");
-            fs::rename(name("folder", number), name("moved", number)).expect("it is there");
+            fs::remove_file(name("file", number - 1)).expect("it exists");
+            fs::rename(name("folder", number), name("moved", number)).expect("it exists");
         }
     }
     mounted.unmount();
@@ -55,7 +56,7 @@ fn power_cuts() -> Done {
         at = cut;
         fs::copy(&replayed, &image).expect("room for a copy");
         let mended = tool(&["e2fsck", "-f", "-p", &image.to_string_lossy()]);
-        // 1: the journal was replayed, as after any power cut.
+        // Status 1: the journal was replayed, as after any power cut.
         assert!(matches!(mended.status.code(), Some(0 | 1)), "after entry {cut}: {mended:?}");
         Disk::at(&image).check("ext4");
     }

@@ -1,4 +1,4 @@
-//! What is read is what was written, in every mode, through file systems and partitions, within the limits.
+//! Reads return the written data, in every mode, through file systems and partitions, within the limits.
 
 use super::{Ublk, driver, needs, serve};
 use crate::guest::disk::{Disk, tool};
@@ -11,8 +11,8 @@ use ublk::Features;
 
 pub(super) const TESTS: &[Test] = &[
     test("ublk/null_01", "a null device takes reads and writes, copying", || null(DataMode::Copy)),
-    test("ublk/null_02", "the same with registered buffers", || null(DataMode::ZeroCopy)),
-    test("ublk/null_03", "the same with buffers that register themselves", || null(DataMode::AutoZeroCopy)),
+    test("ublk/null_02", "a null device with registered buffers", || null(DataMode::ZeroCopy)),
+    test("ublk/null_03", "a null device with automatic registration", || null(DataMode::AutoZeroCopy)),
     test("ublk/loop_01", "a file reads back what was written, copying", || verify(DataMode::Copy)),
     test("ublk/loop_02", "ext4 on a file, copying", || file_system("ext4", DataMode::Copy)),
     test("ublk/loop_03", "a file reads back what was written, with registered buffers", || {
@@ -21,45 +21,49 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/loop_04", "ext4 on a file, with registered buffers", || {
         file_system("ext4", DataMode::ZeroCopy)
     }),
-    test("ublk/loop_05", "requests of a megabyte and of a block beside each other", mixed_sizes),
+    test("ublk/loop_05", "concurrent requests of a megabyte and of a block", mixed_sizes),
     test("ublk/loop_06", "a file reads back what was written, with user copy", || verify(DataMode::UserCopy)),
     test("ublk/loop_07", "ext4 on a file, with user copy", || file_system("ext4", DataMode::UserCopy)),
-    test("ublk/generic_07", "the same with buffers named when data is there", || verify(DataMode::GetData)),
-    test("ublk/generic_08", "the same with buffers that register themselves", || {
-        verify(DataMode::AutoZeroCopy)
+    test("ublk/generic_07", "a file with late buffers (NEED_GET_DATA)", || verify(DataMode::GetData)),
+    test("ublk/generic_08", "a file with automatic registration", || verify(DataMode::AutoZeroCopy)),
+    test("ublk/best_mode", "the default mode is one that the kernel offers, and works", best_mode),
+    test("ublk/xfs", "xfs: created, filled, checked, read again", || file_system("xfs", DataMode::Copy)),
+    test("ublk/btrfs", "btrfs: created, filled, checked, read again", || {
+        file_system("btrfs", DataMode::Copy)
     }),
-    test("ublk/best_mode", "the mode that is chosen is one that the kernel offers, and works", best_mode),
-    test("ublk/xfs", "xfs: made, filled, checked, read again", || file_system("xfs", DataMode::Copy)),
-    test("ublk/btrfs", "btrfs: made, filled, checked, read again", || file_system("btrfs", DataMode::Copy)),
     test("ublk/ram", "memory reads back what was written", ram),
-    test("ublk/discard", "discards give the file's room back, and read as zeroes", discard),
-    test("ublk/flush", "flushes reach the server, and FUA is what the device says", flush),
-    test("ublk/read_only", "a read-only device says so and refuses writes", read_only),
-    test("ublk/blocks_of_4096", "a device of 4096-byte blocks says so and takes them", large_blocks),
-    test("ublk/generic_03", "segments and alignment are those that the mode can bear", limits),
+    test("ublk/discard", "discards free the file's space, and read as zeroes", discard),
+    test("ublk/flush", "flushes reach the server, and FUA is as the device reports", flush),
+    test("ublk/read_only", "a read-only device reports that and refuses writes", read_only),
+    test("ublk/blocks_of_4096", "a device of 4096-byte blocks reports and accepts them", large_blocks),
+    test("ublk/generic_03", "segments and alignment are those of the mode", limits),
     test("ublk/generic_02", "each hardware queue gets requests and serves them", queues),
     test("ublk/generic_12", "with per-io-daemon, load on one CPU is shared by all threads", per_io_daemon),
     test("ublk/batch_01", "one command for many requests: a file reads back what was written", batch_verify),
-    test("ublk/batch_02", "the same with several queues and threads, under load", batch_queues),
+    test("ublk/batch_02", "batches with several queues and threads, under load", batch_queues),
     test("ublk/batch_03", "ext4 on a device with batches", || {
         needs(Features::BATCH_IO)?;
         file_system_with("ext4", "batch=yes")
     }),
-    test("ublk/shmemzc_01", "requests in shared huge pages are served in place, on a null device", || {
-        shared_memory("null:64M", "")
-    }),
-    test("ublk/shmemzc_02", "requests in shared memory are served in place, and a file reads back", || {
-        shared_memory("file:{image}", "")
-    }),
-    test("ublk/shmemzc_03", "the same on a device whose buffers register themselves", || {
+    test(
+        "ublk/shmemzc_01",
+        "requests in shared huge pages are served without copies, on a null device",
+        || shared_memory("null:64M", ""),
+    ),
+    test(
+        "ublk/shmemzc_02",
+        "requests in shared memory are served without copies, and a file reads back",
+        || shared_memory("file:{image}", ""),
+    ),
+    test("ublk/shmemzc_03", "shared memory on a device with automatic registration", || {
         shared_memory("file:{image}", "mode=auto-zero-copy,")
     }),
-    test("ublk/integrity_01", "the kernel's integrity data comes back as it was written", integrity),
+    test("ublk/integrity_01", "the kernel's integrity data reads back as written", integrity),
     test("ublk/part_01", "partitions are found when a device starts, and not with no-part-scan", part_scan),
-    test("ublk/partitions", "partitions can be made on a live device, and used", partitions),
+    test("ublk/partitions", "partitions can be created on a live device, and used", partitions),
 ];
 
-/// Options that ask for a mode.
+/// Returns the options for a mode.
 fn with(mode: DataMode) -> Result<String, crate::guest::Skip> {
     needs(mode.features())?;
     Ok(format!("mode={mode}"))
@@ -76,7 +80,7 @@ fn null(mode: DataMode) -> Done {
 fn verify(mode: DataMode) -> Done {
     let ublk = Ublk::file(12 << 20, &with(mode)?)?;
     ublk.disk.verify(&["--bsrange=4k-64k", "--size=2M"]);
-    // The file itself holds it, not only the device's answers.
+    // The file itself must have the data, not only the device.
     ublk.disk.load(&["--rw=write", "--bs=64k", "--end_fsync=1"]).ok();
     let through = tool(&["sha256sum", ublk.disk.path()]).ok();
     let beside = tool(&["sha256sum", &super::image().to_string_lossy()]).ok();
@@ -100,7 +104,7 @@ fn file_system_with(kind: &str, options: &str) -> Done {
     if kind != "ext4" {
         crate::guest::disk::module(&[kind])?;
     }
-    // Each of them is refused on less.
+    // Each of these file systems refuses a smaller device.
     let len = if kind == "ext4" { 96 << 20 } else { 400 << 20 };
     let ublk = Ublk::file(len, options)?;
     ublk.disk.format(kind);
@@ -110,12 +114,12 @@ fn file_system_with(kind: &str, options: &str) -> Done {
         std::fs::write(mounted.at.join(format!("small{index}")), &small).expect("room for it");
     }
     std::fs::write(mounted.at.join("large"), &large).expect("room for it");
-    std::fs::remove_file(mounted.at.join("small7")).expect("it is there");
+    std::fs::remove_file(mounted.at.join("small7")).expect("it exists");
     mounted.unmount();
     ublk.disk.check(kind);
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
-    assert!(std::fs::read(mounted.at.join("large")).expect("it is there") == large, "it reads otherwise");
-    assert!(std::fs::read(mounted.at.join("small19")).expect("it is there") == small, "it reads otherwise");
+    assert!(std::fs::read(mounted.at.join("large")).expect("it exists") == large, "its content differs");
+    assert!(std::fs::read(mounted.at.join("small19")).expect("it exists") == small, "its content differs");
     assert!(!mounted.at.join("small7").exists());
     mounted.unmount();
     ublk.end();
@@ -143,7 +147,7 @@ fn ram() -> Done {
 
 fn discard() -> Done {
     let ublk = Ublk::file(32 << 20, "")?;
-    let used = || std::fs::metadata(super::image()).expect("it is there").blocks() * 512;
+    let used = || std::fs::metadata(super::image()).expect("it exists").blocks() * 512;
     assert_ne!(ublk.disk.attribute("queue/discard_max_bytes"), "0");
     ublk.disk.load(&["--rw=write", "--bs=256k", "--size=32M", "--end_fsync=1"]).ok();
     let full = used();
@@ -158,7 +162,7 @@ fn discard() -> Done {
     for (skip, count) in [("1", "16"), ("20", "4")] {
         assert_eq!(tool(&["sh", "-c", &line(skip, count)]).ok().trim(), "0", "bytes that are not zero");
     }
-    assert_ne!(tool(&["sh", "-c", &line("17", "1")]).ok().trim(), "0", "what was not discarded is there");
+    assert_ne!(tool(&["sh", "-c", &line("17", "1")]).ok().trim(), "0", "data outside the discard is lost");
     ublk.end();
     Ok(())
 }
@@ -206,7 +210,7 @@ fn limits() -> Done {
         let number = |name: &str| ublk.disk.attribute(name).parse::<u64>().expect("a number");
         assert!(number("queue/max_sectors_kb") <= 256, "{mode}: more than the buffers hold");
         assert!(number("queue/max_segments") >= 1);
-        // At odd offsets in memory and at every size, where alignment would show.
+        // At odd offsets in memory and at every size, where alignment errors would show.
         ublk.disk
             .load(&[
                 "--rw=randrw",
@@ -251,7 +255,7 @@ fn per_io_daemon() -> Done {
     let before = threads();
     let load = ["--rw=randread", "--size=24M", "--cpus_allowed=0", "--iodepth=16", "--norandommap"];
     let mut busy = 0;
-    // Whoever is quick may need more of it for a tick.
+    // A fast machine may need several rounds for a tick.
     for _ in 0..5 {
         ublk.disk.load(&load).ok();
         busy =
@@ -265,7 +269,7 @@ fn per_io_daemon() -> Done {
     Ok(())
 }
 
-/// In each way of data that goes with it.
+/// Verifies data in each mode that supports batches.
 fn batch_verify() -> Done {
     needs(Features::BATCH_IO)?;
     for mode in [DataMode::Copy, DataMode::UserCopy, DataMode::AutoZeroCopy] {
@@ -292,12 +296,12 @@ fn batch_queues() -> Done {
     }
     ublk.disk.load(&["--rw=randrw", "--numjobs=4", "--iodepth=64", "--size=2M", "--group_reporting"]).ok();
     ublk.end();
-    let said = Ublk::refused("batch=yes,mode=get-data")?;
-    assert!(said.contains("leave out batch=yes"), "{said}");
+    let printed = Ublk::refused("batch=yes,mode=get-data")?;
+    assert!(printed.contains("leave out batch=yes"), "{printed}");
     Ok(())
 }
 
-/// fio has the pages of a file for its buffers that the server knows.
+/// fio uses pages of a file that the server knows as its buffers.
 fn shared_memory(stack: &str, options: &str) -> Done {
     needs(Features::SHMEM_ZC)?;
     let memory = Memory::new();
@@ -310,29 +314,29 @@ fn shared_memory(stack: &str, options: &str) -> Done {
         ublk.disk.verify(&["--size=2M", &memory.option()]);
     }
     assert!(in_place(&ublk) > 300, "{} requests were served in place", in_place(&ublk));
-    // Whoever has other memory is served as ever.
+    // Clients with other memory are served as usual.
     ublk.disk.load(&["--rw=randrw", "--size=1M"]).ok();
     ublk.end();
     Ok(())
 }
 
-/// The kernel makes tuples for what it writes, and checks those of what it reads.
+/// The kernel generates tuples for its writes, and checks those of its reads.
 fn integrity() -> Done {
     needs(Features::INTEGRITY)?;
     for (word, format, tuple) in [("t10", "T10-DIF-TYPE1-CRC", 8_u64), ("64", "nop", 64)] {
         let ublk = Ublk::start(0, &format!("ram:1M,integrity={word}"), "", &[])?;
         let attribute = |name| format!("/sys/block/{}/integrity/{name}", ublk.disk.name());
-        let told = std::fs::read_to_string(attribute("format")).expect("it has integrity data");
-        assert_eq!(told.trim(), format, "{word}");
+        let reported = std::fs::read_to_string(attribute("format")).expect("it has integrity data");
+        assert_eq!(reported.trim(), format, "{word}");
         let shown = ublk.command(&["show", "disk"]).ok();
         assert!(shown.contains(&format!("{word}, {tuple} bytes with every 512")), "{shown}");
-        assert!(shown.contains("user-copy: the driver has integrity data come so"), "{shown}");
+        assert!(shown.contains("user-copy: integrity data needs it"), "{shown}");
         ublk.disk.verify(&["--bs=16k", "--size=1M"]);
         let whole = block::Bytes((1 << 20) / 512 * (512 + tuple));
         let shown = ublk.command(&["show", "disk"]).ok();
         assert!(shown.contains(&whole.to_string()), "{word}: {whole} are not what it takes:\n{shown}");
         if word == "t10" {
-            // What is written without tuples takes away those that there were, and reads all the same.
+            // Writes without tuples remove the stored ones, and the data can still be read.
             std::fs::write(attribute("write_generate"), "0").expect("root may");
             ublk.disk.load(&["--rw=write", "--bs=16k", "--offset=32k", "--size=256k"]).ok();
             ublk.disk.load(&["--rw=read", "--bs=128k", "--size=1M"]).ok();
@@ -342,7 +346,7 @@ fn integrity() -> Done {
     Ok(())
 }
 
-/// How many requests had their data in shared memory, by `show`.
+/// Returns the number of requests with data in shared memory, from `show`.
 pub(super) fn in_place(ublk: &Ublk) -> u64 {
     let shown = ublk.command(&["show", "disk"]).ok();
     let line = shown.lines().find(|line| line.contains("shared")).unwrap_or_else(|| panic!("{shown}"));
@@ -378,7 +382,7 @@ impl Memory {
         self.folder.join("memory")
     }
 
-    /// What has fio use it.
+    /// Returns fio's option to use it.
     pub(super) fn option(&self) -> String {
         let how = if self.is_huge { "mmaphuge" } else { "mmapshared" };
         format!("--mem={how}:{}", self.file().display())
@@ -393,7 +397,7 @@ impl Drop for Memory {
     }
 }
 
-/// A file with two partitions.
+/// Returns a file with two partitions.
 fn partitioned(sandbox: &Sandbox) {
     let image = super::image();
     std::fs::File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("room for an image");
@@ -413,7 +417,7 @@ fn part_scan() -> Done {
     let server = serve(&sandbox, "file:{image}", "no-part-scan", &[]);
     let second = format!("{}p2", server.uri());
     std::thread::sleep(std::time::Duration::from_millis(500));
-    assert!(!std::path::Path::new(&second).exists(), "{second} is there");
+    assert!(!std::path::Path::new(&second).exists(), "{second} exists");
     Ok(())
 }
 

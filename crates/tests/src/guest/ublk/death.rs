@@ -1,5 +1,5 @@
-//! What happens when the server dies, in each recovery mode: no acknowledged write is lost, no byte is wrong, and no
-//! task waits for ever.
+//! Death of the server, in each recovery mode: no acknowledged write is lost, no byte is wrong, and no task
+//! waits for ever.
 
 use super::data::{Memory, in_place};
 use super::{Ublk, needs};
@@ -17,7 +17,7 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/002", "a server is killed and its device, once dead, deleted", || crash_and_delete(true)),
     test("ublk/004", "a server is killed and its device deleted at once", || crash_and_delete(false)),
     test("ublk/005", "a device whose server was killed is recovered", || recovered(1)),
-    test("ublk/006", "and once more", || recovered(2)),
+    test("ublk/006", "a device is recovered twice", || recovered(2)),
     test(
         "ublk/stress_02",
         "kill -9 under load without recovery: requests end, the device goes",
@@ -25,7 +25,7 @@ pub(super) const TESTS: &[Test] = &[
     ),
     test(
         "ublk/recover_01",
-        "kill -9 under load, requeue: waiting requests go on, those under way fail or are kept",
+        "kill -9 under load, requeue: waiting requests go on, those in flight fail or are kept",
         || kill(Recovery::Requeue, "mode=copy", 3),
     ),
     test("ublk/recover_02", "kill -9 under load, reissue: every request is answered, none fails", || {
@@ -39,7 +39,7 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stress_04", "kill -9 under load, reissue, with user copy", || {
         kill(Recovery::Reissue, "mode=user-copy", 2)
     }),
-    test("ublk/stress_05", "kill -9 under load, reissue, with buffers that register themselves", || {
+    test("ublk/stress_05", "kill -9 under load, reissue, with automatic registration", || {
         kill(Recovery::Reissue, "mode=auto-zero-copy", 2)
     }),
     test("ublk/stress_07", "kill -9 under load, reissue, with every queue served by all threads", || {
@@ -63,20 +63,18 @@ pub(super) const TESTS: &[Test] = &[
     ),
     test(
         "ublk/record_lost",
-        "a device without a record or a server is taken away by its node's name",
+        "a device without a record or a server is removed by its node's name",
         lose_record,
     ),
     test("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
         upgrade("mode=copy", 2)
     }),
-    test("ublk/recover_04", "the same with buffers that register themselves", || {
-        upgrade("mode=auto-zero-copy", 2)
-    }),
-    test("ublk/recover_batch", "the same with batches", || {
+    test("ublk/recover_04", "an upgrade with automatic registration", || upgrade("mode=auto-zero-copy", 2)),
+    test("ublk/recover_batch", "an upgrade with batches", || {
         needs_lone_threads()?;
         upgrade("batch=yes", 2)
     }),
-    test("ublk/supervise", "--supervise brings a killed server back on the same device", supervised),
+    test("ublk/supervise", "--supervise restarts a killed server on the same device", supervised),
     soak("ublk/soak_reissue", "three hundred kills under load, reissue", || {
         kill(Recovery::Reissue, "mode=copy", 300)
     }),
@@ -98,7 +96,7 @@ pub(super) const TESTS: &[Test] = &[
     }),
 ];
 
-/// What becomes of requests when there is no server.
+/// The fate of requests while there is no server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovery {
     Requeue,
@@ -107,7 +105,7 @@ pub(super) enum Recovery {
 }
 
 impl Recovery {
-    /// The word of the command line.
+    /// Returns the name on the command line.
     fn word(self) -> &'static str {
         match self {
             Recovery::Requeue => "requeue",
@@ -126,19 +124,19 @@ impl Recovery {
 }
 
 impl Ublk {
-    /// `blockyard recover`, in the background; the new server is no child of ours.
+    /// Runs `blockyard recover`, in the background; the new server is no child of ours.
     #[track_caller]
     fn recover(&self) {
         self.command(&["recover", "disk"]).ok();
         self.await_state(State::Live);
     }
 
-    /// The process that serves it now.
+    /// Returns the process ID of the present server.
     fn pid(&self) -> u32 {
         u32::try_from(self.info().ublksrv_pid).expect("it has a server")
     }
 
-    /// Kills whoever serves it.
+    /// Kills the present server.
     fn kill(&mut self) {
         let pid = self.pid();
         if pid == self.server.pid() {
@@ -149,7 +147,7 @@ impl Ublk {
         }
     }
 
-    /// Ends a device that was recovered.
+    /// Removes a device that was recovered.
     #[track_caller]
     fn delete(&self) {
         self.command(&["del", "disk"]).ok();
@@ -157,7 +155,7 @@ impl Ublk {
     }
 }
 
-/// What the driver must have for an option of the command line.
+/// Returns the features of the driver that an option needs.
 fn features_for(option: &str) -> Features {
     match option.strip_prefix("mode=") {
         Some(mode) => mode.parse::<DataMode>().expect("a mode").features(),
@@ -188,13 +186,13 @@ fn recovered(times: u32) -> Done {
     for _ in 0..times {
         ublk.kill();
         ublk.await_state(State::Quiesced);
-        // Who looks for it finds it, and what to do.
+        // Commands report the state of the device, and what to do.
         for command in [&["list"][..], &["show", "disk"]] {
             let shown = ublk.command(command).ok();
             assert!(shown.contains("blockyard recover disk"), "{command:?}:\n{shown}");
         }
-        let told = ublk.command(&["resize", "disk", "32M"]).failed_with(1);
-        assert!(told.contains("waits for another (run blockyard recover disk"), "{told}");
+        let reported = ublk.command(&["resize", "disk", "32M"]).failed_with(1);
+        assert!(reported.contains("waits for another (run blockyard recover disk"), "{reported}");
         ublk.recover();
         ublk.disk.verify(&["--size=1M"]);
     }
@@ -228,13 +226,13 @@ fn kill_without_recovery() -> Done {
         assert!(ledger.acknowledged > 0);
         ublk.command(&["del", "disk"]).ok();
         ublk.await_gone();
-        // What was acknowledged is in the file: page cache outlives a process.
+        // Acknowledged data is in the file: the page cache outlives a process.
         ledger.check(&Disk { node: super::image() });
     }
     Ok(())
 }
 
-/// Kills the server again and again at moments that nobody chose, with writers at work throughout.
+/// Kills the server repeatedly at random moments, while writers run.
 fn kill(recovery: Recovery, options: &str, times: u64) -> Done {
     needs_recovery(recovery)?;
     needs(features_for(options))?;
@@ -268,11 +266,12 @@ fn kill_with_batches(times: u64) -> Done {
     kill(Recovery::Reissue, "batch=yes", times)
 }
 
-/// Where a kernel thread that writes to memory of a process that it has none of is refused, and no more.
+/// Skips where a kernel thread's write to the memory of a dead process does more harm than failing.
 fn needs_lone_threads() -> Result<(), Skip> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpu.contains("User Mode Linux") {
-        let why = "a user-mode kernel panics when its driver tells a dead server of a batch (docs/ublk.md)";
+        let why =
+            "a user-mode kernel panics when its driver delivers a batch to a dead server (docs/ublk.md)";
         return Err(Skip(why.into()));
     }
     Ok(())
@@ -325,10 +324,7 @@ fn kill_under_file_system() -> Done {
     ublk.disk.check("ext4");
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
     for name in ["before", "after"] {
-        assert!(
-            std::fs::read(mounted.at.join(name)).expect("it is there") == noise,
-            "{name} reads otherwise"
-        );
+        assert!(std::fs::read(mounted.at.join(name)).expect("it exists") == noise, "{name} reads otherwise");
     }
     mounted.unmount();
     ublk.delete();
@@ -345,9 +341,9 @@ fn die_in_recovery() -> Done {
         std::thread::sleep(Duration::from_millis(pause_ms));
         let _ = recovering.kill();
         let _ = recovering.wait();
-        // One that is killed may just have started another.
+        // A killed supervisor may just have started another server.
         until(PATIENCE, || killed_all_servers().then_some(())).expect("they end");
-        // It waits, whether or not one got as far as to take it over.
+        // The device waits, whether or not another server had taken it over.
         if ublk.driver.devices().contains(&ublk.number()) {
             ublk.command(&["del", "disk"]).ok();
         }
@@ -360,16 +356,16 @@ fn lose_record() -> Done {
     needs_recovery(Recovery::Reissue)?;
     let mut ublk = Ublk::file(16 << 20, "recovery=reissue")?;
     let node = ublk.disk.name().to_owned();
-    // From another run directory it is a stranger's, which is left alone while it has a server.
+    // For another run directory it is a foreign device, which is left alone while it has a server.
     let elsewhere = Sandbox::default();
-    let told = elsewhere.run(&["del", &node]).failed_with(1);
-    assert!(told.contains("its server is there"), "{told}");
+    let reported = elsewhere.run(&["del", &node]).failed_with(1);
+    assert!(reported.contains("its server is alive"), "{reported}");
     ublk.kill();
     ublk.await_state(State::Quiesced);
     let record = ublk.sandbox.run_dir().join("disk.ublk");
     std::fs::write(&record, "{").expect("it can be damaged");
-    let told = ublk.command(&["del", "disk"]).failed_with(1);
-    assert!(told.contains("disk.ublk"), "{told}");
+    let reported = ublk.command(&["del", "disk"]).failed_with(1);
+    assert!(reported.contains("disk.ublk"), "{reported}");
     std::fs::remove_file(record).expect("it can be lost");
     let listed = ublk.command(&["list"]).ok();
     assert!(listed.contains(&node), "{listed}");
@@ -378,9 +374,9 @@ fn lose_record() -> Done {
     Ok(())
 }
 
-/// Kills every process of the binary that there is; whether there was none.
+/// Kills every process of the binary; returns whether there was none.
 fn killed_all_servers() -> bool {
-    let names = std::fs::read_dir("/proc").expect("it is there").flatten().map(|entry| entry.file_name());
+    let names = std::fs::read_dir("/proc").expect("it exists").flatten().map(|entry| entry.file_name());
     let is_server = |pid: &u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == "blockyard" && is_alive(*pid)
@@ -390,7 +386,7 @@ fn killed_all_servers() -> bool {
     pids.is_empty()
 }
 
-/// Puts another program in the server's place, again and again, with writers at work throughout.
+/// Upgrades the server repeatedly, while writers run.
 fn upgrade(options: &str, times: u64) -> Done {
     needs(features_for(options).with(Features::QUIESCE))?;
     needs_recovery(Recovery::Reissue)?;
@@ -408,7 +404,7 @@ fn upgrade(options: &str, times: u64) -> Done {
         let program = &newer[time as usize % 2];
         run(ublk.sandbox.command(program).args(["upgrade", "disk"])).ok();
         ublk.await_state(State::Live);
-        assert_ne!(ublk.pid(), before, "the same server still");
+        assert_ne!(ublk.pid(), before, "the server is unchanged");
         let serves = std::fs::read_link(format!("/proc/{}/exe", ublk.pid())).expect("root may");
         assert_eq!(serves, *program, "another program serves it");
         if before == ublk.server.pid() {
@@ -436,7 +432,7 @@ fn supervised() -> Done {
             let info = ublk.info();
             (info.state() == Some(State::Live) && info.ublksrv_pid as u32 != pid).then_some(())
         });
-        assert!(back.is_some(), "nobody serves it: {:?}", ublk.state());
+        assert!(back.is_some(), "it has no server: {:?}", ublk.state());
     }
     let ledger = writer.finish();
     assert_eq!(ledger.failed, 0);

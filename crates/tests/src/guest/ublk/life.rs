@@ -1,4 +1,4 @@
-//! How devices come and go: beside load, beside users, beside servers that do not answer.
+//! Life cycle of devices: under load, with users, with servers that do not answer.
 
 use super::{Ublk, driver, needs, offered, serve};
 use crate::guest::disk::{Disk, tool};
@@ -20,19 +20,19 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", || {
         delete_under_load("mode=copy", Features::NONE)
     }),
-    test("ublk/stress_03", "the same with buffers that register themselves", || {
+    test("ublk/stress_03", "deleting a device with automatic registration under load", || {
         delete_under_load("mode=auto-zero-copy", DataMode::AutoZeroCopy.features())
     }),
-    test("ublk/stress_06", "the same with every queue served by all threads", || {
+    test("ublk/stress_06", "deleting a device whose queues are served by all threads under load", || {
         delete_under_load("per-io-daemon", Features::PER_IO_DAEMON)
     }),
+    test("ublk/delete_open", "an open device is not removed, and is removed when it is closed", delete_open),
+    test("ublk/generic_16", "del refuses a device in use; --force removes it", safe_stop),
     test(
-        "ublk/delete_open",
-        "a device that somebody has open is not taken away, and goes when it is closed",
-        delete_open,
+        "ublk/two_servers",
+        "a second server for one device is refused, and the first continues",
+        two_servers,
     ),
-    test("ublk/generic_16", "del refuses a device in use; --force takes it", safe_stop),
-    test("ublk/two_servers", "a second server for one device is refused, and the first goes on", two_servers),
     test("ublk/generic_06", "a server that never answers is killed: all requests end at once", stuck_server),
     test(
         "ublk/part_02",
@@ -45,16 +45,16 @@ pub(super) const TESTS: &[Test] = &[
         "every feature of the driver has a name or a bit, and none is used that we do not know",
         feature_names,
     ),
-    test("ublk/params_01", "limits that the driver does not take are refused with the reason", params),
+    test("ublk/params_01", "limits that the driver does not accept are refused with the reason", params),
     test("ublk/no_driver", "without the driver, the message says what to do", no_driver),
     test("ublk/no_permission", "without permission, the message says what to do", no_permission),
     test(
         "ublk/unprivileged",
-        "an ordinary user makes, uses and deletes a device; nobody else but root can open it",
+        "an ordinary user creates, uses and deletes a device; only root can open it besides",
         unprivileged,
     ),
-    test("ublk/taken_number", "a number that is taken is refused with the reason", taken_number),
-    test("ublk/many", "forty devices in one process come and go", many),
+    test("ublk/taken_number", "a used number is refused with the reason", taken_number),
+    test("ublk/many", "forty devices in one process are created and removed", many),
     test("ublk/memory", "writeback of more than fits in memory, through our own device", memory_pressure),
 ];
 
@@ -96,7 +96,7 @@ fn mounted() -> Done {
 pub(super) fn delete_under_load(options: &str, features: Features) -> Done {
     needs(features)?;
     let mut ublk = Ublk::file(64 << 20, options)?;
-    // Twice where nothing is special.
+    // Twice in the basic case.
     for _ in 0..if features.is_empty() { 2 } else { 1 } {
         let mut fio = ublk
             .disk
@@ -109,7 +109,7 @@ pub(super) fn delete_under_load(options: &str, features: Features) -> Done {
         std::thread::sleep(Duration::from_millis(300));
         ublk.command(&["del", "disk", "--force"]).ok();
         assert!(ublk.server.wait().success(), "the server did not end well");
-        // It fails, as it must; but it ends.
+        // It must fail, and it must end.
         assert!(wait_within(&mut fio, PATIENCE).is_some(), "fio hangs");
         ublk.await_gone();
         ublk.server = serve(&ublk.sandbox, "file:{image}", options, &[]);
@@ -125,7 +125,7 @@ fn delete_open() -> Done {
     let held = File::open(&ublk.disk.node).expect("root may");
     ublk.server.signal(rustix::process::Signal::TERM);
     std::thread::sleep(Duration::from_secs(1));
-    assert!(ublk.server.is_running(), "it went away under whoever has it open");
+    assert!(ublk.server.is_running(), "it ended while the device is open");
     std::os::unix::fs::FileExt::read_exact_at(&held, &mut [0; 512], 0).expect("it still serves");
     drop(held);
     assert!(ublk.server.wait().success(), "the server did not end well");
@@ -141,8 +141,8 @@ fn safe_stop() -> Done {
     let line = sandbox.run(&["add", &stack, "--ublk", "--name", "disk"]).ok();
     let disk = Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
     let held = File::open(&disk.node).expect("root may");
-    let said = sandbox.run(&["del", "disk"]).failed_with(1);
-    assert!(said.contains("in use") && said.contains("--force"), "{said}");
+    let printed = sandbox.run(&["del", "disk"]).failed_with(1);
+    assert!(printed.contains("in use") && printed.contains("--force"), "{printed}");
     disk.load(&["--rw=randread", "--size=1M"]).ok();
     sandbox.run(&["del", "disk", "--force"]).ok();
     drop(held);
@@ -157,8 +157,12 @@ fn two_servers() -> Done {
     let other = Sandbox::default();
     other.image("disk.img", 16 << 20);
     let stack = format!("file:{}", other.path("disk.img").display());
-    let said = other.run(&["serve", &stack, "--name", "other", &format!("--ublk={number}")]).failed_with(1);
-    assert!(said.contains("File exists") || said.contains("in use") || said.contains("taken"), "{said}");
+    let printed =
+        other.run(&["serve", &stack, "--name", "other", &format!("--ublk={number}")]).failed_with(1);
+    assert!(
+        printed.contains("File exists") || printed.contains("in use") || printed.contains("taken"),
+        "{printed}"
+    );
     ublk.command(&["recover", "disk"]).failed();
     ublk.disk.verify(&["--size=1M"]);
     ublk.end();
@@ -177,7 +181,7 @@ fn stuck_server() -> Done {
     let mut fio = ublk.disk.fio(&["--rw=randread", "--size=1M"]).spawn().expect("fio");
     std::thread::sleep(Duration::from_millis(1500));
     ublk.server.kill();
-    // Ten minutes are what they would take with their server.
+    // With their server the requests would take ten minutes.
     let status = wait_within(&mut fio, PATIENCE).expect("its requests end");
     assert!(!status.success(), "the requests cannot have succeeded");
     ublk.command(&["del", "disk", "--force"]).ok();
@@ -186,7 +190,7 @@ fn stuck_server() -> Done {
 }
 
 fn stuck_scan() -> Done {
-    // Older kernels scan within START_DEV; then add is bounded in time, and says so.
+    // Older kernels scan within START_DEV; then add has a time limit, and reports it.
     needs(Features::SAFE_STOP_DEV)?;
     let mut ublk = stuck("recovery=none")?;
     std::thread::sleep(Duration::from_secs(1));
@@ -222,7 +226,7 @@ fn feature_names() -> Done {
     let offered = offered(&driver()?);
     let names = offered.names();
     assert_eq!(names.len(), offered.0.count_ones() as usize, "{names:?}");
-    // What we ask for is something that we know; what is newer is told of by its bit.
+    // The features in use have names; newer ones are shown by their bit.
     let ublk = Ublk::file(16 << 20, "")?;
     let used = ublk.info().features();
     assert!(used.without(Features::KNOWN).is_empty(), "{:?}", used.names());
@@ -237,8 +241,8 @@ fn params() -> Done {
     for (options, says) in
         [("depth=4096", "choose"), ("io=1000", "4K"), ("queues=0", "choose"), ("mode=fast", "copy")]
     {
-        let said = sandbox.run(&["serve", "null:1G", &format!("--ublk={options}")]).failed();
-        assert!(said.contains(says), "{options}: {said}");
+        let printed = sandbox.run(&["serve", "null:1G", &format!("--ublk={options}")]).failed();
+        assert!(printed.contains(says), "{options}: {printed}");
     }
     Ok(())
 }
@@ -248,12 +252,13 @@ fn no_driver() -> Done {
     if !Path::new("/sys/module/ublk_drv/refcnt").exists() {
         return Err(Skip("the driver is built in".into()));
     }
-    // A device that has gone may hold it for a moment more.
+    // A removed device may hold the module for a moment.
     until(PATIENCE, || tool(&["rmmod", "ublk_drv"]).status.success().then_some(())).expect("it is unloaded");
     let sandbox = Sandbox::default();
-    let said = run_within(&mut sandbox.blockyard(&["serve", "null:1G", "--ublk"]), PATIENCE).failed_with(1);
+    let printed =
+        run_within(&mut sandbox.blockyard(&["serve", "null:1G", "--ublk"]), PATIENCE).failed_with(1);
     driver()?;
-    assert!(said.contains("modprobe ublk_drv"), "{said}");
+    assert!(printed.contains("modprobe ublk_drv"), "{printed}");
     Ok(())
 }
 
@@ -275,12 +280,12 @@ fn no_permission() -> Done {
     let mut command = sandbox.command("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(crate::server::binary());
     command.args(["serve", "null:64M", "--ublk"]).env("BLOCKYARD_RUN", &nobody);
-    let said = run_within(&mut command, PATIENCE).failed_with(1);
-    assert!(said.contains("root"), "{said}");
+    let printed = run_within(&mut command, PATIENCE).failed_with(1);
+    assert!(printed.contains("root"), "{printed}");
     Ok(())
 }
 
-/// What udev does by a rule of two lines: nodes of ublk devices are given to a user as they come.
+/// udev's part, which is a rule of two lines: gives new nodes of ublk devices to a user.
 struct Udev {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -345,9 +350,9 @@ fn unprivileged() -> Done {
     let binary = crate::server::binary().to_string_lossy().into_owned();
     let run = |words: &[&str]| run_within(&mut as_user(OWNER, words), PATIENCE);
     {
-        // Without anybody to give nodes away, it is said what is missing.
-        let said = run(&[&binary, "serve", "ram:16M", "--ublk=unprivileged"]).failed_with(1);
-        assert!(said.contains("ublk-control"), "{said}");
+        // If the nodes are not given to the user, the message names the missing rule.
+        let printed = run(&[&binary, "serve", "ram:16M", "--ublk=unprivileged"]).failed_with(1);
+        assert!(printed.contains("ublk-control"), "{printed}");
     }
     let _udev = Udev::start();
     let mut server = sandbox.start(
@@ -368,7 +373,7 @@ fn unprivileged() -> Done {
     let info = driver.info(number).expect("root may ask");
     assert!(info.features().has(Features::UNPRIVILEGED_DEV), "{:?}", info.features());
     assert_eq!((info.owner_uid, info.owner_gid), (OWNER, OWNER));
-    // Whatever the node's mode allows, the driver lets nobody else in but root.
+    // Whatever the node's mode, the driver refuses other users except root.
     tool(&["chmod", "666", &path]).ok();
     let open = format!("head -c 512 {path} >/dev/null");
     run_within(&mut as_user(STRANGER, &["sh", "-c", &open]), PATIENCE).failed();
@@ -385,8 +390,8 @@ fn unprivileged() -> Done {
 fn taken_number() -> Done {
     let ublk = Ublk::file(16 << 20, "5")?;
     assert_eq!(ublk.disk.path(), "/dev/ublkb5");
-    let said = Sandbox::default().run(&["serve", "null:1G", "--ublk=5"]).failed_with(1);
-    assert!(said.contains("another number"), "{said}");
+    let printed = Sandbox::default().run(&["serve", "null:1G", "--ublk=5"]).failed_with(1);
+    assert!(printed.contains("another number"), "{printed}");
     ublk.end();
     Ok(())
 }
@@ -403,7 +408,7 @@ fn many() -> Done {
     for line in server.ready() {
         Disk::at(line.split_whitespace().nth(2).expect("NAME ublk NODE"));
     }
-    // What it takes to make one does not grow with what there is already.
+    // The cost of creating a device does not grow with their number.
     if let Some(writes) = writes_of(server.pid()) {
         println!("{writes} writes");
         assert!(writes < 100 * COUNT as u64, "{writes} writes for {COUNT} devices");
@@ -414,16 +419,17 @@ fn many() -> Done {
     Ok(())
 }
 
-/// How many system calls of a process have written; not every kernel counts.
+/// Returns the number of a process's write system calls; not every kernel counts them.
 fn writes_of(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
     text.lines().find_map(|line| line.strip_prefix("syscw: "))?.trim().parse().ok()
 }
 
-/// More written than a group of processes may have in memory, through a file system on our device, with the server in the
-/// same group: it must wait neither for memory nor for writeback that only its own answers bring on. Few pages may be dirty
-/// at a time, since the kernel's own limit for a group looks at counts of two seconds ago: who writes quicker than that, as
-/// here, fills the group with pages that nothing can reclaim yet, and is killed for it, whoever serves the device.
+/// Writes more data than a group of processes may have in memory, through a file system on our device, with
+/// the server in the same group: the server must not wait for memory or writeback that only its own answers
+/// can free. Few pages may be dirty at a time, since the kernel's own limit for a group is based on counts of
+/// two seconds ago: a quicker writer, as here, fills the group with pages that cannot be reclaimed yet, and
+/// is killed for it, whichever server the device has.
 fn memory_pressure() -> Done {
     const LIMIT: &str = "96M";
     let group = Path::new("/sys/fs/cgroup/pressure");
@@ -432,7 +438,7 @@ fn memory_pressure() -> Done {
     tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let ublk = Ublk::start_in(sandbox, 0, &format!("file:{}", image.display()), "", &[])?;
     ublk.disk.format("ext4");
-    // The image is memory: its pages, which mkfs has discarded, are there again, and no charge to the group.
+    // The image is in memory: allocates its pages, which mkfs has discarded, outside the group.
     tool(&["fallocate", "-l", "400M", &image.to_string_lossy()]).ok();
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
     let limited = std::fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory")
@@ -443,7 +449,7 @@ fn memory_pressure() -> Done {
         return Err(Skip(format!("no limit on memory here: {error}")));
     }
     let dirty = [Setting::change("dirty_background_bytes", 2 << 20), Setting::change("dirty_bytes", 8 << 20)];
-    // The same noise again and again: cheap to make and to hold against what comes back, also where processors are slow.
+    // Repeats one block of noise: cheap to write and to compare, also on slow processors.
     let (target, noise) = (mounted.at.join("file"), ublk.sandbox.noise("noise", 1 << 20));
     let stream = format!("i=0; while [ $i -lt 104 ]; do cat {}; i=$((i+1)); done", noise.display());
     let line =
@@ -456,15 +462,15 @@ fn memory_pressure() -> Done {
     drop(dirty);
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("root may");
     tool(&["sh", "-c", &format!("({stream}) | cmp - {}", target.display())]).ok();
-    assert_eq!(std::fs::metadata(&target).expect("it is there").len(), 104 << 20);
+    assert_eq!(std::fs::metadata(&target).expect("it exists").len(), 104 << 20);
     mounted.unmount();
     ublk.end();
-    std::fs::remove_dir(group).expect("nobody is in it");
+    std::fs::remove_dir(group).expect("it is empty");
     Ok(())
 }
 
-/// A limit in bytes of the kernel's memory management, given back as it was: the kernel keeps one as a share of memory
-/// or in bytes, whichever was written last.
+/// A limit in bytes of the kernel's memory management, restored when dropped: the kernel keeps it as a share
+/// of memory or in bytes, whichever was written last.
 struct Setting {
     share: PathBuf,
     before: String,
@@ -482,7 +488,7 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        // Nothing is lost if it stays: the guest ends with its tests.
+        // No harm if it stays: the guest ends with its tests.
         drop(std::fs::write(&self.share, &self.before));
     }
 }

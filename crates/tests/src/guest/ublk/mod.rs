@@ -1,7 +1,7 @@
 //! ublk: `/dev/ublkbN` of our own server.
 //!
-//! Names are those of the kernel's selftests (`tools/testing/selftests/ublk`) and of blktests (`ublk/001`…) where a test
-//! has the purpose of one of theirs; what it checks may be more. docs/testing.md has the table.
+//! A test with the purpose of one of the kernel's selftests (`tools/testing/selftests/ublk`) or of blktests
+//! (`ublk/001`…) has its name; it may check more. docs/testing.md has the table.
 
 mod cuts;
 mod data;
@@ -37,7 +37,7 @@ pub fn tests() -> Vec<Test> {
     .concat()
 }
 
-/// How long the driver may take for a change of state.
+/// Limit for the driver's change of state.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The driver.
@@ -49,7 +49,7 @@ fn driver() -> Result<Driver, Skip> {
     }
 }
 
-/// Removes a device that a test has left. As far as it goes: what is still there, the next test says.
+/// Removes a device that a test has left. Errors are ignored: the next test reports remains.
 pub fn remove(number: u32) {
     if let Ok(driver) = driver() {
         let _ = driver.stop(number);
@@ -57,13 +57,13 @@ pub fn remove(number: u32) {
     }
 }
 
-/// What the driver offers; those too old to say are Linux 6.1 to 6.4.
+/// Returns the driver's features; drivers that do not report any are of Linux 6.1 to 6.4.
 fn offered(driver: &Driver) -> Features {
     let oldest = Features::NEED_GET_DATA.with(Features::USER_RECOVERY).with(Features::USER_RECOVERY_REISSUE);
     driver.features().expect("the driver answers").unwrap_or(oldest)
 }
 
-/// Skips where the driver lacks one of these.
+/// Skips if the driver lacks one of these features.
 fn needs(features: Features) -> Result<(), Skip> {
     let lacking = features.without(offered(&driver()?));
     if lacking.is_empty() {
@@ -75,7 +75,7 @@ fn needs(features: Features) -> Result<(), Skip> {
 
 /// A device with its server, in a sandbox.
 struct Ublk {
-    // The first to be dropped: a sandbox kills what still runs in it.
+    // Dropped first: a sandbox kills its remaining processes.
     server: Server,
     disk: Disk,
     driver: Driver,
@@ -100,13 +100,13 @@ impl Ublk {
         Ok(Ublk { server, disk, driver, sandbox })
     }
 
-    /// The same over a file of this length.
+    /// Serves a file of this length with `--ublk=OPTIONS`.
     #[track_caller]
     fn file(len: u64, options: &str) -> Result<Ublk, Skip> {
         Ublk::start(len, "file:{image}", options, &[])
     }
 
-    /// What a server says that refuses these options.
+    /// Returns the message of a server that refuses these options.
     #[track_caller]
     fn refused(options: &str) -> Result<String, Skip> {
         driver()?;
@@ -114,7 +114,7 @@ impl Ublk {
         Ok(sandbox.run(&["serve", "null:64M", &format!("--ublk={options}")]).failed_with(1))
     }
 
-    /// The N of `/dev/ublkbN`.
+    /// Returns the N of `/dev/ublkbN`.
     fn number(&self) -> u32 {
         self.disk.name().trim_start_matches("ublkb").parse().expect("a number")
     }
@@ -134,14 +134,14 @@ impl Ublk {
         assert!(reached.is_some(), "the device is {:?} and does not become {state:?}", self.state());
     }
 
-    /// Ends the server as an operator does, and sees to it that the device is gone.
+    /// Ends the server as an operator does, and checks that the device is removed.
     #[track_caller]
     fn end(mut self) {
         self.server.terminate();
         self.await_gone();
     }
 
-    /// Waits until nothing is left of the device.
+    /// Waits until the device is removed completely.
     #[track_caller]
     fn await_gone(&self) {
         let number = self.number();
@@ -149,19 +149,19 @@ impl Ublk {
         assert!(gone.is_some(), "{} is still there", self.disk.path());
     }
 
-    /// `blockyard WORDS` in the sandbox.
+    /// Runs `blockyard WORDS` in the sandbox.
     #[track_caller]
     fn command(&self, words: &[&str]) -> Outcome {
         self.sandbox.run(words)
     }
 }
 
-/// The image of the test that runs.
+/// Returns the path of the running test's image.
 fn image() -> PathBuf {
     Path::new(FOLDER).join("disk.img")
 }
 
-/// Starts a server and waits until its device is there.
+/// Starts a server and waits until its device exists.
 #[track_caller]
 fn serve(sandbox: &Sandbox, stack: &str, options: &str, more: &[&str]) -> Server {
     let stack = stack.replace("{image}", &image().to_string_lossy());

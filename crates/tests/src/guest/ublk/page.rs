@@ -1,4 +1,4 @@
-//! The page of a process that died comes back with its devices: where it was, and with its token.
+//! The page of a dead process is restored with its devices, at its address and with its token.
 
 use super::death::{Recovery, needs_recovery};
 use super::{PATIENCE, driver, remove};
@@ -19,7 +19,7 @@ pub(super) const TESTS: &[Test] = &[test(
 fn page_comes_back() -> Done {
     needs_recovery(Recovery::Reissue)?;
     let driver = driver()?;
-    // A guest's loopback may be down, and then this brings it up.
+    // A guest's loopback interface may be down; this enables it.
     tool(&["ip", "link", "set", "lo", "up"]);
     let sandbox = Sandbox::default();
     let device = |name: &str| {
@@ -35,24 +35,24 @@ fn page_comes_back() -> Done {
     shows(&page, &["a", "b"]);
     server.kill();
     numbers.iter().for_each(|&number| reaches(&driver, number, State::Quiesced));
-    // The first has the address; the other finds it taken, and has the token.
-    let told = sandbox.run(&["recover", "a"]).ok();
-    assert!(told.lines().any(|line| line == format!("* web {page}")), "{told}");
-    let told = sandbox.run(&["recover", "b"]).ok();
+    // The first gets the address; the other finds it used, and has the same token.
+    let reported = sandbox.run(&["recover", "a"]).ok();
+    assert!(reported.lines().any(|line| line == format!("* web {page}")), "{reported}");
+    let reported = sandbox.run(&["recover", "b"]).ok();
     let other =
-        told.lines().find_map(|line| line.strip_prefix("* web ")).expect("it has one, too").to_owned();
+        reported.lines().find_map(|line| line.strip_prefix("* web ")).expect("it has one, too").to_owned();
     assert_eq!(page.split_once("token=").map(|half| half.1), other.split_once("token=").map(|half| half.1));
     shows(&page, &["a"]);
     shows(&other, &["b"]);
-    let told = sandbox.run(&["upgrade", "b"]).ok();
-    assert!(told.lines().any(|line| line == format!("* web {other}")), "{told}");
+    let reported = sandbox.run(&["upgrade", "b"]).ok();
+    assert!(reported.lines().any(|line| line == format!("* web {other}")), "{reported}");
     shows(&other, &["b"]);
     ["a", "b"].iter().for_each(|name| drop(sandbox.run(&["del", name]).ok()));
     numbers.iter().for_each(|&number| remove(number));
     Ok(())
 }
 
-/// The N of `/dev/ublkbN`.
+/// Returns the N of `/dev/ublkbN`.
 fn number(path: &str) -> u32 {
     path.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok()).expect("a number")
 }
@@ -63,7 +63,7 @@ fn reaches(driver: &Driver, number: u32, state: State) {
     assert!(until(PATIENCE, there).is_some(), "{number} does not become {state:?}");
 }
 
-/// Waits until a page shows these devices and no others.
+/// Waits until a page shows exactly these devices.
 #[track_caller]
 fn shows(page: &str, names: &[&str]) {
     let (address, token) = page

@@ -1,4 +1,4 @@
-//! What was set while a device was served, after its server was killed: the next one has it, wherever it is started.
+//! Settings that were changed online survive a killed server: the next one has them, wherever it is started.
 
 use super::{Ublk, driver, needs};
 use crate::guest::disk::Disk;
@@ -22,13 +22,13 @@ pub(super) const TESTS: &[Test] = &[
     ),
 ];
 
-/// `blockyard WORDS`, started in this folder.
+/// Runs `blockyard WORDS` in this folder.
 #[track_caller]
 fn command_in(sandbox: &Sandbox, folder: &Path, words: &[&str]) -> Outcome {
     run(sandbox.command(binary()).current_dir(folder).args(words))
 }
 
-/// What can be set of a device, as it is now.
+/// Returns the present settings of a device.
 fn settings(sandbox: &Sandbox, case: &Case) -> Vec<(&'static str, String)> {
     let shown: Value = serde_json::from_str(&sandbox.run(&["show", "disk", "--json"]).ok()).expect("JSON");
     let mut all: Vec<_> = ["layers", "limits"].map(|name| (name, shown[name].to_string())).into();
@@ -41,7 +41,7 @@ fn settings(sandbox: &Sandbox, case: &Case) -> Vec<(&'static str, String)> {
     all
 }
 
-/// What is served, and which of its files has data after the next server has written, from where on.
+/// A stack, and the file that must have data after the next server has written, with its offset.
 struct Case {
     words: &'static [&'static str],
     loads_table: bool,
@@ -50,7 +50,7 @@ struct Case {
 
 fn recovered_settings() -> Done {
     needs(Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE))?;
-    // Paths are those of the folder where they were said, be that of the device or of its next table.
+    // Paths are relative to the folder of their command, that of the device or of its next table.
     for case in [
         Case { words: &["--table", "table"], loads_table: true, written: [None, Some(2048 * 512)] },
         Case {
@@ -107,7 +107,7 @@ fn recovered_case(case: &Case) -> Done {
     assert_eq!(settings(&ublk.sandbox, case), set);
     ublk.disk.load(&["--rw=write", "--size=1M"]).ok();
     let written = |folder: &Path| {
-        let bytes = std::fs::read(folder.join("disk.img")).expect("it is there");
+        let bytes = std::fs::read(folder.join("disk.img")).expect("it exists");
         bytes.chunks(4096).position(|block| block.iter().any(|byte| *byte != 0)).map(|at| at * 4096)
     };
     assert_eq!([written(&first), written(&second)], case.written, "first blocks that are not zero");
@@ -128,8 +128,8 @@ fn recovered_file() -> Done {
     let disk = Disk::at(server.uri());
     let mut ublk = Ublk { server, disk, driver: driver()?, sandbox };
     let read = |ublk: &Ublk| std::fs::read(ublk.disk.path()).expect("it can be read");
-    // While it is open the kernel keeps what was read of it.
-    let held = std::fs::File::open(ublk.disk.path()).expect("it is there");
+    // While it is open the kernel keeps its cache of the device.
+    let held = std::fs::File::open(ublk.disk.path()).expect("it exists");
     assert!(read(&ublk) == first);
     ublk.command(&["set", "disk", "file=two.img"]).ok();
     assert!(read(&ublk) == other, "what was cached of the first file is still read");

@@ -1,4 +1,4 @@
-//! A block device over chunks dealt out to two files, by a table of device-mapper's: the selftests' stripe rows.
+//! A block device striped over two files, by a table of device-mapper's: the selftests' stripe rows.
 
 use super::{Ublk, driver, needs};
 use crate::guest::disk::{Disk, FOLDER};
@@ -53,12 +53,12 @@ fn start(mode: DataMode) -> Result<Ublk, crate::guest::Skip> {
     Ok(Ublk { server, disk, driver: driver()?, sandbox })
 }
 
-/// What fio wrote lies where the table says, chunk by chunk.
+/// Checks that fio's data is at the places of the table, chunk by chunk.
 fn verify(mode: DataMode) -> Done {
     let ublk = start(mode)?;
     ublk.disk.verify(&["--bsrange=4k-128k", "--size=2M"]);
     ublk.disk.load(&["--rw=write", "--bs=256k", "--size=2M", "--end_fsync=1"]).ok();
-    let dealt = files().map(|file| std::fs::read(file).expect("it is there"));
+    let dealt = files().map(|file| std::fs::read(file).expect("it exists"));
     let mut through = vec![0; 2 << 20];
     let device = File::open(&ublk.disk.node).expect("root may");
     std::os::unix::fs::FileExt::read_exact_at(&device, &mut through, 0).expect("it is as long");
@@ -80,7 +80,7 @@ fn file_system(mode: DataMode) -> Done {
     mounted.unmount();
     ublk.disk.check("ext4");
     let mounted = ublk.disk.mount(&ublk.sandbox.path("mnt"));
-    assert!(std::fs::read(mounted.at.join("file")).expect("it is there") == content, "it reads otherwise");
+    assert!(std::fs::read(mounted.at.join("file")).expect("it exists") == content, "its content differs");
     mounted.unmount();
     ublk.end();
     Ok(())

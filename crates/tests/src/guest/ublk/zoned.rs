@@ -1,4 +1,4 @@
-//! A zoned `null:` as a block device: what the kernel, blkzone and fio make of it (blktests zbd/001 to 006).
+//! A zoned `null:` as a block device, tested with the kernel, blkzone and fio (blktests zbd/001 to 006).
 
 use super::{Ublk, needs};
 use crate::guest::disk::tool;
@@ -13,13 +13,13 @@ pub(super) const TESTS: &[Test] = &[
         report,
     ),
     test("ublk/zoned_manage", "blkzone opens, closes, finishes and resets zones (blktests zbd/003)", manage),
-    test("ublk/zoned_write", "writes go to the write pointer, and the zone's owner reads them back", write),
+    test("ublk/zoned_write", "writes go to the write pointer and read back", write),
     test("ublk/zoned_fio", "fio fills and verifies zones within the limits (blktests zbd/005)", fio),
 ];
 
 const STACK: &str =
     "null:64M,zoned,zone_size=4M,zone_nr_conv=2,zone_max_open=4,zone_max_active=6,memory_backed";
-/// The third zone, in sectors: the first that is sequential.
+/// First sector of the third zone, the first sequential one.
 const THIRD: &str = "16384";
 
 fn start(stack: &str) -> Result<Ublk, crate::guest::Skip> {
@@ -31,7 +31,7 @@ fn start(stack: &str) -> Result<Ublk, crate::guest::Skip> {
     Ok(ublk)
 }
 
-/// The zones as blkzone prints them: write pointer and condition of `count` from a sector on.
+/// Returns the zones as blkzone prints them: write pointer and condition of `count` zones from a sector on.
 fn zones(ublk: &Ublk, from: &str, count: &str) -> Vec<(String, String)> {
     let report = tool(&["blkzone", "report", "-o", from, "-c", count, ublk.disk.path()]).ok();
     let word = |line: &str, before: &str, end: char| {

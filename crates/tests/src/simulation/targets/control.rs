@@ -1,21 +1,22 @@
-//! The control plane of a machine: opens disks for targets that are made, and does what their chores ask.
+//! The control plane of a machine: opens disks for new targets, and does their background work.
 //!
-//! It waits for each request while the machine goes on, and the power may go meanwhile: from then on all fails.
+//! It waits for each of its requests while the machine continues, and the power may fail meanwhile: from then
+//! on all requests fail.
 
-use super::machine::{Machine, Made};
-use crate::simulation::breakage::{Breakage, RECORD_AT};
+use super::machine::{BuiltTarget, Machine};
 use crate::simulation::parts::Builder;
+use crate::simulation::seeded_fault::{RECORD_AT, SeededFault};
 use block::{Bytes, Data, Flags, Op, Profile, Request};
-use layers::dm::chore::Disks;
+use layers::dm::background::Disks;
 use layers::dm::{Devices, LookupError};
 use queue::{Owner, Queue, QueueConfig, Ring as _, Stack};
 use std::io;
 
-/// The power goes at one of so many turns while the control plane waits for a disk.
+/// The power fails in one of so many turns while the control plane waits for a disk.
 const CUT_ONE_IN: u64 = 400;
 
 impl Machine {
-    /// The control plane asks something of a disk, and waits while the machine goes on.
+    /// Sends a request to a disk, and waits while the machine continues.
     pub(super) fn ask(
         &mut self,
         disk: usize,
@@ -32,7 +33,9 @@ impl Machine {
         Builder { setup: &self.setup, rng: &mut self.rng, calm: false }.add(&part, 0, &mut stack);
         let id = self.queues.vacant();
         let config = QueueConfig { id, depth: 1, segments_per_tag: 1, timeout_ns: None };
-        self.queues.insert(Queue::new(config, stack).expect("the numbers fit"));
+        let mut queue = Queue::new(config, stack).expect("the numbers fit");
+        queue.set_waker(self.wakes.waker(id));
+        self.queues.insert(queue);
         let memory = (!bytes.is_empty()).then(|| {
             // The control plane has memory of its own.
             std::iter::repeat_with(|| self.ring.allocate(bytes.len() as u32)).flatten().next().expect("some")
@@ -58,7 +61,7 @@ impl Machine {
                 break self.answers.swap_remove(found).1;
             }
             if self.cuts && self.rng.below(CUT_ONE_IN) == 0 {
-                self.shows.iter_mut().for_each(|show| show.last_words = show.status());
+                self.shows.iter_mut().for_each(|show| show.last_status = show.status());
                 self.is_cut = true;
                 return Err(io::Error::other("the power goes"));
             }
@@ -77,13 +80,13 @@ impl Machine {
     }
 }
 
-/// The disks that a line names, opened for its target.
-pub(super) struct Opening<'a> {
+/// The disks of a table line, opened for its target.
+pub(super) struct DeviceOpener<'a> {
     pub(super) machine: &'a mut Machine,
     pub(super) opened: Vec<(usize, Profile, String)>,
 }
 
-impl Devices for Opening<'_> {
+impl Devices for DeviceOpener<'_> {
     fn open(&mut self, word: &str) -> Result<usize, LookupError> {
         let disk = word.strip_prefix('d').and_then(|number| number.parse().ok()).expect("a disk");
         let identity = format!("simulated {} {word}", self.machine.number);
@@ -100,53 +103,55 @@ impl Devices for Opening<'_> {
     }
 
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Read, at, into)
+        self.machine.ask(self.opened[device].0, Flags::empty(), Op::Read, at, into)
     }
 
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Write, at, &mut from.to_vec())
+        self.machine.ask(self.opened[device].0, Flags::empty(), Op::Write, at, &mut from.to_vec())
     }
 
     fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.machine.ask(self.opened[device].0, Flags::NONE, Op::Flush, Bytes::ZERO, &mut [])
+        self.machine.ask(self.opened[device].0, Flags::empty(), Op::Flush, Bytes::ZERO, &mut [])
     }
 }
 
-/// The disks of a target, for its chores.
-pub(super) struct Below<'a> {
+/// The disks of a target, for its background work.
+pub(super) struct TargetDisks<'a> {
     machine: &'a mut Machine,
     disks: Vec<usize>,
     has_log: bool,
-    /// Something that was asked failed.
+    /// A request failed.
     pub(super) failed: bool,
 }
 
-impl<'a> Below<'a> {
-    pub(super) fn new(machine: &'a mut Machine, made: &Made) -> Below<'a> {
-        Below { machine, disks: made.disks.clone(), has_log: made.has_log(), failed: false }
+impl<'a> TargetDisks<'a> {
+    pub(super) fn new(machine: &'a mut Machine, made: &BuiltTarget) -> TargetDisks<'a> {
+        TargetDisks { machine, disks: made.disks.clone(), has_log: made.has_log(), failed: false }
     }
 
     fn ask(&mut self, device: usize, flags: Flags, op: Op, at: Bytes, bytes: &mut [u8]) -> io::Result<()> {
-        let breakage = self.machine.breakage;
+        let seeded_fault = self.machine.seeded_fault;
         let is_leg = !self.has_log || device > 0;
         let is_forgotten = match op {
-            Op::Write => match breakage {
-                Some(Breakage::UnrecordedLoss) => true,
-                Some(Breakage::HalfCopied) => is_leg && self.machine.rng.chance(200),
+            Op::Write => match seeded_fault {
+                Some(SeededFault::UnrecordedLoss) => true,
+                Some(SeededFault::HalfCopied) => is_leg && self.machine.rng.chance(200),
                 _ => false,
             },
-            Op::Flush => breakage == Some(Breakage::EarlyUnmark) && is_leg,
+            Op::Flush => seeded_fault == Some(SeededFault::EarlyUnmark) && is_leg,
             _ => false,
         };
         if is_forgotten {
             return Ok(());
         }
-        if breakage == Some(Breakage::ForgottenRecord) && op == Op::Write && !is_leg {
+        if seeded_fault == Some(SeededFault::ForgottenRecord) && op == Op::Write && !is_leg {
             bytes[RECORD_AT].fill(0);
         }
         let result = self.machine.ask(self.disks[device], flags, op, at, bytes);
         self.failed |= result.is_err() && !self.machine.is_cut;
-        if breakage == Some(Breakage::UnheededHeader) && flags.has(Flags::AFTER_LOSS) && !self.machine.is_cut
+        if seeded_fault == Some(SeededFault::UnheededHeader)
+            && flags.contains(Flags::AFTER_LOSS)
+            && !self.machine.is_cut
         {
             return Ok(());
         }
@@ -154,20 +159,20 @@ impl<'a> Below<'a> {
     }
 }
 
-impl Disks for Below<'_> {
+impl Disks for TargetDisks<'_> {
     fn read(&mut self, device: usize, at: Bytes, into: &mut [u8]) -> io::Result<()> {
-        self.ask(device, Flags::NONE, Op::Read, at, into)
+        self.ask(device, Flags::empty(), Op::Read, at, into)
     }
 
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
-        self.ask(device, Flags::NONE, Op::Write, at, &mut from.to_vec())
+        self.ask(device, Flags::empty(), Op::Write, at, &mut from.to_vec())
     }
 
     fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.ask(device, Flags::NONE, Op::Flush, Bytes::ZERO, &mut [])
+        self.ask(device, Flags::empty(), Op::Flush, Bytes::ZERO, &mut [])
     }
 
-    fn record(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
+    fn write_durably(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
         self.ask(device, Flags::AFTER_LOSS, Op::Write, at, &mut from.to_vec())?;
         self.ask(device, Flags::AFTER_LOSS, Op::Flush, Bytes::ZERO, &mut [])
     }

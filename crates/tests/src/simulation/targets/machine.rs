@@ -1,46 +1,48 @@
-//! A machine with disks, on which devices are made of targets: their requests, the work of the control plane amid those, and
-//! what happens to the machine.
+//! A machine with disks and devices of targets: their requests, the work of the control plane, kills and
+//! power cuts.
 //!
-//! All that the control plane ([`control`](super::control)) reads and writes goes through nodes of its own and takes turns,
-//! as it does in the engine, so whatever a chore does is met by requests half done.
+//! All reads and writes of the control plane ([`control`](super::control)) go through nodes of its own and
+//! take turns, as in the engine, so background work runs concurrently with incomplete requests.
 
-use super::control::{Below, Opening};
-use crate::simulation::breakage::{Breakage, PassBy};
-use crate::simulation::load::{self, Flying, Manners};
+use super::control::{DeviceOpener, TargetDisks};
+use crate::simulation::load::{self, DeviceRules, Flying};
 use crate::simulation::parts::{Builder, Part};
+use crate::simulation::seeded_fault::{Bypass, SeededFault};
 use crate::simulation::stacks::Setup;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Profile, Request, Sectors, Status, Tag};
 use layers::Layer;
-use layers::dm::{Names, Place, Row, Status as Asked, TableLayer, Target, TargetError, kinds};
+use layers::dm::{Names, Place, Status as Asked, TableLayer, TableTarget, Target, TargetError, TargetType};
 use queue::{FileId, NodeId, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _, Stack};
-use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, fill_sector};
+use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, Wakes, fill_sector};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Turns without an end before a run counts as stuck.
+/// Turns without a completed request after which a run counts as stuck.
 const PATIENCE: u32 = 100_000;
-/// After so many without an end all that is due is taken at once, and time goes faster.
+/// Turns without a completed request after which all due events happen at once, and time passes faster.
 const IDLE: u32 = 100;
-/// Turns of a whole run: one that takes more goes in circles.
+/// The longest time that passes at once: background work of the control plane runs meanwhile.
+const STEP_NS_MAX: u64 = 20_000_000;
+/// Turns of a whole run; a run with more is in an endless loop.
 const TURNS_MAX: u32 = 1_000_000;
-/// In one request: it may be cut at every one of them.
+/// Sectors of one request: it may be split at every one of them.
 const SECTORS_MAX: u64 = 32;
 
-/// Devices that are known to more than one run are not: each has disks of its own.
+/// Numbers the machines, so that each has disks of its own.
 static MACHINES: AtomicU64 = AtomicU64::new(0);
 
-/// What became of a table that was to take another's place.
+/// The result of replacing a table.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Swap {
     Done,
-    /// The one before it goes on.
+    /// The earlier table stays.
     Refused(String),
-    /// The power went.
+    /// The power failed.
     Cut,
 }
 
-/// What may go wrong besides what the model finds.
+/// An error besides those that the model finds.
 pub(super) type Outcomes = Result<(), String>;
 
 /// A disk of the machine.
@@ -48,28 +50,29 @@ pub(super) type Outcomes = Result<(), String>;
 pub(super) struct Plugged {
     pub(super) part: Part,
     pub(super) file: FileId,
-    /// Where on the file it begins.
+    /// Offset of its range in the file.
     pub(super) start: Bytes,
     pub(super) len: Bytes,
 }
 
-/// A target as it was made from a line.
-pub(super) struct Made {
+/// A target that was created from a line.
+pub(super) struct BuiltTarget {
     pub(super) target: Arc<dyn Target<SimRing>>,
     /// Its devices: disks of the machine.
     pub(super) disks: Vec<usize>,
 }
 
 /// A device that clients use.
-pub(super) struct Show {
-    /// What it is to the world that it is part of.
+pub(super) struct ServedDevice {
+    /// Its role in the world that it is part of.
     pub(super) role: usize,
-    pub(super) made: Made,
+    pub(super) made: BuiltTarget,
     pub(super) model: Model,
-    pub(super) manners: Manners,
-    /// What its target said when the power went; empty before.
-    pub(super) last_words: String,
-    /// Its clients have no two writes of one sector under way: which one is the last is then not for them to say.
+    pub(super) rules: DeviceRules,
+    /// The status of its target at the power cut; empty before.
+    pub(super) last_status: String,
+    /// Its clients have no two concurrent writes of one sector: which one is the last would be undefined for
+    /// them.
     pub(super) is_orderly: bool,
     ids: Vec<QueueId>,
     /// By queue and tag.
@@ -77,11 +80,11 @@ pub(super) struct Show {
     frozen: bool,
 }
 
-impl Show {
-    /// What its target says of itself. What it makes of the power's going, nobody hears.
+impl ServedDevice {
+    /// Returns its target's status. A status caused by the power cut is unknown.
     pub(super) fn status(&self) -> String {
-        if !self.last_words.is_empty() {
-            return self.last_words.clone();
+        if !self.last_status.is_empty() {
+            return self.last_status.clone();
         }
         let mut names = Names::default();
         for disk in &self.made.disks {
@@ -90,7 +93,7 @@ impl Show {
         self.made.target.status(Asked::Info, &names)
     }
 
-    /// It says that it is not what it was.
+    /// Returns whether it reports itself as lost.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self.status().as_str(), "Invalid" | "Overflow")
     }
@@ -105,20 +108,21 @@ pub(super) struct Machine {
     pub(super) rng: Rng,
     pub(super) ring: SimRing,
     pub(super) queues: Queues<SimRing>,
+    pub(super) wakes: Wakes,
     pub(super) setup: Setup,
     pub(super) disks: Vec<Plugged>,
-    pub(super) shows: Vec<Show>,
-    /// Requests that clients are about to bring.
+    pub(super) shows: Vec<ServedDevice>,
+    /// Requests that clients have yet to send.
     pub(super) load: u64,
-    /// The power went while the control plane was at work.
+    /// The power failed while the control plane was at work.
     pub(super) is_cut: bool,
-    /// It may.
+    /// The power may fail then.
     pub(super) cuts: bool,
-    pub(super) breakage: Option<Breakage>,
-    /// Queues of the control plane's own, and how their requests ended.
+    pub(super) seeded_fault: Option<SeededFault>,
+    /// Queues of the control plane, and the results of their requests.
     pub(super) controls: Vec<QueueId>,
     pub(super) answers: Vec<(QueueId, Status)>,
-    /// What was found to be wrong, until someone can say so.
+    /// An error that could not be returned yet.
     pub(super) wrong: Option<String>,
     idle: u32,
     turns: u32,
@@ -144,13 +148,14 @@ impl Machine {
             rng: rng.fork(),
             ring,
             queues: Queues::default(),
+            wakes: Wakes::default(),
             setup,
             disks,
             shows: Vec::new(),
             load: 0,
             is_cut: false,
             cuts: false,
-            breakage: scenario.breakage,
+            seeded_fault: scenario.seeded_fault,
             controls: Vec::new(),
             answers: Vec::new(),
             wrong: None,
@@ -161,12 +166,12 @@ impl Machine {
         }
     }
 
-    /// What it is made of, for whoever reads a failure.
+    /// Records the setup for the story of a failure.
     pub(super) fn note(&self, what: &'static str, args: &[sim::Arg]) {
         self.tracer.note(self.ring.now(), what, args);
     }
 
-    /// What lies on a disk now, synced or not.
+    /// Returns the present content of a disk, synced or not.
     pub(super) fn content(&self, disk: usize, at: Bytes, len: u64) -> Vec<u8> {
         let Plugged { file, start, .. } = self.disks[disk];
         let mut bytes = vec![0; len as usize];
@@ -174,13 +179,13 @@ impl Machine {
         bytes
     }
 
-    /// Put something on a disk that was there before anything began.
+    /// Writes initial content to a disk.
     pub(super) fn put(&mut self, disk: usize, at: Bytes, bytes: &[u8]) {
         let Plugged { file, start, .. } = self.disks[disk];
         self.ring.disk_mut(file).write(start.0 + at.0, bytes, true);
     }
 
-    /// Fill a device's range of a disk with what the model then knows to be there.
+    /// Fills a device's range of a disk, and enters the content into the model.
     pub(super) fn fill(&mut self, model: &mut Model, disks: &[(usize, Bytes)]) {
         let sectors = model.device_len();
         let ticket = model.begin(Op::Write, Flags::FUA, Sectors(0), sectors);
@@ -192,17 +197,17 @@ impl Machine {
         model.end(ticket, Status::Ok);
     }
 
-    /// What may be asked of a device here.
-    pub(super) fn manners(&self, sectors: Sectors) -> Manners {
-        Manners { sectors, sectors_max: SECTORS_MAX, tells_extents: false, ..self.setup.manners() }
+    /// Returns the requests and results of a device here.
+    pub(super) fn rules(&self, sectors: Sectors) -> DeviceRules {
+        DeviceRules { sectors, sectors_max: SECTORS_MAX, tells_extents: false, ..self.setup.rules() }
     }
 
-    /// Troubles come and go.
+    /// Enables or disables faults.
     pub(super) fn set_calm(&mut self, calm: bool) {
         self.ring.set_faults(if calm { Faults::NONE } else { self.setup.faults });
     }
 
-    /// A disk has troubles of its own from now on, or none.
+    /// Sets or removes a disk's own faults.
     pub(super) fn set_faults(&mut self, disk: usize, faults: Option<Faults>) {
         let file = self.disks[disk].file;
         let faults = faults.map(|faults| Faults { short: self.setup.faults.short, ..faults });
@@ -210,7 +215,7 @@ impl Machine {
         self.ring.set_disk_faults(file, faults);
     }
 
-    /// A disk was taken out and put in again: what opens it from now on knows nothing of its failures.
+    /// Unplugs and plugs in a disk: nodes that open it from now on do not know its failures.
     pub(super) fn plug_again(&mut self, disk: usize) {
         self.setup.open_again(self.disks[disk].file);
     }
@@ -222,29 +227,34 @@ impl Machine {
         profile
     }
 
-    /// A target, from a line of a table. Its disks are `d0`, `d1`, …
-    pub(super) fn make(&mut self, kind: &str, words: &str, len: Sectors) -> Result<Made, TargetError> {
-        let kind = kinds::<SimRing>().into_iter().find(|known| known.name == kind).expect("a kind");
+    /// Creates a target from a table line. Its disks are `d0`, `d1`, …
+    pub(super) fn make(&mut self, kind: &str, words: &str, len: Sectors) -> Result<BuiltTarget, TargetError> {
+        let kind = TargetType::<SimRing>::find(kind).expect("a kind");
         let words: Vec<&str> = words.split_whitespace().collect();
-        let mut opening = Opening { machine: self, opened: Vec::new() };
-        let target = (kind.make)(Place { start: Sectors(0), len }, &words, &mut opening)?;
+        let mut opening = DeviceOpener { machine: self, opened: Vec::new() };
+        let target = (kind.construct)(Place { start: Sectors(0), len }, &words, &mut opening)?;
         let disks = opening.opened.into_iter().map(|(disk, ..)| disk).collect();
-        Ok(Made { target, disks })
+        Ok(BuiltTarget { target, disks })
     }
 
-    /// Put a target to use, as a device of its own: its number.
-    pub(super) fn show(&mut self, role: usize, made: Made, model: Model) -> Result<usize, TargetError> {
-        made.target.prepare(&mut Below::new(self, &made))?;
+    /// Puts a target to use, as a device of its own; returns its number.
+    pub(super) fn show(
+        &mut self,
+        role: usize,
+        made: BuiltTarget,
+        model: Model,
+    ) -> Result<usize, TargetError> {
+        made.target.prepare(&mut TargetDisks::new(self, &made))?;
         made.target.resume();
-        let manners = self.manners(model.device_len());
+        let rules = self.rules(model.device_len());
         let (queues, depth) = (usize::from(self.setup.queues), usize::from(self.setup.depth));
         let flying = (0..queues).map(|_| (0..depth).map(|_| None).collect()).collect();
-        let mut show = Show {
+        let mut show = ServedDevice {
             role,
             made,
             model,
-            manners,
-            last_words: String::new(),
+            rules,
+            last_status: String::new(),
             is_orderly: false,
             ids: Vec::new(),
             flying,
@@ -258,20 +268,23 @@ impl Machine {
                 segments_per_tag: self.setup.segments_per_tag,
                 timeout_ns: None,
             };
-            let stack = self.stack(&show.made, show.manners.sectors);
-            self.queues.insert(Queue::new(config, stack).expect("the numbers fit"));
+            let stack = self.stack(&show.made, show.rules.sectors);
+            let mut queue = Queue::new(config, stack).expect("the numbers fit");
+            queue.set_waker(self.wakes.waker(id));
+            self.queues.insert(queue);
             show.ids.push(id);
         }
         self.shows.push(show);
         Ok(self.shows.len() - 1)
     }
 
-    /// One queue's nodes: the table that cuts, the target, its disks.
-    fn stack(&mut self, made: &Made, len: Sectors) -> Stack<SimRing> {
-        let Made { target, disks } = made;
+    /// Builds one queue's nodes: the splitting table, the target, its disks.
+    fn stack(&mut self, made: &BuiltTarget, len: Sectors) -> Stack<SimRing> {
+        let BuiltTarget { target, disks } = made;
         let mut stack = Stack::default();
         let place = Place { start: Sectors(0), len };
-        let row = Row { place, max_io_len: target.max_io_len(), spreads: target.spreads() };
+        let row =
+            TableTarget { place, max_io_len: target.max_io_len(), splits_discards: target.splits_discards() };
         let profiles: Vec<Profile> = disks.iter().map(|&disk| self.profile(disk)).collect();
         let profile = Layer::profile(&**target, &profiles).expect("limits that fit");
         let is_origin = made.is_origin();
@@ -279,13 +292,13 @@ impl Machine {
         let mut first = 0;
         if !TableLayer::is_needless(&[row]) {
             let table = TableLayer::new(vec![row]);
-            let children = Layer::<SimRing>::spares(&table, depth);
+            let children = Layer::<SimRing>::child_requests(&table, depth);
             stack.layer(Layer::<SimRing>::node(&table, &profile, &[NodeId(1)]), children);
             first += 1;
         }
-        let passes_by = is_origin && self.breakage == Some(Breakage::PassedBy);
+        let passes_by = is_origin && self.seeded_fault == Some(SeededFault::PassedBy);
         if passes_by {
-            let node = PassBy::new(NodeId(first + 1), NodeId(first + 2), self.rng.fork());
+            let node = Bypass::new(NodeId(first + 1), NodeId(first + 2), self.rng.fork());
             stack.layer(Box::new(node), 0);
             first += 1;
         }
@@ -296,45 +309,45 @@ impl Machine {
             below.push(NodeId(next));
             next += part.size();
         }
-        stack.layer(Layer::node(&**target, &profile, &below), Layer::spares(&**target, depth));
+        stack.layer(Layer::node(&**target, &profile, &below), Layer::child_requests(&**target, depth));
         for (part, id) in parts.iter().zip(below) {
             Builder { setup: &self.setup, rng: &mut self.rng, calm: false }.add(part, id.0, &mut stack);
         }
         stack
     }
 
-    /// What stands below a target as its child of that number.
-    fn child(&self, made: &Made, child: usize, is_origin: bool) -> Part {
+    /// Returns the part below a target as its child of that number.
+    fn child(&self, made: &BuiltTarget, child: usize, is_origin: bool) -> Part {
         let part = self.disks[made.disks[child]].part.clone();
-        let Some(breakage) = self.breakage else { return part };
+        let Some(seeded_fault) = self.seeded_fault else { return part };
         let has_log = made.has_log();
-        let is_here = match breakage {
-            Breakage::ForgottenCopy | Breakage::EarlyException => is_origin && child > 0,
-            Breakage::ForgottenMark | Breakage::ForgottenRecord => has_log && child == 0,
-            Breakage::StaleLeg => !has_log || child > 0,
+        let is_here = match seeded_fault {
+            SeededFault::ForgottenCopy | SeededFault::EarlyException => is_origin && child > 0,
+            SeededFault::ForgottenMark | SeededFault::ForgottenRecord => has_log && child == 0,
+            SeededFault::StaleLeg => !has_log || child > 0,
             _ => false,
         };
         if !is_here {
             return part;
         }
         let chunk = made.target.max_io_len().map_or(Bytes::ZERO, Sectors::bytes);
-        Part::BrokenBelow { breakage, data_at: Bytes(2 * chunk.0), below: Box::new(part) }
+        Part::BrokenBelow { seeded_fault, data_at: Bytes(2 * chunk.0), below: Box::new(part) }
     }
 
-    /// Another table for a device, amid the load.
-    pub(super) fn swap(&mut self, show: usize, made: Made) -> Result<Swap, String> {
+    /// Loads another table for a device, under load.
+    pub(super) fn swap(&mut self, show: usize, made: BuiltTarget) -> Result<Swap, String> {
         self.note("swap", &[("show", show as u64)]);
         let before = self.shows[show].made.target.clone();
         before.presuspend(true);
         self.freeze(show, true);
         while !self.is_drained(show) {
             self.turn()?;
-            self.chores()?;
+            self.run_background_work()?;
             if self.is_cut {
                 return Ok(Swap::Cut);
             }
         }
-        let prepared = made.target.prepare(&mut Below::new(self, &made));
+        let prepared = made.target.prepare(&mut TargetDisks::new(self, &made));
         self.check()?;
         if self.is_cut {
             return Ok(Swap::Cut);
@@ -344,7 +357,7 @@ impl Machine {
             self.freeze(show, false);
             return Ok(Swap::Refused(why.to_string()));
         }
-        let sectors = self.shows[show].manners.sectors;
+        let sectors = self.shows[show].rules.sectors;
         for id in self.shows[show].ids.clone() {
             let stack = self.stack(&made, sectors);
             self.queues.touch(id).replace(stack).expect("the numbers fit");
@@ -369,15 +382,15 @@ impl Machine {
         ids.into_iter().all(|id| self.queues.get_mut(id).is_drained())
     }
 
-    /// The device that has that role.
+    /// Returns the device with that role.
     pub(super) fn find(&self, role: usize) -> Option<usize> {
         self.shows.iter().position(|show| show.role == role)
     }
 
-    /// Take a device away, of which nothing is under way.
-    pub(super) fn remove(&mut self, show: usize) -> Show {
+    /// Removes a device without requests in flight.
+    pub(super) fn remove(&mut self, show: usize) -> ServedDevice {
         let show = self.shows.remove(show);
-        assert_eq!(show.under_way(), 0, "a device is removed while nothing is under way");
+        assert_eq!(show.under_way(), 0, "a device is removed while nothing is in flight");
         for &id in &show.ids {
             self.queues.remove(id);
         }
@@ -398,7 +411,7 @@ impl Machine {
                 && op.is_write()
                 && flying.iter().flatten().flatten().any(|other| other.is_write_of(first, count))
         };
-        let made = load::request(tag, queue, &show.manners, rng, ring, &mut show.model, is_taken);
+        let made = load::request(tag, queue, &show.rules, rng, ring, &mut show.model, is_taken);
         let Some(flying) = made else {
             queue.release(tag);
             return;
@@ -407,7 +420,7 @@ impl Machine {
         let args = [
             ("show", number as u64),
             ("tag", tag.0.into()),
-            ("fua", flags.has(Flags::FUA).into()),
+            ("fua", flags.contains(Flags::FUA).into()),
             ("sector", offset.0 >> 9),
             ("sectors", len.0 >> 9),
             ("version", flying.ticket.start),
@@ -419,19 +432,20 @@ impl Machine {
         self.load = self.load.saturating_sub(1);
     }
 
-    /// One turn of the loop that owns ring and queues.
+    /// Executes one turn of the loop that owns ring and queues.
     pub(super) fn turn(&mut self) -> Outcomes {
         for _ in 0..self.rng.below(5).min(self.load) {
             if !self.shows.is_empty() {
                 self.submit();
             }
         }
-        // Hundreds that look at the clock again and again must not keep it from going on.
+        // Hundreds of nodes that check the clock repeatedly must not keep it from advancing.
         let few = self.rng.below(8);
         for _ in 0..if self.idle > IDLE { u64::MAX } else { few } {
             let Some((id, cookie, result)) = self.ring.reap() else { break };
             self.queues.touch(id).complete(cookie, result, &mut self.ring);
         }
+        self.wakes.deliver(&mut self.queues);
         let mut touched = Vec::new();
         self.queues.turn(&mut self.ring, &mut touched);
         let mut ended = 0;
@@ -449,11 +463,11 @@ impl Machine {
         self.idle = if ended > 0 { 0 } else { self.idle + 1 };
         self.turns += 1;
         if self.idle > PATIENCE || self.turns > TURNS_MAX {
-            let left: usize = self.shows.iter().map(Show::under_way).sum();
+            let left: usize = self.shows.iter().map(ServedDevice::under_way).sum();
             let (idle, turns) = (self.idle, self.turns);
-            let says: Vec<String> = self.shows.iter().map(Show::status).collect();
+            let says: Vec<String> = self.shows.iter().map(ServedDevice::status).collect();
             return Err(format!(
-                "nothing ended in {idle} of {turns} turns; {left} under way; they say {says:?}"
+                "nothing ended in {idle} of {turns} turns; {left} in flight; they say {says:?}"
             ));
         }
         if self.idle > IDLE {
@@ -461,7 +475,7 @@ impl Machine {
         } else if self.rng.chance(300) {
             self.ring.pass(self.rng.below(100_000));
         } else if ended == 0 || self.rng.chance(300) {
-            self.ring.advance();
+            self.ring.advance_within(STEP_NS_MAX);
         }
         Ok(())
     }
@@ -478,11 +492,11 @@ impl Machine {
         let show = &mut self.shows[number];
         let at = show.ids.iter().position(|&own| own == id).unwrap_or_default();
         let flying = show.flying[at].get_mut(tag.index()).and_then(Option::take);
-        let flying = flying.ok_or_else(|| format!("{done:?} was told twice, or never asked for"))?;
-        let mut manners = show.manners;
-        manners.can_fail |= !status.is_ok() && show.is_lost();
+        let flying = flying.ok_or_else(|| format!("{done:?} was completed twice, or never sent"))?;
+        let mut rules = show.rules;
+        rules.can_fail |= !status.is_ok() && show.is_lost();
         let queue = self.queues.touch(id);
-        load::judge(tag, &flying, status, queue, &manners, &mut self.ring, &mut show.model)
+        load::judge(tag, &flying, status, queue, &rules, &mut self.ring, &mut show.model)
             .map_err(|why| format!("device {number}: {why}; it says: {}", show.status()))?;
         queue.release(tag);
         self.outcome.requests += 1;
@@ -490,27 +504,27 @@ impl Machine {
         Ok(())
     }
 
-    /// What went wrong where it could not be said.
+    /// Returns an error that could not be returned before.
     pub(super) fn check(&mut self) -> Outcomes {
         self.wrong.take().map_or(Ok(()), Err)
     }
 
-    /// Do what the targets have to do without being asked, for some of them.
-    pub(super) fn chores(&mut self) -> Outcomes {
+    /// Runs background work of some of the targets.
+    pub(super) fn run_background_work(&mut self) -> Outcomes {
         for number in 0..self.shows.len() {
-            let Some(chore) = self.shows[number].made.target.chore() else { continue };
-            if !self.is_cut && self.rng.chance(300) && chore.is_due(self.ring.now()) {
+            let Some(work) = self.shows[number].made.target.background_work() else { continue };
+            if !self.is_cut && self.rng.chance(300) && work.is_due(self.ring.now()) {
                 let made = &self.shows[number].made;
-                let made = Made { target: made.target.clone(), disks: made.disks.clone() };
-                self.note("chore", &[("show", number as u64)]);
+                let made = BuiltTarget { target: made.target.clone(), disks: made.disks.clone() };
+                self.note("background", &[("show", number as u64)]);
                 let now = self.ring.now();
-                let mut below = Below::new(self, &made);
-                chore.step(now, &mut below);
+                let mut below = TargetDisks::new(self, &made);
+                work.step(now, &mut below);
                 let failed = below.failed;
                 if failed {
-                    // The header of a snapshot that is lost may not be written: its origin may fail writes then.
+                    // The header of a lost snapshot may not be written: then its origin may fail writes.
                     self.shows.iter_mut().filter(|show| show.made.is_origin()).for_each(|show| {
-                        show.manners.can_fail = true;
+                        show.rules.can_fail = true;
                     });
                 }
                 self.check()?;
@@ -519,18 +533,18 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether any target has something to do.
-    pub(super) fn has_chores(&self) -> bool {
+    /// Returns whether any target has background work.
+    pub(super) fn has_background_work(&self) -> bool {
         let now = self.ring.now();
-        self.shows.iter().any(|show| show.made.target.chore().is_some_and(|chore| chore.is_due(now)))
+        self.shows.iter().any(|show| show.made.target.background_work().is_some_and(|work| work.is_due(now)))
     }
 
     pub(super) fn is_busy(&self) -> bool {
         self.shows.iter().any(|show| show.under_way() > 0)
     }
 
-    /// The machine goes down, with the power or as a process that is killed. What its devices were.
-    pub(super) fn go_down(&mut self, power: bool) -> Vec<Show> {
+    /// Ends the machine, by a power cut or by a kill. Returns its devices.
+    pub(super) fn go_down(&mut self, power: bool) -> Vec<ServedDevice> {
         let mut shows = std::mem::take(&mut self.shows);
         for show in &mut shows {
             let flying = std::mem::take(&mut show.flying);
@@ -541,7 +555,7 @@ impl Machine {
             for flying in flying.into_iter().flatten().flatten() {
                 match flying.req.op {
                     Op::Read => drop(show.model.end_read(flying.ticket, Status::IoError, std::iter::empty())),
-                    // Done or not, and nothing of it is done later.
+                    // Executed or not, and nothing is executed later.
                     _ => show.model.end(flying.ticket, Status::IoError),
                 }
             }
@@ -564,9 +578,9 @@ impl Machine {
         shows
     }
 
-    /// Read all of a device while there is no trouble. `pin`: it is certain to stay what it is.
+    /// Reads a whole device without faults. `pin`: its content is fixed from now on.
     pub(super) fn settle(&mut self, show: usize, pin: bool) -> Outcomes {
-        let sectors = self.shows[show].manners.sectors.0;
+        let sectors = self.shows[show].rules.sectors.0;
         for first in (0..sectors).step_by(64) {
             let count = (sectors - first).min(64);
             let memory = self.ring.allocate((count as u32) << 9).ok_or("no memory without faults")?;
@@ -580,7 +594,7 @@ impl Machine {
                 return Err(format!("device {show}: {req:?} ended with {status:?} while all is well"));
             }
             let (model, bytes) = (&mut self.shows[show].model, self.ring.bytes(memory));
-            let ticket = model.begin(Op::Read, Flags::NONE, Sectors(first), Sectors(count));
+            let ticket = model.begin(Op::Read, Flags::empty(), Sectors(first), Sectors(count));
             let read = model.end_read(ticket, status, bytes.chunks(SECTOR_LEN));
             read.map_err(|violation| format!("device {show}, when all is read: {violation}"))?;
             for (sector, bytes) in (first..).zip(bytes.chunks(SECTOR_LEN)).filter(|_| pin) {
@@ -592,17 +606,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Flush a device that is idle.
+    /// Flushes an idle device.
     pub(super) fn flush(&mut self, show: usize) -> Result<bool, String> {
         let id = self.shows[show].ids[0];
         let tag = self.queues.touch(id).tag().ok_or("no tag on an idle device")?;
-        let ticket = self.shows[show].model.begin(Op::Flush, Flags::NONE, Sectors(0), Sectors(0));
+        let ticket = self.shows[show].model.begin(Op::Flush, Flags::empty(), Sectors(0), Sectors(0));
         let status = self.run(id, tag, Request::flush())?;
         self.shows[show].model.end(ticket, status);
         Ok(status.is_ok())
     }
 
-    /// One request to its end, beside what the clients have.
+    /// Runs one request to its end, beside those of the clients.
     fn run(&mut self, id: QueueId, tag: Tag, req: Request) -> Result<Status, String> {
         self.queues.touch(id).submit(tag, Owner(0), req, &mut self.ring);
         for _ in 0..PATIENCE {
@@ -617,13 +631,13 @@ impl Machine {
                 return Ok(done.status);
             }
             if !queue.has_parked() {
-                self.ring.advance();
+                self.ring.advance_within(STEP_NS_MAX);
             }
         }
         Err(format!("{req:?} does not end while all is well"))
     }
 
-    /// Nothing is under way: nothing may be left.
+    /// Checks that nothing is left when no request is in flight.
     pub(super) fn check_idle(&mut self) -> Outcomes {
         for show in &self.shows {
             for &id in &show.ids {
@@ -640,7 +654,7 @@ impl Machine {
     }
 }
 
-impl Made {
+impl BuiltTarget {
     fn is_origin(&self) -> bool {
         Layer::<SimRing>::name(&*self.target) == "snapshot-origin"
     }

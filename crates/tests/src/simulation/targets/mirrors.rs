@@ -1,10 +1,10 @@
-//! A mirror of two or three disks, of which the world holds: a write that was acknowledged is read from whichever device is
-//! read, requests do not fail while one device does not, regions without a mark are the same on all devices after a crash, and
-//! all devices are the same when all is in sync.
+//! A mirror of two or three disks, with these invariants: an acknowledged write is read from each of its
+//! devices, requests do not fail because of one device, regions without a mark are equal on all devices after
+//! a crash, and all devices are equal when the mirror is in sync.
 //!
-//! Its administrator does what docs/targets/mirror.md asks for: the next table says `sync` where the log had failed or a device
-//! was left out meanwhile. A restart is with the same table, whichever device failed before; where the log has a record of
-//! that, the next table may name the devices in any order.
+//! Its administrator follows docs/targets/mirror.md: the next table has `sync` where the log had failed or a
+//! device was missing meanwhile. A restart uses the same table, whichever device failed before; where the log
+//! has a record of that, the next table may name the devices in any order.
 
 use super::machine::{Machine, Outcomes, Swap};
 use crate::simulation::{Outcome, Scenario};
@@ -13,27 +13,28 @@ use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
 
 /// Requests of one run, unless the scenario says otherwise.
 const REQUESTS: u64 = 200;
-/// Where the bits of a log begin.
+/// Offset of the bits in a log.
 const BITS_AT: u64 = 1024;
-/// Where its record of legs that failed begins.
+/// Offset of the record of failed legs in a log.
 const RECORD_AT: u64 = 16;
-/// Longer than nothing is written before marks go.
+/// A pause without writes that is long enough for marks to be cleared.
 const QUIET_NS: u64 = 300_000_000;
-/// How often what cannot be copied is tried again, and for how long, until a device is to blame for that.
+/// Interval and duration of retries of a failed copy, until a device is blamed.
 const AGAIN_NS: u64 = 1_000_000_000;
 const AGAIN_MAX: u64 = 61;
 
-/// What a run is about.
+/// The setup of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     sectors: Sectors,
     region: Sectors,
-    /// Where the device begins on each of its disks.
+    /// Offset of the device on each of its disks.
     starts: Vec<Sectors>,
-    /// There is a disk more, for the log.
+    /// There is an additional disk for the log.
     has_log: bool,
     features: &'static str,
-    /// Any disk may have troubles, whatever the others have: requests may fail, and what was acknowledged is still there.
+    /// Any disk may have faults, whatever the others have: requests may fail, and acknowledged data must be
+    /// present.
     harsh: bool,
 }
 
@@ -45,7 +46,7 @@ impl Plan {
             sectors,
             region: Sectors(*rng.pick(&[8, 8, 16, 64])),
             starts,
-            has_log: scenario.breakage.is_some() || rng.chance(600),
+            has_log: scenario.seeded_fault.is_some() || rng.chance(600),
             features: rng.pick::<&str>(&["", " 1 handle_errors", " 2 handle_errors keep_log"]),
             harsh: false,
         };
@@ -63,15 +64,15 @@ impl Plan {
         self.starts.len()
     }
 
-    /// The log's disk.
+    /// Returns the log's disk.
     fn log(&self) -> Option<usize> {
         self.has_log.then_some(self.legs())
     }
 }
 
-/// What a mirror says of itself.
-struct Health {
-    /// Those of its disks that have all, and those that have not.
+/// The state that a mirror reports.
+struct MirrorState {
+    /// Its disks with all data, and the others.
     good: Vec<usize>,
     bad: Vec<usize>,
     in_sync: bool,
@@ -81,13 +82,13 @@ struct Health {
 pub(super) struct World {
     machine: Machine,
     plan: Plan,
-    /// Its disks, as the table names them.
+    /// Its disks in the order of the table.
     order: Vec<usize>,
-    /// The table in use: its disks in order, and its words.
+    /// The active table: its disks in order, and its arguments.
     table: (Vec<usize>, String),
-    /// The disk that has troubles.
+    /// The disk with faults.
     troubled: Option<usize>,
-    /// All is to be copied by the next table.
+    /// The next table must copy everything.
     copies_all: bool,
 }
 
@@ -136,7 +137,7 @@ impl World {
         Ok(self.machine.outcome)
     }
 
-    /// A line for its disks as they are ordered now.
+    /// Returns a line for its disks in their present order.
     fn words(&self, sync: Option<&str>) -> String {
         let Plan { region, starts, features, .. } = &self.plan;
         let log = self.plan.log();
@@ -153,16 +154,17 @@ impl World {
         let made = self.machine.make("mirror", words, self.plan.sectors);
         let shown = made.and_then(|made| self.machine.show(0, made, model));
         let number = shown.map_err(|why| format!("mirror {words}: {why}"))?;
-        self.machine.shows[number].manners.can_refuse = true;
-        self.machine.shows[number].manners.can_fail = self.plan.harsh;
+        self.machine.shows[number].rules.can_refuse = true;
+        self.machine.shows[number].rules.can_fail = self.plan.harsh;
         self.table = (self.order.clone(), words.to_owned());
-        // Nor does a mirror say it: of two writes at once either may be the last, on each of its devices.
+        // A mirror does not promise more: of two concurrent writes either may be the last, on each of its
+        // devices.
         self.machine.shows[number].is_orderly = true;
         self.copies_all = false;
         Ok(())
     }
 
-    fn health(&self) -> Result<Health, String> {
+    fn health(&self) -> Result<MirrorState, String> {
         let status = self.machine.shows[0].status();
         let words: Vec<&str> = status.split(' ').collect();
         let legs = self.order.len();
@@ -172,7 +174,7 @@ impl World {
         let (synced, all) = progress.split_once('/').unwrap_or_default();
         let is_good = |at: &usize| letters.as_bytes().get(*at) == Some(&b'A');
         let (good, bad): (Vec<usize>, Vec<usize>) = (0..legs).partition(is_good);
-        Ok(Health {
+        Ok(MirrorState {
             good: good.into_iter().map(|at| self.order[at]).collect(),
             bad: bad.into_iter().map(|at| self.order[at]).collect(),
             in_sync: synced == all,
@@ -180,17 +182,18 @@ impl World {
         })
     }
 
-    /// A step of the machine, and now and then a look at how the mirror is. False: it went down.
+    /// Executes a step of the machine, and at times checks the mirror's state. Returns false if the machine
+    /// went down.
     fn step(&mut self) -> Result<bool, String> {
         self.machine.turn()?;
-        self.machine.chores()?;
+        self.machine.run_background_work()?;
         if self.machine.is_cut {
             return self.go_down(true).map(|()| false);
         }
         if self.machine.rng.chance(20) {
-            let Health { bad, log_failed, .. } = self.health()?;
+            let MirrorState { bad, log_failed, .. } = self.health()?;
             if !bad.is_empty() || log_failed {
-                return self.mend();
+                return self.reload_after_failure();
             }
         }
         Ok(true)
@@ -209,23 +212,23 @@ impl World {
         Ok(())
     }
 
-    /// Nobody uses it for a while: what is to be copied is copied, marks go, and all disks are the same.
+    /// Leaves it idle for a while: then all is copied, marks are cleared, and all disks are equal.
     fn rest(&mut self) -> Outcomes {
         self.drain()?;
         self.machine.ring.pass(QUIET_NS);
-        while self.machine.has_chores() && self.step()? {}
+        while self.machine.has_background_work() && self.step()? {}
         for _ in 0..AGAIN_MAX {
             self.machine.ring.pass(AGAIN_NS);
-            while self.machine.has_chores() && self.step()? {}
+            while self.machine.has_background_work() && self.step()? {}
         }
-        let Health { in_sync, bad, .. } = self.health()?;
+        let MirrorState { in_sync, bad, .. } = self.health()?;
         if in_sync && bad.is_empty() && !self.machine.is_busy() {
             self.compare(0, self.plan.sectors.0, "all is in sync")?;
         }
         Ok(())
     }
 
-    /// Sectors are the same on all disks of the table.
+    /// Checks that sectors are equal on all disks of the table.
     fn compare(&self, first: u64, count: u64, when: &str) -> Outcomes {
         let content = |&leg: &usize| {
             let at = Sectors(self.plan.starts[leg].0 + first).bytes();
@@ -241,24 +244,24 @@ impl World {
         Ok(())
     }
 
-    /// One of the disks has troubles for a while: one of those that are not needed, unless all is to be expected.
+    /// Gives one of the disks faults for a while: one that is not needed, unless any result is allowed.
     fn trouble(&mut self) {
-        let Ok(Health { in_sync, bad, log_failed, .. }) = self.health() else { return };
-        let is_ill = !bad.is_empty() || log_failed;
-        if self.troubled.is_some() || is_ill && !self.plan.harsh || self.machine.shows.is_empty() {
+        let Ok(MirrorState { in_sync, bad, log_failed, .. }) = self.health() else { return };
+        let is_degraded = !bad.is_empty() || log_failed;
+        if self.troubled.is_some() || is_degraded && !self.plan.harsh || self.machine.shows.is_empty() {
             return;
         }
         if self.has_record() && !in_sync && !self.plan.harsh {
-            // Which one the others are copied from, the log says.
+            // The log determines the source of the copy.
             return;
         }
-        // Until the others have all, nothing may happen to the first.
+        // Until the others have all data, the first must not fail.
         let spared = usize::from(!in_sync && !self.plan.harsh);
         let mut disks: Vec<usize> = self.order[spared..].to_vec();
         disks.extend(self.plan.log());
         let disk = *self.machine.rng.pick(&disks);
-        // What a failed sync of the only disk that has all lost, nothing brings back.
-        let is_needed = is_ill || !in_sync;
+        // Data lost by a failed sync of the only complete disk cannot be restored.
+        let is_needed = is_degraded || !in_sync;
         let rng = &mut self.machine.rng;
         let faults = Faults {
             io_error: *rng.pick(&[50, 300, 1000]),
@@ -269,13 +272,13 @@ impl World {
         };
         self.machine.set_faults(disk, Some(faults));
         self.troubled = Some(disk);
-        // Without a log on disk a failure of the first, and with `nosync` of any, has to reach the client.
+        // Without a log on disk a failure of the first leg, and with `nosync` of any, must reach the client.
         let keeps_log = self.plan.features.contains("keep_log");
         let is_told = match self.plan.log() {
             Some(log) => disk == log && keeps_log,
             None => !keeps_log && (disk == self.order[0] || self.table.1.contains("nosync")),
         };
-        self.machine.shows[0].manners.can_fail |= is_told;
+        self.machine.shows[0].rules.can_fail |= is_told;
     }
 
     fn shuffle(&mut self) {
@@ -283,20 +286,20 @@ impl World {
         self.order.sort_by_cached_key(|_| rng.word());
     }
 
-    /// The log on disk says that a leg failed.
+    /// Returns whether the log on disk records a failed leg.
     fn has_record(&self) -> bool {
         self.plan.log().is_some_and(|log| self.machine.content(log, Bytes(RECORD_AT), 8) != [0; 8])
     }
 
-    /// Something has failed: the next table. False: the machine went down.
-    fn mend(&mut self) -> Result<bool, String> {
-        let Health { good, bad, log_failed, in_sync } = self.health()?;
+    /// Loads the next table after a failure. Returns false if the machine went down.
+    fn reload_after_failure(&mut self) -> Result<bool, String> {
+        let MirrorState { good, bad, log_failed, in_sync } = self.health()?;
         if good.is_empty() && !self.plan.harsh {
             return Err("all disks have failed, though one had troubles at most".to_owned());
         }
         let waits = !log_failed && !self.plan.features.ends_with("handle_errors");
         if waits && self.machine.rng.chance(500) {
-            // It goes on without.
+            // It continues without the leg.
             return Ok(true);
         }
         if let Some(disk) = self.troubled.filter(|_| self.machine.rng.chance(600)) {
@@ -306,7 +309,7 @@ impl World {
         }
         self.copies_all |= log_failed || self.has_record() && self.machine.rng.chance(500);
         match self.machine.rng.below(3) {
-            // The same, whichever is bad: nothing that it lacks was acknowledged, unless that is recorded.
+            // Any order is valid: data missing on a leg was not acknowledged, unless that is recorded.
             _ if self.plan.harsh && !self.has_record() && !in_sync => {}
             0 if self.plan.has_log && (self.has_record() || self.troubled.is_none()) => {}
             1 if self.has_record() => self.shuffle(),
@@ -320,9 +323,9 @@ impl World {
         self.put_to_use()
     }
 
-    /// A table for the disks as they are ordered now, and those that were left out.
+    /// Loads a table for the disks in their present order, and for those that were missing.
     fn reload(&mut self) -> Outcomes {
-        let Health { in_sync, bad, .. } = self.health()?;
+        let MirrorState { in_sync, bad, .. } = self.health()?;
         if self.order.len() < self.plan.legs() && self.troubled.is_none() {
             let missing = (0..self.plan.legs()).filter(|leg| !self.order.contains(leg));
             self.order.extend(missing.collect::<Vec<_>>());
@@ -330,7 +333,7 @@ impl World {
         } else if in_sync && bad.is_empty() && self.troubled.is_none() {
             self.order.rotate_left(1);
         }
-        // Nobody copies from a disk that is known to have troubles.
+        // A disk with known faults is never the source of a copy.
         let unrecorded = !self.has_record() && (self.troubled.is_some() || !self.plan.has_log);
         if unrecorded && in_sync {
             self.order.sort_by_key(|&leg| self.troubled == Some(leg));
@@ -353,7 +356,7 @@ impl World {
             }
             Swap::Cut => self.go_down(true).map(|()| false),
             Swap::Refused(why) if self.troubled == self.plan.log() && self.plan.has_log => {
-                // A log that cannot be read is repaired first.
+                // An unreadable log is repaired first.
                 self.machine.note("refused", &[]);
                 let log = self.troubled.take().ok_or(why)?;
                 self.machine.set_faults(log, None);
@@ -361,7 +364,7 @@ impl World {
                 self.order.clone_from(&self.table.0);
                 Ok(true)
             }
-            Swap::Refused(why) if self.plan.harsh && why.contains("none of the legs") => {
+            Swap::Refused(why) if self.plan.harsh && why.contains("no leg of this table") => {
                 self.order.clone_from(&self.table.0);
                 Ok(true)
             }
@@ -369,11 +372,11 @@ impl World {
         }
     }
 
-    /// The machine goes down and comes up again.
+    /// Ends the machine and starts it again.
     fn go_down(&mut self, power: bool) -> Outcomes {
-        // What reads back although it will never be on stable storage is only forgotten with the power.
+        // Data that can be read but will never be stable is only lost with the power.
         let power = power || self.machine.ring.has_failed_disk();
-        let Health { good, bad, log_failed, in_sync } = self.health()?;
+        let MirrorState { good, bad, log_failed, in_sync } = self.health()?;
         let model = self.machine.go_down(power).pop().ok_or("there is always a mirror")?.model;
         (self.troubled, self.machine.load, self.machine.cuts) = (None, 0, false);
         self.machine.set_calm(true);
@@ -382,13 +385,13 @@ impl World {
         let mut words = self.table.1.clone();
         let any_order = self.has_record() || in_sync && bad.is_empty() && !log_failed;
         if !self.plan.has_log && self.plan.features.contains("keep_log") {
-            // It acknowledged what only some have, as it was told to.
+            // As configured, it acknowledged data that only some disks have.
             self.order = [good, bad].concat();
         } else if self.plan.has_log && any_order && self.machine.rng.chance(300) {
             self.shuffle();
             words = self.words(None);
         }
-        // That nothing need be copied was true when it was said.
+        // `nosync` was true when the table was loaded.
         if !self.plan.has_log || self.copies_all || words.contains("nosync") {
             words = self.words(self.copies_all.then_some("sync"));
         }
@@ -402,7 +405,7 @@ impl World {
         Ok(())
     }
 
-    /// Regions that the log does not mark are the same on all disks.
+    /// Checks that regions without a mark in the log are equal on all disks.
     fn check_log(&self) -> Outcomes {
         let Some(log) = self.plan.log() else { return Ok(()) };
         let regions = self.plan.sectors.0.div_ceil(self.plan.region.0);

@@ -1,11 +1,11 @@
-//! An origin and its snapshots, of which the world holds: a snapshot that says that it is valid shows what its origin was when
-//! it was made and what was written to it since, and the origin goes on whatever becomes of a store.
+//! An origin and its snapshots, with these invariants: a valid snapshot shows the origin's content of the
+//! time of its creation and later writes to the snapshot, and the origin works whatever happens to a store.
 //!
-//! Stores begin with what an older one left on them. A store that is lost has to say so after the power was gone, or be
-//! right after all, also where its header could not be written: the origin fails writes then.
+//! Stores begin with remains of an older one. A lost store must report that after a power cut, or be correct,
+//! also where its header could not be written: then the origin fails writes.
 
 use super::machine::{Machine, Outcomes, Swap};
-use crate::simulation::breakage::Breakage;
+use crate::simulation::seeded_fault::SeededFault;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Sectors};
 use sim::{Faults, Model, Rng, SECTOR_LEN, Tracer};
@@ -16,7 +16,7 @@ const REQUESTS: u64 = 200;
 /// The origin's disk, and its role.
 const ORIGIN: usize = 0;
 
-/// A place for a snapshot: its store's disk is as many further as its number.
+/// A place for a snapshot: its store's disk is this number plus one.
 #[derive(Clone, Debug)]
 struct Store {
     chunk: Sectors,
@@ -25,12 +25,12 @@ struct Store {
     len: Sectors,
 }
 
-/// What a run is about.
+/// The setup of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     sectors: Sectors,
     stores: Vec<Store>,
-    /// Disks fail now and then.
+    /// Disks fail at times.
     troubled: bool,
 }
 
@@ -38,7 +38,7 @@ impl Plan {
     pub(super) fn random(rng: &mut Rng, scenario: Scenario) -> Plan {
         let most = *rng.pick(&[12, 48]);
         let sectors = Sectors(rng.between(4, most) * 8 + rng.below(2) * rng.below(8));
-        let breaks = scenario.breakage.is_some();
+        let breaks = scenario.seeded_fault.is_some();
         let mut stores = Vec::new();
         for _ in 0..rng.between(1, 2) {
             let chunks: &[u64] = if most == 12 { &[1, 1, 2, 8, 16] } else { &[2, 8, 8, 16, 64] };
@@ -55,9 +55,9 @@ impl Plan {
                 len: Sectors(len * chunk + rng.below(chunk)),
             });
         }
-        let troubled = match scenario.breakage {
+        let troubled = match scenario.seeded_fault {
             None => rng.chance(400),
-            Some(breakage) => breakage == Breakage::UnheededHeader,
+            Some(seeded_fault) => seeded_fault == SeededFault::UnheededHeader,
         };
         Plan { sectors, stores, troubled }
     }
@@ -74,13 +74,13 @@ impl Plan {
 pub(super) struct World {
     machine: Machine,
     plan: Plan,
-    /// A store that was being made when the machine went down.
+    /// A store whose creation was interrupted when the machine went down.
     half_made: Option<usize>,
-    /// A disk has troubles.
+    /// A disk has faults.
     is_troubled: bool,
 }
 
-/// What a snapshot was when the machine went down.
+/// The state of a snapshot when the machine went down.
 struct Before {
     store: usize,
     status: String,
@@ -125,8 +125,8 @@ impl World {
             }
         }
         self.drain()?;
-        while self.machine.has_chores() {
-            self.machine.chores()?;
+        while self.machine.has_background_work() {
+            self.machine.run_background_work()?;
             if self.machine.is_cut {
                 self.go_down(true)?;
             }
@@ -142,7 +142,7 @@ impl World {
         format!("d{ORIGIN} d{} {keeping} {}{features}", store + 1, chunk.0)
     }
 
-    /// A snapshot on that store is there from now on.
+    /// Attaches a snapshot on that store.
     fn attach(&mut self, store: usize, model: Model) -> Outcomes {
         let words = self.words(store);
         let made = self.machine.make("snapshot", &words, self.plan.sectors);
@@ -154,7 +154,7 @@ impl World {
         let made = made.map_err(|why| format!("snapshot {words}: {why}"))?;
         let shown = self.machine.show(store + 1, made, model);
         let number = shown.map_err(|why| format!("snapshot {words}: {why}"))?;
-        self.machine.shows[number].manners.can_refuse = true;
+        self.machine.shows[number].rules.can_refuse = true;
         Ok(())
     }
 
@@ -169,7 +169,7 @@ impl World {
         self.machine.cuts = true;
         while self.machine.load > 0 {
             self.machine.turn()?;
-            self.machine.chores()?;
+            self.machine.run_background_work()?;
             if self.machine.is_cut {
                 return self.go_down(true);
             }
@@ -181,7 +181,7 @@ impl World {
         self.machine.load = 0;
         while self.machine.is_busy() {
             self.machine.turn()?;
-            self.machine.chores()?;
+            self.machine.run_background_work()?;
             if self.machine.is_cut {
                 return self.go_down(true);
             }
@@ -189,7 +189,7 @@ impl World {
         Ok(())
     }
 
-    /// The same table once more, or the origin's with the snapshots that there are now.
+    /// Loads the same table again, or the origin's with the present snapshots.
     fn reload(&mut self) -> Outcomes {
         let number = self.machine.rng.below(self.machine.shows.len() as u64) as usize;
         self.machine.load = self.machine.rng.below(20);
@@ -212,7 +212,7 @@ impl World {
         if self.machine.is_cut { self.go_down(true) } else { Ok(()) }
     }
 
-    /// Another snapshot of what the origin is now.
+    /// Creates another snapshot of the origin's present content.
     fn add(&mut self) -> Outcomes {
         let free = (0..self.plan.stores.len()).find(|store| self.machine.find(store + 1).is_none());
         let Some(store) = free else { return Ok(()) };
@@ -221,7 +221,7 @@ impl World {
             return Ok(());
         }
         if self.half_made != Some(store) {
-            // As whoever wants an empty store does it: no more than its header goes.
+            // As an administrator empties a store: only its header is cleared.
             self.machine.put(store + 1, Bytes::ZERO, &[0; SECTOR_LEN]);
         }
         self.half_made = None;
@@ -238,7 +238,7 @@ impl World {
         if self.machine.is_cut {
             return self.go_down(true);
         }
-        // Who forgets this has a snapshot that is not valid any more with the next write.
+        // Without this reload the snapshot is invalid with the next write.
         if self.machine.rng.chance(850) { self.reload_one(origin) } else { Ok(()) }
     }
 
@@ -256,13 +256,13 @@ impl World {
         Ok(())
     }
 
-    /// A disk has troubles until the machine is started anew.
+    /// Gives a disk faults until the machine is restarted.
     fn trouble(&mut self) {
-        let fails_stores = self.machine.breakage == Some(Breakage::UnheededHeader);
+        let fails_stores = self.machine.seeded_fault == Some(SeededFault::UnheededHeader);
         let rng = &mut self.machine.rng;
         let disk = rng.between(fails_stores.into(), self.plan.stores.len() as u64) as usize;
         let faults = Faults {
-            // 1000: nothing gets through, so not even the header of a store that is lost.
+            // 1000: no request succeeds, so even the header of a lost store cannot be written.
             io_error: if fails_stores { 1000 } else { *rng.pick(&[0, 50, 300, 1000]) },
             again: *rng.pick(&[0, 100]),
             no_space: *rng.pick(&[0, 100]),
@@ -271,15 +271,15 @@ impl World {
         };
         self.machine.set_faults(disk, Some(faults));
         self.is_troubled = true;
-        // A store's troubles are not the origin's.
+        // A store's faults do not affect the origin.
         for show in self.machine.shows.iter_mut().filter(|show| disk == ORIGIN || show.role == disk) {
-            show.manners.can_fail = true;
+            show.rules.can_fail = true;
         }
     }
 
-    /// The machine goes down and comes up again.
+    /// Ends the machine and starts it again.
     fn go_down(&mut self, power: bool) -> Outcomes {
-        // What reads back although it will never be on stable storage is only forgotten with the power.
+        // Data that can be read but will never be stable is only lost with the power.
         let power = power || self.machine.ring.has_failed_disk();
         let (mut origin, mut snapshots) = (None, Vec::new());
         for show in self.machine.go_down(power) {
@@ -311,16 +311,16 @@ impl World {
         }
         let words = self.words(store);
         let made = self.machine.make("snapshot", &words, self.plan.sectors);
-        let made = made.map_err(|why| format!("snapshot {words}, which said {status}: {why}"))?;
+        let made = made.map_err(|why| format!("snapshot {words}, with status {status}: {why}"))?;
         let shown = self.machine.show(store + 1, made, model);
         let number = shown.map_err(|why| format!("snapshot {words}: {why}"))?;
-        self.machine.shows[number].manners.can_refuse = true;
+        self.machine.shows[number].rules.can_refuse = true;
         let now = self.machine.shows[number].status();
         if now == "Invalid" {
             self.machine.remove(number);
             if status != "Invalid" {
                 return Err(format!(
-                    "snapshot {words} said {status}, and says {now} when it is loaded again"
+                    "snapshot {words} had status {status}, and has {now} when it is loaded again"
                 ));
             }
         }
@@ -328,7 +328,7 @@ impl World {
     }
 }
 
-/// What an older store left on a disk, but for its header: exceptions that are not those of the new one.
+/// Returns remains of an older store without its header: exceptions that are not those of the new one.
 fn leavings(rng: &mut Rng, chunks: u64, len: Bytes) -> Vec<u8> {
     let mut bytes = vec![0; len.0 as usize];
     for pair in bytes[SECTOR_LEN..].chunks_exact_mut(16) {

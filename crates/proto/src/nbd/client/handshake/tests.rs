@@ -14,11 +14,16 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn plain(export: &str) -> Wish {
-    Wish { structured: false, extended: false, allocation: false, ..Wish::new(export) }
+fn plain(export: &str) -> HandshakeOptions {
+    HandshakeOptions {
+        structured: false,
+        extended: false,
+        allocation: false,
+        ..HandshakeOptions::new(export)
+    }
 }
 
-/// Feeds the server's side and answers the options that the client sent.
+/// Feeds the server's bytes and returns the options that the client sent.
 fn options(handshake: &mut Handshake, bytes: &[u8]) -> Vec<u32> {
     let mut sent = Vec::new();
     let mut rest = bytes;
@@ -49,8 +54,8 @@ fn block_sizes(minimum: u32, preferred: u32, maximum: u32) -> Vec<u8> {
     [&info::BLOCK_SIZE.to_be_bytes()[..], &sizes].concat()
 }
 
-fn failure(wish: Wish, server: &[u8]) -> Failure {
-    let mut handshake = Handshake::new(wish);
+fn failure(requested: HandshakeOptions, server: &[u8]) -> Failure {
+    let mut handshake = Handshake::new(requested);
     options(&mut handshake, server);
     match handshake.poll() {
         Step::Failed(failure) => failure,
@@ -59,7 +64,7 @@ fn failure(wish: Wish, server: &[u8]) -> Failure {
 }
 
 #[test]
-fn what_is_not_a_server_is_told_apart() {
+fn peers_that_are_no_newstyle_server_are_refused() {
     assert!(matches!(failure(plain("x"), b"SSH-2.0-OpenSSH_9.2\r\n"), Failure::NotNbd(_)));
     let oldstyle = [&b"NBDMAGIC"[..], &wire::OLDSTYLE_MAGIC.to_be_bytes(), &[0; 2]].concat();
     assert_eq!(failure(plain("x"), &oldstyle), Failure::Oldstyle);
@@ -67,18 +72,18 @@ fn what_is_not_a_server_is_told_apart() {
 }
 
 #[test]
-fn a_server_that_is_not_fixed_is_only_asked_for_the_export() {
-    let mut handshake = Handshake::new(Wish::new("x"));
+fn without_fixed_newstyle_only_export_name_is_sent() {
+    let mut handshake = Handshake::new(HandshakeOptions::new("x"));
     let mut bytes = greeting(0);
     bytes.extend([&5u64.to_be_bytes()[..], &3u16.to_be_bytes(), &[0; 124]].concat());
     assert_eq!(options(&mut handshake, &bytes), [option::EXPORT_NAME]);
     let Step::Ready(session) = handshake.poll() else { panic!("{:?}", handshake.poll()) };
-    assert_eq!((session.size, session.flags.0, session.style), (5, 3, Style::Simple));
+    assert_eq!((session.size, session.flags.bits(), session.style), (5, 3, Style::Simple));
     assert_eq!(session.block_sizes.maximum, wire::PORTABLE_PAYLOAD);
 }
 
 #[test]
-fn zeroes_are_not_waited_for_when_the_server_leaves_them_out() {
+fn no_zeroes_is_honoured() {
     let mut handshake = Handshake::new(plain("x"));
     let mut bytes = greeting(2);
     bytes.extend([&5u64.to_be_bytes()[..], &3u16.to_be_bytes()].concat());
@@ -87,24 +92,25 @@ fn zeroes_are_not_waited_for_when_the_server_leaves_them_out() {
 }
 
 #[test]
-fn a_server_without_go_is_asked_by_export_name() {
+fn export_name_is_the_fallback_for_go() {
     let mut handshake = Handshake::new(plain("x"));
     let bytes = [greeting(3), reply(option::GO, rep::ERR_UNSUP, b"")].concat();
     assert_eq!(options(&mut handshake, &bytes), [option::GO, option::EXPORT_NAME]);
 }
 
 #[test]
-fn after_extended_headers_there_is_no_falling_back_to_export_name() {
+fn after_extended_headers_export_name_is_no_fallback() {
     let bytes =
         [greeting(3), reply(option::EXTENDED_HEADERS, rep::ACK, b""), reply(option::GO, rep::ERR_UNSUP, b"")]
             .concat();
-    let wish = Wish { allocation: false, ..Wish::new("x") };
-    assert!(matches!(failure(wish, &bytes), Failure::Refused { option: option::GO, .. }));
+    let requested = HandshakeOptions { allocation: false, ..HandshakeOptions::new("x") };
+    assert!(matches!(failure(requested, &bytes), Failure::Refused { option: option::GO, .. }));
 }
 
 #[test]
-fn what_is_refused_is_done_without() {
-    let mut handshake = Handshake::new(Wish { tls: TlsWish::IfOffered, ..Wish::new("x") });
+fn refused_options_are_left_out() {
+    let mut handshake =
+        Handshake::new(HandshakeOptions { tls: TlsPolicy::IfOffered, ..HandshakeOptions::new("x") });
     let bytes = [
         greeting(3),
         reply(option::STARTTLS, rep::ERR_POLICY, b""),
@@ -128,15 +134,15 @@ fn what_is_refused_is_done_without() {
 }
 
 #[test]
-fn tls_that_is_insisted_on_is_not_done_without() {
-    let wish = Wish { tls: TlsWish::Always, ..plain("x") };
+fn the_handshake_fails_without_required_tls() {
+    let requested = HandshakeOptions { tls: TlsPolicy::Always, ..plain("x") };
     let refused = [greeting(3), reply(option::STARTTLS, rep::ERR_UNSUP, b"never")].concat();
-    assert_eq!(failure(wish.clone(), &refused), Failure::NoTls("never".into()));
-    assert!(matches!(failure(wish, &greeting(0)), Failure::NoTls(_)));
+    assert_eq!(failure(requested.clone(), &refused), Failure::NoTls("never".into()));
+    assert!(matches!(failure(requested, &greeting(0)), Failure::NoTls(_)));
 }
 
 #[test]
-fn a_client_that_gives_up_says_so() {
+fn a_client_that_gives_up_sends_abort() {
     let mut handshake = Handshake::new(plain("x"));
     let bytes = [greeting(3), reply(option::GO, rep::ERR_UNKNOWN, b"no such thing")].concat();
     assert_eq!(options(&mut handshake, &bytes), [option::GO, option::ABORT]);
@@ -146,8 +152,8 @@ fn a_client_that_gives_up_says_so() {
 }
 
 #[test]
-fn a_list_is_taken_and_the_session_ended() {
-    let mut handshake = Handshake::new(Wish { goal: Goal::List, ..Wish::new("") });
+fn a_list_ends_the_session() {
+    let mut handshake = Handshake::new(HandshakeOptions { goal: Goal::List, ..HandshakeOptions::new("") });
     let bytes = [
         greeting(3),
         reply(option::LIST, rep::SERVER, b"\0\0\0\x01adescribed"),
@@ -162,7 +168,7 @@ fn a_list_is_taken_and_the_session_ended() {
 }
 
 #[test]
-fn a_server_that_breaks_the_protocol_is_left() {
+fn protocol_violations_end_the_handshake() {
     let go = |replies: &[Vec<u8>]| [&greeting(3)[..], &replies.concat()].concat();
     let info = |data: &[u8]| reply(option::GO, rep::INFO, data);
     let ack = reply(option::GO, rep::ACK, b"");
@@ -179,11 +185,14 @@ fn a_server_that_breaks_the_protocol_is_left() {
         ("a short export information", go(&[info(&export_info(1)[..11]), ack.clone()])),
         ("long block sizes", go(&[info(&[block_sizes(1, 512, 512), vec![0]].concat()), ack.clone()])),
         ("wrong block sizes", go(&[info(&block_sizes(3, 512, 512)), info(&export_info(9)), ack.clone()])),
-        ("the same, the other way round", go(&[info(&export_info(9)), info(&block_sizes(3, 512, 512)), ack])),
+        (
+            "wrong block sizes before the size",
+            go(&[info(&export_info(9)), info(&block_sizes(3, 512, 512)), ack]),
+        ),
     ] {
         assert!(matches!(failure(plain("x"), &server), Failure::Broken(_)), "{what}");
     }
     let list = [greeting(3), reply(option::LIST, rep::SERVER, b"\0\0\0\x05abc")].concat();
-    let wish = Wish { goal: Goal::List, ..plain("") };
-    assert!(matches!(failure(wish, &list), Failure::Broken(_)));
+    let requested = HandshakeOptions { goal: Goal::List, ..plain("") };
+    assert!(matches!(failure(requested, &list), Failure::Broken(_)));
 }

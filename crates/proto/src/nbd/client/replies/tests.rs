@@ -27,7 +27,7 @@ fn fails(bytes: &[u8], style: Style) -> Fatal {
 }
 
 #[test]
-fn a_message_that_is_not_whole_is_waited_for() {
+fn an_incomplete_message_is_not_parsed() {
     let bytes = chunk(chunk::ERROR, 1, &[0, 0, 0, 5, 0, 2, b'n', b'o']);
     for len in 0..bytes.len() {
         assert_eq!(parse_reply(&bytes[..len], Style::Structured), Ok(None), "{len} bytes");
@@ -39,7 +39,7 @@ fn a_message_that_is_not_whole_is_waited_for() {
 }
 
 #[test]
-fn the_style_decides_which_magic_is_right() {
+fn each_style_has_its_magic() {
     let messages = [
         [&wire::SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 12]].concat(),
         chunk(chunk::NONE, 1, &[]),
@@ -105,7 +105,7 @@ fn an_extended_status_needs_extended_headers() {
 }
 
 #[test]
-fn the_count_of_descriptors_is_absent_or_right() {
+fn the_count_of_descriptors_is_zero_or_correct() {
     let body = |count: u32| {
         [&1u32.to_be_bytes()[..], &count.to_be_bytes(), &9u64.to_be_bytes(), &2u64.to_be_bytes()].concat()
     };
@@ -120,7 +120,7 @@ fn the_count_of_descriptors_is_absent_or_right() {
 }
 
 #[test]
-fn nothing_that_has_no_length_is_taken() {
+fn holes_and_descriptors_of_length_zero_are_refused() {
     fails(&chunk(chunk::OFFSET_HOLE, 1, &[0; 12]), Style::Structured);
     fails(&chunk(chunk::BLOCK_STATUS, 1, &[0; 12]), Style::Structured);
 }
@@ -148,7 +148,7 @@ fn flags_that_are_not_known_are_ignored() {
 }
 
 #[test]
-fn a_chunk_too_long_to_hold_is_fatal_before_it_has_come() {
+fn a_chunk_that_is_too_long_is_refused_by_its_header() {
     let mut bytes = extended(chunk::ERROR, &[0; 6]);
     bytes[24..32].copy_from_slice(&(MAX_CHUNK_BYTES + 1).to_be_bytes());
     assert!(matches!(fails(&bytes, Style::Extended), Fatal::PayloadTooLong { .. }));

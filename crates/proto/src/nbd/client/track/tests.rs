@@ -37,7 +37,7 @@ fn chunks_in_any_order_make_a_read_whole() {
 }
 
 #[test]
-fn content_outside_the_request_or_too_much_of_it_is_found() {
+fn content_outside_the_request_or_too_much_of_it_is_refused() {
     for (offset, len) in [(999, 10), (1091, 10), (1100, 1), (u64::MAX, 2), (0, 1)] {
         assert!(track(READ).accept(&data(offset, len, true)).is_err(), "{offset} {len}");
     }
@@ -47,7 +47,7 @@ fn content_outside_the_request_or_too_much_of_it_is_found() {
 }
 
 #[test]
-fn success_without_all_of_the_data_is_found() {
+fn success_without_all_of_the_data_is_refused() {
     assert!(track(READ).accept(&data(1000, 99, true)).is_err());
     assert!(track(READ).accept(&Reply::End { cookie: 1 }).is_err());
 }
@@ -62,13 +62,13 @@ fn an_error_excuses_missing_data_and_the_first_one_counts() {
 }
 
 #[test]
-fn an_error_outside_the_request_is_found() {
+fn an_error_outside_the_request_is_refused() {
     assert!(track(READ).accept(&error(Some(1100), true)).is_err());
     assert!(track(READ).accept(&error(Some(999), true)).is_err());
 }
 
 #[test]
-fn fragments_are_found_where_none_were_allowed() {
+fn fragments_are_refused_with_df() {
     let mut track = track(READ.with_flags(CommandFlags::DF));
     assert_eq!(track.accept(&data(1000, 50, false)), MORE);
     assert!(track.accept(&data(1050, 50, true)).is_err());
@@ -83,7 +83,7 @@ fn a_simple_reply_to_a_read_is_only_right_in_the_simple_style() {
 }
 
 #[test]
-fn data_for_what_is_not_a_read_is_found() {
+fn data_for_other_commands_is_refused() {
     assert!(track(Request::write(1, 1000, 100)).accept(&data(1000, 100, true)).is_err());
 }
 

@@ -3,7 +3,7 @@ use crate::nbd::fuzzing::catalogue;
 use crate::nbd::reply::Style;
 use crate::nbd::wire::{TransmissionFlags, info};
 
-/// A reply to an option, as a client reads it.
+/// A reply to an option, as a client parses it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Answer {
     option: u32,
@@ -11,23 +11,23 @@ struct Answer {
     data: Vec<u8>,
 }
 
-/// A client that says just what it is told to.
+/// A client that sends exactly the given bytes.
 struct Peer(Handshake);
 
 impl Peer {
     fn new(config: Config) -> Peer {
-        Peer::with_flags(config, ClientFlags::FIXED_NEWSTYLE.with(ClientFlags::NO_ZEROES))
+        Peer::with_flags(config, ClientFlags::FIXED_NEWSTYLE.union(ClientFlags::NO_ZEROES))
     }
 
     fn with_flags(config: Config, flags: ClientFlags) -> Peer {
         let mut peer = Peer(Handshake::new(config));
         assert_eq!(peer.0.output().len(), wire::GREETING_LEN);
         peer.0.output().clear();
-        assert_eq!(peer.send(&flags.0.to_be_bytes()), []);
+        assert_eq!(peer.send(&flags.bits().to_be_bytes()), []);
         peer
     }
 
-    /// Sends bytes and answers what comes back, raw.
+    /// Sends bytes and returns the raw replies.
     fn send(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut back = std::mem::take(self.0.output());
         while !bytes.is_empty() {
@@ -46,7 +46,7 @@ impl Peer {
         answers(&back)
     }
 
-    /// The types of the replies to an option.
+    /// Types of the replies to an option.
     fn kinds(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
         self.ask(option, data).iter().map(|answer| answer.kind).collect()
     }
@@ -106,14 +106,14 @@ const OPTIONAL: Config = Config { tls: TlsMode::Optional, ..PLAIN };
 const REQUIRED: Config = Config { tls: TlsMode::Required, ..PLAIN };
 
 #[test]
-fn the_greeting_is_what_the_document_draws() {
+fn the_greeting_has_the_documented_layout() {
     let mut handshake = Handshake::new(PLAIN);
     assert_eq!(handshake.output(), b"NBDMAGICIHAVEOPT\x00\x03");
 }
 
 #[test]
-fn client_flags_that_are_not_known_close() {
-    let peer = Peer::with_flags(PLAIN, ClientFlags(4));
+fn client_flags_that_are_unknown_close() {
+    let peer = Peer::with_flags(PLAIN, ClientFlags::from_bits_retain(4));
     assert_eq!(peer.closed(), Closed::UnknownClientFlags(4));
 }
 
@@ -125,16 +125,16 @@ fn an_option_without_its_magic_closes() {
 }
 
 #[test]
-fn export_name_gets_zeroes_unless_they_are_not_wanted() {
+fn export_name_gets_zeroes_unless_no_zeroes_is_set() {
     let info = &catalogue()[0].info;
     for (flags, len) in
-        [(ClientFlags::FIXED_NEWSTYLE, 134), (ClientFlags::KNOWN, 10), (ClientFlags::NONE, 134)]
+        [(ClientFlags::FIXED_NEWSTYLE, 134), (ClientFlags::all(), 10), (ClientFlags::empty(), 134)]
     {
         let mut peer = Peer::with_flags(PLAIN, flags);
         let back = peer.send(&message(option::EXPORT_NAME, b"disk"));
         assert_eq!(back.len(), len, "{flags:?}");
         assert_eq!(wire::u64_at(&back, 0), Some(info.size));
-        assert_eq!(wire::u16_at(&back, 8), Some(info.transmission_flags(Style::Simple, false).0));
+        assert_eq!(wire::u16_at(&back, 8), Some(info.transmission_flags(Style::Simple, false).bits()));
         assert!(back[10..].iter().all(|&byte| byte == 0));
         assert_eq!(peer.session().style, Style::Simple);
         assert!(!peer.session().block_sizes_agreed);
@@ -142,7 +142,7 @@ fn export_name_gets_zeroes_unless_they_are_not_wanted() {
 }
 
 #[test]
-fn export_name_for_what_cannot_be_had_closes_without_a_word() {
+fn a_refused_export_name_closes_without_a_reply() {
     for name in [&b"nothing"[..], b"", b"\xff", b"a\0b"] {
         let mut peer = Peer::new(PLAIN);
         assert_eq!(peer.send(&message(option::EXPORT_NAME, name)), []);
@@ -179,15 +179,15 @@ fn a_list_is_refused_with_data_or_by_policy() {
 }
 
 #[test]
-fn info_tells_and_goes_on_while_go_starts() {
+fn info_continues_the_handshake_and_go_starts_transmission() {
     let mut peer = Peer::new(PLAIN);
     let wanted = go("disk", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 99]);
-    let told = peer.ask(option::INFO, &wanted);
+    let answers = peer.ask(option::INFO, &wanted);
     assert_eq!(peer.0.poll(), Step::NeedInput);
     let gone = peer.ask(option::GO, &wanted);
     // "MUST reply with the same set of information".
     let strip = |answers: &[Answer]| answers.iter().map(|a| (a.kind, a.data.clone())).collect::<Vec<_>>();
-    assert_eq!(strip(&told), strip(&gone));
+    assert_eq!(strip(&answers), strip(&gone));
     let types: Vec<_> = gone.iter().filter_map(|answer| wire::u16_at(&answer.data, 0)).collect();
     assert_eq!(types, [info::EXPORT, info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
     assert_eq!(gone[0].data.len(), 12);
@@ -201,24 +201,24 @@ fn info_tells_and_goes_on_while_go_starts() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_told_save_for_block_sizes() {
+fn only_block_sizes_are_sent_without_being_requested() {
     let mut peer = Peer::new(PLAIN);
-    let told = peer.ask(option::GO, &go("rom", &[]));
-    let types: Vec<_> = told.iter().filter_map(|answer| wire::u16_at(&answer.data, 0)).collect();
+    let answers = peer.ask(option::GO, &go("rom", &[]));
+    let types: Vec<_> = answers.iter().filter_map(|answer| wire::u16_at(&answer.data, 0)).collect();
     assert_eq!(types, [info::EXPORT, info::BLOCK_SIZE]);
     assert!(!peer.session().block_sizes_agreed);
-    assert!(peer.session().flags.has(TransmissionFlags::READ_ONLY));
+    assert!(peer.session().flags.contains(TransmissionFlags::READ_ONLY));
 }
 
 #[test]
-fn an_unknown_export_is_an_error_without_information() {
+fn an_unknown_export_is_an_error_reply_without_information() {
     for option in [option::INFO, option::GO] {
         assert_eq!(Peer::new(PLAIN).kinds(option, &go("nothing", &[3])), [rep::ERR_UNKNOWN]);
     }
 }
 
 #[test]
-fn the_empty_name_is_the_only_export_or_the_one_called_so() {
+fn the_empty_name_is_the_only_export_or_the_one_of_that_name() {
     let mut two = Peer::new(PLAIN);
     assert_eq!(two.kinds(option::GO, &go("", &[])), [rep::ERR_UNKNOWN]);
 
@@ -231,7 +231,7 @@ fn the_empty_name_is_the_only_export_or_the_one_called_so() {
 }
 
 #[test]
-fn malformed_data_is_err_invalid_and_haggling_goes_on() {
+fn malformed_data_is_err_invalid_and_the_handshake_continues() {
     let mut peer = Peer::new(PLAIN);
     let whole = go("disk", &[3]);
     for option in [option::INFO, option::GO] {
@@ -258,7 +258,7 @@ fn malformed_data_is_err_invalid_and_haggling_goes_on() {
 }
 
 #[test]
-fn options_that_are_not_known_or_not_offered_are_err_unsup() {
+fn unknown_and_disabled_options_are_err_unsup() {
     let mut peer = Peer::new(Config { structured: false, extended: false, ..PLAIN });
     for option in [0, 4, 8, 9, 10, 11, 12, u32::MAX] {
         assert_eq!(peer.kinds(option, b"whatever"), [rep::ERR_UNSUP], "{option}");
@@ -275,7 +275,7 @@ fn abort_is_acknowledged_and_closes() {
 }
 
 #[test]
-fn extended_headers_replace_structured_replies_and_there_is_no_way_back() {
+fn extended_headers_replace_structured_replies_for_good() {
     let mut peer = Peer::new(PLAIN);
     assert_eq!(peer.kinds(option::STRUCTURED_REPLY, &[]), [rep::ACK]);
     assert_eq!(peer.kinds(option::STRUCTURED_REPLY, &[]), [rep::ERR_INVALID]);
@@ -298,7 +298,7 @@ fn contexts_need_chunked_replies() {
 }
 
 #[test]
-fn queries_find_what_the_document_says_they_do() {
+fn context_queries_follow_the_document() {
     let (yes, no) = (&[rep::META_CONTEXT, rep::ACK][..], &[rep::ACK][..]);
     let invalid = &[rep::ERR_INVALID][..];
     for (queries, listed, set) in [
@@ -320,7 +320,7 @@ fn queries_find_what_the_document_says_they_do() {
 }
 
 #[test]
-fn a_listed_context_has_no_number_and_a_selected_one_has() {
+fn only_a_selected_context_has_an_id() {
     let mut peer = Peer::new(PLAIN);
     peer.ask(option::STRUCTURED_REPLY, &[]);
     let data = meta("disk", &["base:allocation"]);
@@ -330,7 +330,7 @@ fn a_listed_context_has_no_number_and_a_selected_one_has() {
 }
 
 #[test]
-fn a_selection_holds_for_its_export_until_the_next_even_a_failed_one() {
+fn a_selection_lasts_until_the_next_even_a_failed_one() {
     let selected = |then: &[(u32, Vec<u8>)], name: &str| {
         let mut peer = Peer::new(PLAIN);
         peer.ask(option::STRUCTURED_REPLY, &[]);
@@ -378,7 +378,7 @@ fn nothing_is_consumed_between_starttls_and_tls() {
 }
 
 #[test]
-fn what_was_agreed_on_in_plain_is_void_after_tls() {
+fn options_negotiated_before_tls_are_void() {
     let mut peer = Peer::new(OPTIONAL);
     peer.ask(option::STRUCTURED_REPLY, &[]);
     peer.ask(option::SET_META_CONTEXT, &meta("disk", &["base:allocation"]));
@@ -394,7 +394,7 @@ fn what_was_agreed_on_in_plain_is_void_after_tls() {
 }
 
 #[test]
-fn required_tls_stands_before_everything_but_abort() {
+fn without_required_tls_all_but_abort_is_refused() {
     let mut peer = Peer::new(REQUIRED);
     for option in [option::LIST, option::INFO, option::GO, 8, 9, 10, 11, 4, 99] {
         assert_eq!(peer.kinds(option, b"junk"), [rep::ERR_TLS_REQD], "{option}");
@@ -407,7 +407,7 @@ fn required_tls_stands_before_everything_but_abort() {
 }
 
 #[test]
-fn an_option_that_is_too_long_is_read_past_without_being_held() {
+fn an_option_that_is_too_long_is_skipped_without_buffering() {
     let mut peer = Peer::new(PLAIN);
     assert_eq!(peer.kinds(option::GO, &vec![0; MAX_OPTION_BYTES as usize + 1]), [rep::ERR_TOO_BIG]);
     assert!(peer.0.buffer.capacity() <= MAX_OPTION_BYTES as usize);
@@ -428,7 +428,7 @@ fn a_name_that_is_too_long_for_export_name_closes_at_once() {
 }
 
 #[test]
-fn haggling_without_end_is_ended() {
+fn too_many_options_close() {
     let mut peer = Peer::new(PLAIN);
     for _ in 0..MAX_OPTIONS {
         assert_eq!(peer.kinds(99, &[]), [rep::ERR_UNSUP]);
@@ -438,7 +438,7 @@ fn haggling_without_end_is_ended() {
 }
 
 #[test]
-fn bytes_without_end_are_ended() {
+fn too_many_bytes_close() {
     let mut peer = Peer::new(PLAIN);
     let long = message(99, &vec![0; MAX_SKIPPED_BYTES as usize]);
     let mut rounds = 0;
@@ -451,7 +451,7 @@ fn bytes_without_end_are_ended() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_answered_once() {
+fn a_client_that_does_not_read_gets_a_single_reply() {
     let mut handshake = Handshake::new(PLAIN);
     assert_eq!(handshake.input(&[0, 0, 0, 3], &catalogue()), 0, "the greeting waits");
     handshake.output().clear();
@@ -472,7 +472,7 @@ fn requests_sent_along_with_go_are_left_to_the_caller() {
 }
 
 #[test]
-fn a_server_that_shuts_down_says_so_to_all_but_abort() {
+fn a_server_that_shuts_down_refuses_all_but_abort() {
     let mut peer = Peer::new(PLAIN);
     peer.0.shut_down();
     for option in [option::LIST, option::GO, option::STARTTLS, 99] {

@@ -1,0 +1,75 @@
+//! The export of a device that names none: the first of [`default_exports`] that is possible.
+
+use crate::{Exports, loop_device, ublk};
+use engine::device::Device;
+use engine::topology::{ExportKind, NbdOptions};
+use spec::{ExportOptions, LoopSpec, NbdAddress, NbdExportSpec, TlsSpec, UblkSpec, default_exports};
+use std::sync::Arc;
+
+const UBLK: &str = UblkSpec::ROW.kind;
+const LOOP: &str = LoopSpec::ROW.kind;
+const NBD: &str = NbdExportSpec::ROW.kind;
+
+impl Exports {
+    /// Chooses the export of a device that names none. Returns it with the reason. `options` apply if it is NBD. `wanted` is
+    /// the kind that the user prefers; it is taken without a check.
+    pub async fn choose(
+        &self,
+        device: &Arc<Device>,
+        options: &NbdOptions,
+        wanted: Option<&str>,
+    ) -> (ExportKind, String) {
+        let chosen = |kind| self.with_defaults(kind, device, options);
+        if options.name != device.name().as_str() || options.tls != TlsSpec::default() {
+            return (chosen(NBD), "options for NBD were given".to_owned());
+        }
+        let rows = default_exports();
+        if let Some(row) = rows.iter().find(|row| Some(row.kind) == wanted) {
+            return (chosen(row.kind), "BLOCKYARD_EXPORT says so".to_owned());
+        }
+        let mut refused = Vec::new();
+        for row in rows {
+            match self.check(row.kind, device).await {
+                Ok(()) if refused.is_empty() => return (chosen(row.kind), "this kernel has it".to_owned()),
+                Ok(()) => return (chosen(row.kind), refused.join("; ")),
+                Err(why) => refused.push(format!("{} is not possible: {why}", row.kind)),
+            }
+        }
+        (chosen(NBD), refused.join("; "))
+    }
+
+    /// Checks whether a device can have an export of this kind with default options.
+    ///
+    /// # Errors
+    /// Why not.
+    async fn check(&self, kind: &str, device: &Arc<Device>) -> Result<(), String> {
+        match kind {
+            UBLK => ublk::is_possible(self.host(), device).await.map_err(|why| why.to_string()),
+            LOOP => loop_device::is_possible(),
+            NBD => Ok(()),
+            _ => unreachable!("{kind} has a rank and no check"),
+        }
+    }
+
+    /// Returns an export with default options. The socket of NBD is in the run directory.
+    fn with_defaults(&self, kind: &str, device: &Arc<Device>, options: &NbdOptions) -> ExportKind {
+        if kind == NBD {
+            let address = NbdAddress::Unix(self.run().nbd_socket(device.name().as_str()));
+            return ExportKind::Nbd(NbdExportSpec { address, options: options.clone() });
+        }
+        ExportKind::parse(kind, "", options).expect("its value may be omitted")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_export_has_a_check_and_needs_no_value() {
+        for row in default_exports() {
+            assert!([UBLK, LOOP, NBD].contains(&row.kind), "{row:?}");
+            assert!(row.value_optional || row.kind == NBD, "{row:?}");
+        }
+    }
+}

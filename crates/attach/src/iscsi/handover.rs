@@ -1,0 +1,505 @@
+//! From a login to a session on a reactor, and back: sessions are opened, get and lose LUNs, and end.
+//!
+//! The control plane's runtime runs this. A session is changed on its reactor by closures; they check on that
+//! thread that the session and the queues of its LUNs still exist, since numbers of both are used again.
+
+use super::session::{ConnectionInfo, Reach, Session, SessionCounts, SessionInfo, SessionLun};
+use super::targets::{Event, Targets};
+use super::tree::{GroupId, VisibleLun};
+use super::unit::Unit;
+use engine::reactor::QueueHandle;
+use exports::iscsi::{
+    ConnectionSetup, EndReason, LunSetup, Pings, SendTargets, SessionCounters, SessionSetup,
+};
+use exports::{Fronts, Turn};
+use proto::iscsi::login::{Join, LoginDone, SessionType, Status};
+use queue::QueueId;
+use scsi::{Access, Lun, NexusLoss, NexusName};
+use spec::PortalAddress;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// Longest wait for a session that a login replaces.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for sessions to see changed LUNs before the command that changed them is answered.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The ends of a connection.
+#[derive(Clone)]
+pub(super) struct Ends {
+    pub(super) peer: SocketAddr,
+    pub(super) local: SocketAddr,
+    pub(super) portal: PortalAddress,
+}
+
+/// Why a login that was complete has no session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum NoSession {
+    #[error("the target was removed or changed during the login")]
+    Removed,
+    #[error("the session that it replaces did not end")]
+    Stuck,
+    #[error("the connection that it replaces was lost with its session, as at error recovery level 0")]
+    Level0,
+}
+
+impl NoSession {
+    /// Returns the status that the initiator gets.
+    pub(super) fn status(self) -> Status {
+        match self {
+            NoSession::Removed => Status::TargetRemoved,
+            NoSession::Stuck => Status::OutOfResources,
+            NoSession::Level0 => Status::NoSession,
+        }
+    }
+}
+
+impl Targets {
+    /// Opens the session of a login, or finds the one that the connection joins, after what it replaces has ended.
+    /// Returns the session's number.
+    pub(super) async fn establish(self: &Arc<Self>, done: &LoginDone, ends: &Ends) -> Result<u64, NoSession> {
+        match done.join {
+            Join::New | Join::Reinstate { .. } => self.open_session(done, ends).await,
+            Join::AddConnection => {
+                let state = self.lock();
+                state.sessions.by_tsih(done.tsih).map(|session| session.info.id).ok_or(NoSession::Removed)
+            }
+            Join::ReinstateConnection => {
+                let (id, has_others) = {
+                    let state = self.lock();
+                    let session = state.sessions.by_tsih(done.tsih).ok_or(NoSession::Removed)?;
+                    let mut connections = session.connections.values();
+                    (session.info.id, connections.any(|connection| connection.cid != done.cid))
+                };
+                if has_others {
+                    self.end_connection(id, done.cid).await?;
+                    return Ok(id);
+                }
+                // At error recovery level 0 a session ends with its last connection (section 7.1.4.1): the
+                // initiator begins a new one.
+                self.end_session_and_wait(id, EndReason::ConnectionLost).await?;
+                Err(NoSession::Level0)
+            }
+        }
+    }
+
+    async fn open_session(self: &Arc<Self>, done: &LoginDone, ends: &Ends) -> Result<u64, NoSession> {
+        let group = match &done.session {
+            SessionType::Discovery => None,
+            SessionType::Normal { target } => {
+                let target = target.parse().map_err(|_| NoSession::Removed)?;
+                Some(GroupId::new(target, done.portal_group_tag))
+            }
+        };
+        // Another login of this initiator port may have opened a session since this one asked.
+        if let Some(group) = &group {
+            loop {
+                let old =
+                    self.lock().sessions.of_port(&done.initiator, done.isid, group).next().map(|s| s.info.id);
+                let Some(old) = old else { break };
+                self.end_session_and_wait(old, EndReason::Reinstated).await?;
+            }
+        }
+        let id = self.add_session(done, group, ends)?;
+        self.change_luns(id).await;
+        Ok(id)
+    }
+
+    /// Adds a session without LUNs and connections to the list and to the reactor with the fewest connections.
+    fn add_session(
+        self: &Arc<Self>,
+        done: &LoginDone,
+        group: Option<GroupId>,
+        ends: &Ends,
+    ) -> Result<u64, NoSession> {
+        let mut state = self.lock();
+        let (mut relative_port, mut pings, mut reactor) = (0, None, None);
+        if let Some(id) = &group {
+            let known = state.tree.group(id).map_err(|_| NoSession::Removed)?;
+            if !known.is_enabled || !known.admits(&done.initiator) {
+                return Err(NoSession::Removed);
+            }
+            relative_port = known.relative_port;
+            pings = pings_of(
+                known.acl_attribute(&done.initiator, "nopin_timeout"),
+                known.acl_attribute(&done.initiator, "nopin_response_timeout"),
+            );
+            let units = known.luns.values().filter_map(|lun| state.units.get(&lun.unit));
+            reactor = units.filter_map(|unit| self.host().reactor_of(unit.device())).next();
+        }
+        let load = state.sessions.load(self.host().reactors().len());
+        let least = load.iter().enumerate().min_by_key(|(_, load)| **load).map_or(0, |(number, _)| number);
+        let reactor = reactor.unwrap_or(least);
+        let id = state.sessions.new_id();
+        let nexus_name = NexusName {
+            initiator: done.initiator.clone(),
+            isid: done.isid.0,
+            target: group.as_ref().map(|group| group.target.to_string()).unwrap_or_default(),
+            portal_group: done.portal_group_tag,
+            relative_port,
+        };
+        let info = SessionInfo {
+            id,
+            tsih: done.tsih,
+            group: group.clone(),
+            initiator: done.initiator.clone(),
+            alias: done.initiator_alias.clone(),
+            isid: done.isid,
+            user: done.user.clone(),
+            parameters: done.parameters,
+            connections: Vec::new(),
+            luns: Vec::new(),
+            counts: SessionCounts::default(),
+        };
+        let (counters, reach) = (Arc::<SessionCounters>::default(), Arc::<Reach>::default());
+        let session = Session {
+            info,
+            reactor,
+            nexus_name,
+            luns: BTreeMap::new(),
+            reach: reach.clone(),
+            exp_cmd_sn: done.cmd_sn,
+            connections: BTreeMap::new(),
+            counters: counters.clone(),
+            changed: watch::channel(false).0,
+        };
+        state.sessions.list.insert(id, session);
+        let events = self.events();
+        let gone = reach.clone();
+        let setup = SessionSetup {
+            number: done.tsih,
+            target: group.as_ref().map(|group| group.target.to_string()).unwrap_or_default(),
+            parameters: done.parameters,
+            luns: Vec::new(),
+            exp_cmd_sn: done.cmd_sn,
+            queue_depth: done.window.clamp(1, u16::MAX.into()) as u16,
+            send_targets: self.send_targets(group, done.initiator.clone(), ends.local),
+            pings,
+            exchange: self.exchange().clone(),
+            counters,
+            when_gone: Some(Box::new(move |why| {
+                gone.is_gone.store(true, Relaxed);
+                // At the end of the process nobody listens.
+                let _ = events.send(Event::SessionGone(id, why));
+            })),
+        };
+        let open = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
+            let _ = reach.id.set(fronts.iscsi.open_session(setup));
+        };
+        self.host().reactors()[reactor].run(Box::new(open));
+        tracing::debug!(
+            initiator = %done.initiator,
+            peer = %ends.peer,
+            tsih = done.tsih,
+            target_name = %state.sessions.list[&id].nexus_name.target,
+            "an iSCSI session began"
+        );
+        Ok(id)
+    }
+
+    /// Hands a connection to the reactor of its session, after the login's last response was sent.
+    pub(super) fn adopt(
+        self: &Arc<Self>,
+        id: u64,
+        fd: OwnedFd,
+        leftover: Vec<u8>,
+        done: &LoginDone,
+        ends: Ends,
+    ) {
+        let mut state = self.lock();
+        let number = state.sessions.new_connection();
+        let Some(session) = state.sessions.list.get_mut(&id) else { return };
+        let Ends { peer, local, portal } = ends;
+        let info = ConnectionInfo { cid: done.cid, peer, local, portal, parameters: done.connection };
+        session.connections.insert(number, info);
+        let events = self.events();
+        let gone = move || drop(events.send(Event::ConnectionGone(id, number)));
+        // A connection that is not adopted is gone as well: the reactor drops the closure.
+        let gone = Gone(Some(Box::new(gone)));
+        let setup = ConnectionSetup {
+            cid: done.cid,
+            parameters: done.connection,
+            stat_sn: done.stat_sn,
+            when_gone: Some(Box::new(move || drop(gone))),
+        };
+        let reach = session.reach.clone();
+        let adopt = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
+            let Some(session) = reach.session() else { return };
+            if let Err(error) = fronts.iscsi.adopt(session, fd, setup, &leftover, turn) {
+                tracing::error!(%error, "an iSCSI connection could not be taken over");
+                fronts.iscsi.end_session(session, EndReason::ConnectionLost, turn);
+            }
+        };
+        self.host().reactors()[session.reactor].run(Box::new(adopt));
+    }
+
+    /// Shows a session the LUNs that its initiator may see now. Initiators that see other LUNs than before get a
+    /// unit attention (3F/0E).
+    pub(super) async fn change_luns(self: &Arc<Self>, id: u64) {
+        let Some(reach) = self.lock().sessions.list.get(&id).map(|session| session.reach.clone()) else {
+            return;
+        };
+        let _turn = reach.changing.lock().await;
+        let Some(plan) = self.plan_luns(id) else { return };
+        if plan.added.is_empty() && plan.removed.is_empty() {
+            return;
+        }
+        let mut added = Vec::new();
+        for (visible, unit) in plan.added {
+            match self.lane_of(&unit, plan.reactor).await {
+                Some((queue, lane)) => {
+                    let access = if visible.read_only { Access::ReadOnly } else { Access::ReadWrite };
+                    let lun = Lun::new(visible.lun);
+                    let nexus = unit.logical().attach_nexus(plan.nexus_name.clone(), lun, access);
+                    added.push(SessionLun { visible, nexus, queue, lane });
+                }
+                None => tracing::warn!(
+                    device = %unit.device().name(),
+                    lun = visible.lun,
+                    "a LUN is not shown to a session: its device is being removed or has its only queue elsewhere"
+                ),
+            }
+        }
+        let all = {
+            let mut state = self.lock();
+            let Some(session) = state.sessions.list.get_mut(&id) else {
+                // The session ended meanwhile, with the nexuses that it had.
+                drop(state);
+                added.iter().for_each(|lun| lun.nexus.unit().detach_nexus(&lun.nexus, NexusLoss::Loss));
+                return;
+            };
+            for removed in &plan.removed {
+                session.luns.remove(&removed.visible.lun);
+            }
+            let new = added.into_iter().map(|lun| (lun.visible.lun, lun));
+            session.luns.extend(new);
+            session.luns.values().cloned().collect::<Vec<_>>()
+        };
+        let (done, is_done) = oneshot::channel::<()>();
+        let on_reactor = reach.clone();
+        let is_first = plan.is_first;
+        let change = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
+            if let Some(session) = on_reactor.session() {
+                let is_same = |lun: &SessionLun| {
+                    fronts.iscsi.lane_clients(lun.queue).is_some_and(|lane| Arc::ptr_eq(lane, &lun.lane))
+                };
+                let luns = all.iter().filter(|lun| is_same(lun)).map(|lun| LunSetup {
+                    lun: Lun::new(lun.visible.lun),
+                    queue: lun.queue,
+                    nexus: lun.nexus.clone(),
+                });
+                let luns = luns.collect();
+                fronts.iscsi.change_luns(session, luns);
+            }
+            // Afterwards: REPORT LUNS clears the unit attention, and must return the new list then.
+            if !is_first {
+                all.iter().for_each(|lun| lun.nexus.report_luns_changed());
+            }
+            let _ = done.send(());
+        };
+        self.host().reactors()[plan.reactor].run(Box::new(change));
+        let _ = is_done.await;
+        for lun in plan.removed {
+            lun.nexus.unit().detach_nexus(&lun.nexus, NexusLoss::Loss);
+        }
+    }
+
+    /// Waits until all sessions of a group see its LUNs, so that a rescan after the command that changed them
+    /// finds them.
+    pub async fn sessions_follow(self: &Arc<Self>, group: &GroupId) {
+        // Tasks of their own: a change of LUNs must not be dropped half-way.
+        let sessions = self.lock().sessions.of_group(group);
+        let changes = sessions.into_iter().map(|session| {
+            let targets = self.clone();
+            tokio::spawn(async move { targets.change_luns(session).await })
+        });
+        let changes: Vec<_> = changes.collect();
+        let all = async {
+            for change in changes {
+                let _ = change.await;
+            }
+        };
+        if tokio::time::timeout(FOLLOW_TIMEOUT, all).await.is_err() {
+            tracing::warn!(%group, "sessions do not see the changed LUNs yet");
+        }
+    }
+
+    /// Compares the LUNs that a session has with those that it may see.
+    fn plan_luns(&self, id: u64) -> Option<LunPlan> {
+        let state = self.lock();
+        let session = state.sessions.list.get(&id)?;
+        let group = state.tree.group(session.info.group.as_ref()?).ok()?;
+        let visible = group.visible(&session.info.initiator)?;
+        let has = |lun: &VisibleLun| session.luns.get(&lun.lun).is_some_and(|known| known.visible == *lun);
+        let new = visible.iter().filter(|lun| !has(lun));
+        let added = new.filter_map(|lun| Some((*lun, state.units.get(&lun.unit)?.clone()))).collect();
+        let lost = session.luns.values().filter(|known| !visible.contains(&known.visible));
+        Some(LunPlan {
+            added,
+            removed: lost.cloned().collect(),
+            reactor: session.reactor,
+            nexus_name: session.nexus_name.clone(),
+            is_first: session.connections.is_empty(),
+        })
+    }
+
+    /// Returns the queue of a device on a reactor and its lane, which are created if needed; `None`: the device is
+    /// being removed, or its only queue is on another reactor.
+    async fn lane_of(&self, unit: &Arc<Unit>, reactor: usize) -> Option<(QueueId, Arc<AtomicU32>)> {
+        if self.host().reactor_of(unit.device()).is_some_and(|only| only != reactor) {
+            return None;
+        }
+        unit.guarded().await;
+        let (answer, queue) = oneshot::channel();
+        let attach = move |lane: &QueueHandle, fronts: &mut Fronts, _: &mut Turn<'_>| {
+            let front = &mut fronts.iscsi;
+            if !front.has_lane(lane.queue) {
+                front.open_lane(lane.queue, lane.facts, Arc::default());
+            }
+            let clients = front.lane_clients(lane.queue).cloned();
+            let _ = answer.send(clients.map(|clients| (lane.queue, clients)));
+        };
+        self.host().reactors()[reactor].attach(unit.device().clone(), Box::new(attach));
+        queue.await.ok().flatten()
+    }
+
+    /// Ends a session. It is forgotten when its reactor has let go of it.
+    pub(super) fn end_session(&self, id: u64, why: EndReason) {
+        let state = self.lock();
+        let Some(session) = state.sessions.list.get(&id) else { return };
+        let reach = session.reach.clone();
+        let end = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
+            if let Some(session) = reach.session() {
+                fronts.iscsi.end_session(session, why, turn);
+            }
+        };
+        self.host().reactors()[session.reactor].run(Box::new(end));
+    }
+
+    /// Ends a session whose connection was lost before its reactor had it, if it has no other.
+    pub(super) fn end_empty_session(&self, id: u64) {
+        let state = self.lock();
+        if state.sessions.list.get(&id).is_some_and(|session| session.connections.is_empty()) {
+            drop(state);
+            self.end_session(id, EndReason::ConnectionLost);
+        }
+    }
+
+    /// Ends a session and waits until its reactor has let go of it.
+    async fn end_session_and_wait(&self, id: u64, why: EndReason) -> Result<(), NoSession> {
+        let watcher = self.lock().sessions.list.get(&id).map(|session| session.changed.subscribe());
+        let Some(mut watcher) = watcher else { return Ok(()) };
+        self.end_session(id, why);
+        let ended = watcher.wait_for(|is_gone| *is_gone);
+        match tokio::time::timeout(END_TIMEOUT, ended).await {
+            // The sender is dropped with the session.
+            Ok(_) => Ok(()),
+            Err(_) => Err(NoSession::Stuck),
+        }
+    }
+
+    /// Closes a connection that a login replaces, and waits until it is gone.
+    async fn end_connection(&self, id: u64, cid: u16) -> Result<(), NoSession> {
+        let (mut watcher, reactor, reach) = {
+            let state = self.lock();
+            let session = state.sessions.list.get(&id).ok_or(NoSession::Removed)?;
+            (session.changed.subscribe(), session.reactor, session.reach.clone())
+        };
+        let end = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
+            if let Some(session) = reach.session() {
+                fronts.iscsi.end_connection(session, cid, turn);
+            }
+        };
+        self.host().reactors()[reactor].run(Box::new(end));
+        let gone = async {
+            loop {
+                {
+                    let state = self.lock();
+                    let session = state.sessions.list.get(&id).ok_or(NoSession::Removed)?;
+                    if !session.connections.values().any(|connection| connection.cid == cid) {
+                        return Ok(());
+                    }
+                }
+                watcher.changed().await.map_err(|_| NoSession::Removed)?;
+            }
+        };
+        tokio::time::timeout(END_TIMEOUT, gone).await.unwrap_or(Err(NoSession::Stuck))
+    }
+
+    /// Handles what happened on a reactor.
+    pub(super) fn happened(&self, event: Event) {
+        let mut state = self.lock();
+        match event {
+            Event::ConnectionGone(id, number) => {
+                if let Some(session) = state.sessions.list.get_mut(&id) {
+                    session.connections.remove(&number);
+                    session.changed.send_replace(false);
+                }
+            }
+            Event::SessionGone(id, why) => {
+                let Some(session) = state.sessions.list.remove(&id) else { return };
+                state.sessions.release_tsih(session.info.tsih);
+                drop(state);
+                let loss = if why == EndReason::Logout { NexusLoss::Logout } else { NexusLoss::Loss };
+                for lun in session.luns.values() {
+                    lun.nexus.unit().detach_nexus(&lun.nexus, loss);
+                }
+                let Session { info, changed, .. } = session;
+                tracing::debug!(initiator = %info.initiator, tsih = info.tsih, ?why, "an iSCSI session ended");
+                changed.send_replace(true);
+            }
+        }
+    }
+
+    fn send_targets(
+        self: &Arc<Self>,
+        group: Option<GroupId>,
+        initiator: String,
+        local: SocketAddr,
+    ) -> SendTargets {
+        let targets = Arc::downgrade(self);
+        Arc::new(move |wanted| {
+            let targets = targets.upgrade()?;
+            let state = targets.lock();
+            super::discovery::send_targets(&state.tree, wanted, group.as_ref(), &initiator, local)
+        })
+    }
+}
+
+/// Changes of a session's LUNs.
+struct LunPlan {
+    added: Vec<(VisibleLun, Arc<Unit>)>,
+    removed: Vec<SessionLun>,
+    reactor: usize,
+    nexus_name: NexusName,
+    /// Whether the session has no connection yet, so that its initiator knows no LUN.
+    is_first: bool,
+}
+
+/// Calls a function when it is dropped.
+struct Gone(Option<Box<dyn FnOnce() + Send>>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.take() {
+            call();
+        }
+    }
+}
+
+impl Reach {
+    /// Returns the session's number on its reactor, on that thread; `None`: it is gone.
+    fn session(&self) -> Option<exports::iscsi::SessionId> {
+        self.id.get().copied().filter(|_| !self.is_gone.load(Relaxed))
+    }
+}
+
+fn pings_of(after_s: i64, patience_s: i64) -> Option<Pings> {
+    let seconds = |number: i64| Duration::from_secs(number.unsigned_abs());
+    (after_s > 0).then(|| Pings { after: seconds(after_s), patience: seconds(patience_s) })
+}

@@ -1,0 +1,132 @@
+//! `./x bench report`: the measurements of five published texts on virtual block devices, repeated on this machine.
+//!
+//! The report runs the other measurements as programs of their own ([`parts`]), reads their figures ([`results`]),
+//! and writes one page as HTML, Markdown and JSON. A part whose figures exist and were measured with the options
+//! of this run is not measured again, so an interrupted run continues where it stopped.
+//! [`tables`] has what the texts published and which figures stand beside each other.
+
+mod compare;
+mod html;
+mod markdown;
+mod parts;
+mod results;
+mod statistics;
+mod tables;
+
+pub(crate) use compare::main as compare;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::options::command;
+use parts::PARTS;
+use results::Results;
+
+const USAGE: &str = "\
+usage: ./x bench report [OPTIONS]
+  --quick          two rounds of a second: about ten minutes instead of an hour
+  --parts A,B      of: memory, disk, fabrics, multipath, paths, limits, splits (all)
+  --out DIR        where report.html, report.md and report.json go (target/bench/report)
+  --fresh          measure all parts again
+  --no-guest       leave out what needs another kernel
+";
+
+struct Options {
+    quick: bool,
+    fresh: bool,
+    out: PathBuf,
+    parts: Vec<&'static parts::Part>,
+    /// The program that boots a guest: `./x`.
+    guest: Option<PathBuf>,
+}
+
+pub(crate) fn main(words: &[String]) -> ExitCode {
+    command("report", USAGE, words, parse, run)
+}
+
+fn parse(words: &[String]) -> Result<Options> {
+    let mut options = Options {
+        quick: false,
+        fresh: false,
+        out: "target/bench/report".into(),
+        parts: PARTS.iter().collect(),
+        guest: std::env::var_os("BLOCKYARD_X").map(PathBuf::from),
+    };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| Error(format!("{word} needs a value")));
+        match word.as_str() {
+            "--quick" => options.quick = true,
+            "--fresh" => options.fresh = true,
+            "--no-guest" => options.guest = None,
+            "--out" => options.out = value()?.into(),
+            "--parts" => {
+                options.parts = crate::options::chosen(word, value()?, &options.parts, |part| part.name)?;
+            }
+            _ => return Err(Error(format!("no such option: {word}"))),
+        }
+    }
+    Ok(options)
+}
+
+fn run(options: &Options) -> Result<()> {
+    std::fs::create_dir_all(&options.out).map_err(Error::at(&options.out))?;
+    let mut results = Results::of_this_machine(options.quick);
+    let began = Instant::now();
+    let mut failed = Vec::new();
+    for (number, part) in options.parts.iter().enumerate() {
+        let left: u64 = options.parts[number..].iter().map(|part| part.seconds(options.quick)).sum();
+        let of = options.parts.len();
+        eprintln!("part {} of {of}, {}: about {} min left", number + 1, part.name, left.div_ceil(60));
+        match part.figures(options) {
+            Ok(figures) => results.add(part.name, figures),
+            Err(error) => {
+                eprintln!("part {} failed: {}", part.name, error.0);
+                results.errors.push((part.name.to_owned(), error.0));
+                failed.push(part.name);
+            }
+        }
+        // An interrupted run leaves a page of what was measured.
+        write(&options.out, &results)?;
+    }
+    eprintln!("{} in {} s", options.out.join("report.html").display(), began.elapsed().as_secs());
+    if failed.is_empty() { Ok(()) } else { Err(Error(format!("not measured: {}", failed.join(", ")))) }
+}
+
+fn write(folder: &Path, results: &Results) -> Result<()> {
+    let json = serde_json::to_string_pretty(&results.to_json()).map_err(|error| Error(error.to_string()))?;
+    for (name, text) in
+        [("report.json", json), ("report.md", markdown::page(results)), ("report.html", html::page(results))]
+    {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(Error::at(&path))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Options> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn parts_are_selected_and_bad_options_refused() {
+        let options = parsed("--quick --parts memory,paths --out /tmp/x").expect("valid");
+        assert!(options.quick && options.parts.len() == 2);
+        for line in ["--parts none", "--out", "--speed 1"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_quick_run_takes_about_ten_minutes_and_a_full_one_an_hour() {
+        let total = |quick| PARTS.iter().map(|part| part.seconds(quick)).sum::<u64>();
+        assert!((300..=720).contains(&total(true)), "{} s", total(true));
+        assert!((1500..=4200).contains(&total(false)), "{} s", total(false));
+    }
+}

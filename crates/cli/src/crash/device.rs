@@ -1,0 +1,109 @@
+//! A device of the laboratory as programs see it: a file by FUSE, with a loop device over it if it is mounted.
+
+use super::served::{Disk, Served};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A file by FUSE, and maybe a loop device over it.
+pub(super) struct Device {
+    // Dropped after the loop device is gone.
+    served: Served,
+    node: Option<PathBuf>,
+}
+
+/// Runs a program; returns its standard output, or why it failed.
+pub(super) fn tool(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|why| match why.kind() {
+        std::io::ErrorKind::NotFound => format!("{name} is not installed"),
+        _ => format!("{name}: {why}"),
+    })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let why = String::from_utf8_lossy(&output.stderr);
+    let why = why.lines().find(|line| !line.trim().is_empty()).unwrap_or("no message").trim();
+    Err(format!("{name} ended with {}: {why}", output.status))
+}
+
+/// The helper process does what may wait for our own file.
+fn helper(words: &[&std::ffi::OsStr]) -> Result<String, String> {
+    let mut command = Command::new("/proc/self/exe");
+    tool(command.arg("loop-device").args(words))
+}
+
+impl Device {
+    /// Serves a device as `path`, and with `block` as a loop device.
+    pub(super) fn start(path: &Path, size: u64, block: bool, disk: impl Disk) -> Result<Device, String> {
+        let mut device = Device { served: Served::start(path, size, disk)?, node: None };
+        if block {
+            let file = device.served.path().to_owned();
+            let words = ["attach".as_ref(), file.as_os_str(), "any".as_ref(), "512".as_ref()];
+            let answer = helper(&[&words[..], &["false".as_ref(), "false".as_ref()]].concat())?;
+            device.node = Some(format!("/dev/loop{}", answer.trim()).into());
+        }
+        Ok(device)
+    }
+
+    /// Returns what programs open.
+    pub(super) fn path(&self) -> &Path {
+        self.node.as_deref().unwrap_or(self.served.path())
+    }
+
+    /// Drops what the kernel has cached of the block device.
+    pub(super) fn forget(&self) -> Result<(), String> {
+        let Some(node) = &self.node else { return Ok(()) };
+        helper(&["flush-cache".as_ref(), node.as_os_str()]).map(drop)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let Some(node) = self.node.take() else { return };
+        let number = node.to_string_lossy().trim_start_matches("/dev/loop").to_owned();
+        let file = self.served.path().as_os_str().to_owned();
+        let detach = |force: &str| helper(&["detach".as_ref(), number.as_ref(), &file, force.as_ref()]);
+        if detach("false").is_err() {
+            let _ = detach("true");
+        }
+    }
+}
+
+/// A mounted file system, unmounted when dropped.
+pub(super) struct Mounted {
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts a device.
+    pub(super) fn new(device: &Path, at: &Path, fs: Option<&str>) -> Result<Mounted, String> {
+        let mut command = Command::new("mount");
+        if let Some(fs) = fs {
+            command.args(["-t", fs]);
+        }
+        if fs == Some("xfs") {
+            // Devices of several states have one UUID.
+            command.args(["-o", "nouuid"]);
+        }
+        tool(command.arg(device).arg(at))?;
+        Ok(Mounted { at: at.to_owned() })
+    }
+
+    /// Unmounts; lazily if a process still uses it.
+    pub(super) fn unmount(self) -> Result<(), String> {
+        let outcome = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::empty());
+        match outcome {
+            Ok(()) => {
+                std::mem::forget(self);
+                Ok(())
+            }
+            Err(why) => Err(format!("{}: it cannot be unmounted: {why}", self.at.display())),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+    }
+}

@@ -1,0 +1,106 @@
+//! The device of a state: a view of the log and the base, with the checker's own writes in memory above it.
+
+use super::served::{Disk, Request};
+use crash::{CHUNK, State, View};
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A device whose state is replaced between checks.
+pub(super) struct Slot {
+    view: Arc<View>,
+    state: State,
+    /// The chunks that the checker wrote.
+    written: HashMap<u64, Box<[u8]>>,
+    /// The chunks of the state that were read.
+    read: HashSet<u64>,
+}
+
+/// A slot that its checker's device and its worker share.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Slot>>);
+
+impl Shared {
+    pub(super) fn new(view: Arc<View>) -> Shared {
+        let slot = Slot { view, state: State::all_present(0), written: HashMap::new(), read: HashSet::new() };
+        Shared(Arc::new(Mutex::new(slot)))
+    }
+
+    fn with<T>(&self, then: impl FnOnce(&mut Slot) -> T) -> T {
+        then(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the state, and forgets what the last checker wrote and read.
+    pub(super) fn set(&self, state: &State) {
+        self.with(|slot| {
+            slot.state = state.clone();
+            slot.written.clear();
+            slot.read.clear();
+        });
+    }
+
+    /// Returns the chunks that were read, and forgets them.
+    pub(super) fn take_read(&self) -> Vec<u64> {
+        self.with(|slot| std::mem::take(&mut slot.read).into_iter().collect())
+    }
+}
+
+impl Slot {
+    fn read(&mut self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let end = at + into.len() as u64;
+        self.view.read(&self.state, at, into)?;
+        for chunk in at / CHUNK..end.div_ceil(CHUNK) {
+            let Some(bytes) = self.written.get(&chunk) else {
+                self.read.insert(chunk);
+                continue;
+            };
+            let from = at.max(chunk * CHUNK);
+            let to = end.min((chunk + 1) * CHUNK);
+            let source = &bytes[(from - chunk * CHUNK) as usize..(to - chunk * CHUNK) as usize];
+            into[(from - at) as usize..(to - at) as usize].copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    /// Writes `len` bytes: those of `data`, or zeroes if it is empty.
+    fn write(&mut self, at: u64, len: u64, data: &[u8]) -> io::Result<()> {
+        let end = at + len;
+        for chunk in at / CHUNK..end.div_ceil(CHUNK) {
+            let (from, to) = (at.max(chunk * CHUNK), end.min((chunk + 1) * CHUNK));
+            if !self.written.contains_key(&chunk) {
+                let mut bytes = vec![0; CHUNK as usize].into_boxed_slice();
+                if to - from < CHUNK {
+                    self.view.read_chunk(&self.state, chunk, &mut bytes)?;
+                    self.read.insert(chunk);
+                }
+                self.written.insert(chunk, bytes);
+            }
+            if let Some(bytes) = self.written.get_mut(&chunk) {
+                let target = &mut bytes[(from - chunk * CHUNK) as usize..(to - chunk * CHUNK) as usize];
+                match data {
+                    [] => target.fill(0),
+                    data => target.copy_from_slice(&data[(from - at) as usize..(to - at) as usize]),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Disk for Shared {
+    fn submit(&mut self, _: &Request, _: &[u8], _: u32) -> io::Result<u32> {
+        Ok(0)
+    }
+
+    fn complete(&mut self, request: &Request, data: &[u8], _: u32) -> io::Result<()> {
+        self.with(|slot| match *request {
+            Request::Write { at, len, .. } => slot.write(at, u64::from(len), data),
+            Request::Clear { at, len, .. } => slot.write(at, len, &[]),
+            Request::Flush | Request::Read { .. } => Ok(()),
+        })
+    }
+
+    fn read(&mut self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.with(|slot| slot.read(at, into))
+    }
+}

@@ -1,0 +1,117 @@
+//! The loop options `autosize`, by which a device follows its file's growth, and `autoclear`, by which it is
+//! removed after its last client has gone; and images of a cluster, which other clients resize and lock.
+//!
+//! Runs on the control plane, only in processes with such a device, and polls several times a second: a file
+//! system does not report that a file grew on another host, and an event for each of our own writes would
+//! cost more than polling. A file that became shorter is not followed, as clients would lose blocks.
+
+use crate::change::Change;
+use crate::control::HostView;
+use crate::device::Device;
+use crate::host::Host;
+use crate::spec::{DiskFileSpec, StackSpec};
+use rbd::Rbd;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Polling interval. People and scripts that use a device after it grew wait longer.
+const PERIOD: Duration = Duration::from_millis(250);
+
+fn file_spec(device: &Device) -> Option<DiskFileSpec> {
+    match device.stack() {
+        StackSpec::File(spec) => Some(spec),
+        _ => None,
+    }
+}
+
+/// Polls the devices of a host until the future is dropped, if any of them has such an option. `view` removes
+/// devices.
+pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
+    let watched = |device: &Arc<Device>| match device.stack() {
+        StackSpec::File(spec) => spec.autosize || spec.autoclear,
+        StackSpec::Rbd(_) => true,
+        _ => false,
+    };
+    // Devices whose lock is being taken over, which waits for the cluster.
+    let mut locking = HashMap::new();
+    // Devices that have had a client.
+    let mut used = HashSet::new();
+    if !host.devices().iter().any(watched) {
+        return;
+    }
+    // No end condition: a device disappears from the list while it is being removed, and returns if that is
+    // refused.
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        for device in host.devices() {
+            if matches!(device.stack(), StackSpec::Rbd(_)) {
+                follow_image(&host, &device).await;
+                let task = locking.get(&device.number());
+                if task.is_none_or(JoinHandle::is_finished)
+                    && let Some(rbd) = host.rbd_without_lock(&device)
+                {
+                    let number = device.number();
+                    locking
+                        .insert(number, tokio::task::spawn_blocking(move || take_lock_over(&device, &rbd)));
+                    continue;
+                }
+            }
+            let Some(spec) = file_spec(&device) else { continue };
+            if spec.autosize {
+                grow(&host, &device).await;
+            }
+            if spec.autoclear {
+                if host.is_used(&device) {
+                    used.insert(device.number());
+                } else if used.contains(&device.number())
+                    && let Err(error) = view.delete(device.name().as_str()).await
+                {
+                    tracing::error!(device = %device.name(), %error, "autoclear failed");
+                }
+            }
+        }
+    }
+}
+
+/// Gives a device the size that another client has given to its image, in both directions: what was cut off
+/// is gone already. The cluster reports the change, so nothing is asked while there is none.
+async fn follow_image(host: &Arc<Host>, device: &Arc<Device>) {
+    let (measuring, measured) = (host.clone(), device.clone());
+    let changed = tokio::task::spawn_blocking(move || measuring.changed_rbd_size(&measured)).await;
+    let Ok(Some(size)) = changed else { return };
+    match host.change(device.name().as_str(), Change::Resize { size: None, shrink: true }).await {
+        Ok(()) => {
+            tracing::info!(device = %device.name(), %size, "the device was resized to its image's new size")
+        }
+        Err(error) => {
+            tracing::error!(device = %device.name(), %error, "the device could not be resized to its image's new size")
+        }
+    }
+}
+
+/// Fences a client that has not handed the exclusive lock of the device's image over in time.
+fn take_lock_over(device: &Device, rbd: &Rbd) {
+    match rbd.take_lock_over() {
+        Ok(None) => {}
+        Ok(Some(client)) => {
+            tracing::warn!(device = %device.name(), %client, "the exclusive lock was taken over: the client is blocklisted");
+        }
+        Err(error) => {
+            tracing::error!(device = %device.name(), %error, "the exclusive lock cannot be taken over");
+        }
+    }
+}
+
+async fn grow(host: &Host, device: &Arc<Device>) {
+    let Some(size) = host.growth(device) else { return };
+    match host.change(device.name().as_str(), Change::Resize { size: None, shrink: false }).await {
+        Ok(()) => {
+            tracing::info!(device = %device.name(), %size, "the device was resized to its file's new size")
+        }
+        Err(error) => {
+            tracing::error!(device = %device.name(), %error, "the device could not be resized to its file's new size")
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! COMPARE AND WRITE and ORWRITE: SBC-4 sections 5.3 and 5.14. Both read, then write, and hold the range exclusively
+//! meanwhile.
+
+use super::range::{Blocks, check_data_out, failed};
+use super::verify::first_difference;
+use crate::dispatch::Call;
+use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory, Step, Steps, Target};
+use crate::sense::Sense;
+use crate::{Begin, Outcome};
+use block::{Flags, Op};
+
+/// Most bytes that ORWRITE reads at once.
+const CHUNK: u32 = 1 << 20;
+const FUA: u8 = 0x08;
+
+/// What is done with the blocks that were read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// If they are the first half of the data-out, the second half is written.
+    CompareAndWrite,
+    /// The data-out is added to them by OR.
+    Or,
+}
+
+/// COMPARE AND WRITE, of as many blocks as VPD page B0h says (LIO-12: LIO has one).
+pub(crate) fn compare_and_write(call: &Call<'_>) -> Begin {
+    let blocks = Blocks::of(&call.cdb);
+    if blocks.count > call.facts.compare_and_write_max().into() {
+        return blocks.too_long().into();
+    }
+    program(call, blocks, Kind::CompareAndWrite).unwrap_or_else(Begin::from)
+}
+
+/// ORWRITE (16).
+pub(crate) fn or_write(call: &Call<'_>) -> Begin {
+    program(call, Blocks::of(&call.cdb), Kind::Or).unwrap_or_else(Begin::from)
+}
+
+fn program(call: &Call<'_>, blocks: Blocks, kind: Kind) -> Result<Begin, Outcome> {
+    let media = &call.facts.media;
+    blocks.check_transfer(media)?;
+    if blocks.count == 0 {
+        return Ok(Outcome::good(0).into());
+    }
+    let len = blocks.len(media) as u32;
+    let data_out = if kind == Kind::CompareAndWrite { 2 * len } else { len };
+    check_data_out(call, data_out.into())?;
+    let fast = call.unit().fast_facts();
+    let is_durable = call.cdb[1] & FUA != 0 || fast.write_through;
+    Ok(Begin::Program(Program::new(
+        call.nexus,
+        ReadThenWrite {
+            kind,
+            start: blocks.offset(media),
+            len,
+            done: 0,
+            shift: media.block_shift(),
+            flags: if is_durable && fast.can_fua { Flags::FUA } else { Flags::empty() },
+            flushes: is_durable && fast.fua_flushes,
+            phase: Phase::Idle,
+        },
+    )))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Idle,
+    Reading,
+    Writing,
+    Flushing,
+}
+
+struct ReadThenWrite {
+    kind: Kind,
+    start: u64,
+    len: u32,
+    /// Bytes written so far.
+    done: u32,
+    shift: u32,
+    flags: Flags,
+    /// A flush follows the last write.
+    flushes: bool,
+    phase: Phase,
+}
+
+impl ReadThenWrite {
+    /// Bytes to read and write next. COMPARE AND WRITE does all at once: it writes nothing before all is compared.
+    fn chunk(&self) -> u32 {
+        match self.kind {
+            Kind::CompareAndWrite => self.len,
+            Kind::Or => CHUNK.min(self.len - self.done),
+        }
+    }
+
+    fn io(&self, op: Op, buffer: Buffer) -> ProgramIo {
+        let flags = if op == Op::Write { self.flags } else { Flags::empty() };
+        let offset = self.start + u64::from(self.done);
+        ProgramIo { slot: 0, unit: Target::Own, op, offset, len: self.chunk().into(), flags, buffer }
+    }
+
+    /// Decides what to write after the blocks were read.
+    fn modify(&self, memory: &mut ProgramMemory<'_>) -> Result<Buffer, Outcome> {
+        let chunk = self.chunk();
+        let read = memory.scratch.get_mut(..chunk as usize).unwrap_or_default();
+        match self.kind {
+            Kind::CompareAndWrite => {
+                let expected = memory.data_out.get(..chunk as usize).unwrap_or_default();
+                match first_difference(read, expected) {
+                    Some(at) => Err(Sense::miscompare(at as u64).into()),
+                    None => Ok(Buffer::DataOut(chunk..2 * chunk)),
+                }
+            }
+            Kind::Or => {
+                let operand = memory.data_out.get(self.done as usize..).unwrap_or_default();
+                read.iter_mut().zip(operand).for_each(|(byte, operand)| *byte |= operand);
+                Ok(Buffer::Scratch(0..chunk))
+            }
+        }
+    }
+}
+
+impl Steps for ReadThenWrite {
+    fn needs(&self) -> Needs {
+        Needs {
+            data_out: if self.kind == Kind::CompareAndWrite { 2 * self.len } else { self.len },
+            scratch: self.chunk(),
+            exclusive: Some(self.start..self.start + u64::from(self.len)),
+        }
+    }
+
+    fn step(&mut self, completed: Option<Completed>, memory: &mut ProgramMemory<'_>) -> Step {
+        if completed.is_none() && self.phase != Phase::Idle {
+            return Step::Wait;
+        }
+        if let Some(Completed { status, .. }) = completed
+            && !status.is_ok()
+        {
+            let is_write = self.phase != Phase::Reading;
+            return Step::Finished(failed(status, self.start + u64::from(self.done), self.shift, is_write));
+        }
+        if self.phase == Phase::Writing {
+            self.done += self.chunk();
+        }
+        let wanted = self.needs().data_out.into();
+        match self.phase {
+            Phase::Reading => match self.modify(memory) {
+                Ok(buffer) => {
+                    self.phase = Phase::Writing;
+                    Step::Submit(self.io(Op::Write, buffer))
+                }
+                Err(outcome) => Step::Finished(Outcome { wanted, ..outcome }),
+            },
+            Phase::Writing if self.done == self.len && self.flushes => {
+                self.phase = Phase::Flushing;
+                Step::Submit(ProgramIo { offset: 0, len: 0, ..self.io(Op::Flush, Buffer::None) })
+            }
+            Phase::Writing if self.done == self.len => Step::Finished(Outcome::good(wanted)),
+            Phase::Flushing => Step::Finished(Outcome::good(wanted)),
+            Phase::Idle | Phase::Writing => {
+                self.phase = Phase::Reading;
+                let chunk = self.chunk();
+                Step::Submit(self.io(Op::Read, Buffer::Scratch(0..chunk)))
+            }
+        }
+    }
+}

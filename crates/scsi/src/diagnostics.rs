@@ -1,0 +1,119 @@
+//! SEND and RECEIVE DIAGNOSTIC RESULTS, READ BUFFER and WRITE BUFFER: SPC-6 sections 6.18, 6.19, 6.28, 6.42 and 6.49.
+
+use crate::bytes::{be16, be24, be32, put};
+use crate::dispatch::Call;
+use crate::sense::Sense;
+use crate::{Begin, Outcome};
+use std::sync::PoisonError;
+
+/// Bytes of the echo buffer.
+const ECHO_LEN: usize = 4096;
+/// Buffer modes.
+const DATA: u8 = 0x02;
+const DESCRIPTOR: u8 = 0x03;
+const ECHO: u8 = 0x0A;
+const ECHO_DESCRIPTOR: u8 = 0x0B;
+
+/// SEND DIAGNOSTIC. The default self-test, and each other one, finds nothing wrong at once. The parameter list was not
+/// received yet.
+pub(crate) fn send_begin(call: &Call<'_>) -> Begin {
+    let (code, has_format, tests) = (call.cdb[1] >> 5, call.cdb[1] & 0x10 != 0, call.cdb[1] & 0x04 != 0);
+    let len = be16(&call.cdb, 3);
+    // A self-test, by bit or code, has no parameter list.
+    if tests && (code != 0 || len != 0) || code != 0 && len != 0 {
+        return Sense::cdb_field(3, None).into();
+    }
+    if matches!(code, 3 | 7) {
+        return Sense::cdb_field(1, Some(7)).into();
+    }
+    match (len, has_format) {
+        (0, _) => Outcome::good(0).into(),
+        (_, false) => Sense::cdb_field(1, Some(4)).into(),
+        _ => call.parameters(len.into()),
+    }
+}
+
+/// SEND DIAGNOSTIC with a page: only a request for the supported pages, which RECEIVE DIAGNOSTIC RESULTS answers.
+pub(crate) fn send(_: &Call<'_>, list: &[u8]) -> Begin {
+    match list {
+        [0, _, 0, 0] => Outcome::good(4).into(),
+        [0, ..] => Sense::PARAMETER_LIST_LENGTH.into(),
+        _ => Sense::parameter_field(0, None).into(),
+    }
+}
+
+/// RECEIVE DIAGNOSTIC RESULTS: page 00h, the supported pages.
+pub(crate) fn receive(call: &Call<'_>) -> Begin {
+    let is_page_valid = call.cdb[1] & 0x01 != 0;
+    if is_page_valid && call.cdb[2] != 0 {
+        return Sense::cdb_field(2, None).into();
+    }
+    Outcome::with_data(vec![0, 0, 0, 1, 0], be16(&call.cdb, 3).into()).into()
+}
+
+/// READ BUFFER (10): the echo buffer, which each nexus has of its own.
+pub(crate) fn read_buffer(call: &Call<'_>) -> Begin {
+    let (mode, id, offset, allocation) =
+        (call.cdb[1] & 0x1F, call.cdb[2], be24(&call.cdb, 3) as usize, be24(&call.cdb, 6));
+    if id != 0 {
+        return Sense::cdb_field(2, None).into();
+    }
+    let echo = call.nexus.echo.lock().unwrap_or_else(PoisonError::into_inner);
+    let data = match mode {
+        // The buffer as the initiator wrote it, zeroes behind.
+        DATA => match offset {
+            0..=ECHO_LEN => {
+                let mut data = vec![0; ECHO_LEN - offset];
+                put(&mut data, 0, echo.get(offset..).unwrap_or_default());
+                data
+            }
+            _ => return Sense::cdb_field(3, None).into(),
+        },
+        DESCRIPTOR => {
+            // Offset boundary 0: any byte.
+            let mut data = vec![0; 4];
+            put(&mut data, 1, &(ECHO_LEN as u32).to_be_bytes()[1..]);
+            data
+        }
+        // COMMAND SEQUENCE ERROR: nothing was written to the echo buffer.
+        ECHO if echo.is_empty() => return Sense::new(crate::sense::Key::IllegalRequest, 0x2C, 0x00).into(),
+        ECHO => echo.clone(),
+        // EBOS 0; the capacity.
+        ECHO_DESCRIPTOR => (ECHO_LEN as u32).to_be_bytes().to_vec(),
+        _ => return Sense::cdb_field(1, Some(4)).into(),
+    };
+    Outcome::with_data(data, allocation).into()
+}
+
+/// WRITE BUFFER: to the echo buffer. The data was not received yet.
+pub(crate) fn write_buffer_begin(call: &Call<'_>) -> Begin {
+    let (mode, id, offset, len) =
+        (call.cdb[1] & 0x1F, call.cdb[2], be24(&call.cdb, 3) as usize, be24(&call.cdb, 6));
+    if !matches!(mode, DATA | ECHO) {
+        return Sense::cdb_field(1, Some(4)).into();
+    }
+    if id != 0 {
+        return Sense::cdb_field(2, None).into();
+    }
+    if mode == ECHO && offset != 0 || offset > ECHO_LEN {
+        return Sense::cdb_field(3, None).into();
+    }
+    if len as usize > ECHO_LEN - offset {
+        return Sense::cdb_field(6, None).into();
+    }
+    call.parameters(len)
+}
+
+/// WRITE BUFFER, with its data.
+pub(crate) fn write_buffer(call: &Call<'_>, list: &[u8]) -> Begin {
+    let offset = (be32(&call.cdb, 2) & 0xFF_FFFF) as usize;
+    let mut echo = call.nexus.echo.lock().unwrap_or_else(PoisonError::into_inner);
+    if call.cdb[1] & 0x1F == ECHO {
+        *echo = list.to_vec();
+    } else {
+        let end = (offset + list.len()).min(ECHO_LEN).max(echo.len());
+        echo.resize(end, 0);
+        put(&mut echo, offset, list);
+    }
+    Outcome::good(list.len() as u64).into()
+}

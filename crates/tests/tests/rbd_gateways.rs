@@ -1,0 +1,278 @@
+//! Two gateways: one image of a Ceph, served by two processes, with `multipath` in front. Either may be killed,
+//! stopped or blocklisted under a load that verifies, and an OSD may die.
+//!
+//! `./x test` and `./x ceph test` run them; without a cluster they are skipped.
+
+use blockyard_tests::ceph::{Image, folder};
+use blockyard_tests::iscsi::initiator::Initiator;
+use blockyard_tests::iscsi::{NAME, Target};
+use blockyard_tests::peer::Peer;
+use blockyard_tests::remote::{fio, serve_as, table_as};
+use blockyard_tests::server::{Engine, Sandbox, Server, noise};
+use blockyard_tests::tools::{PATIENCE, command, missing, until, wait_within};
+use proto::iscsi::initiator::Options;
+use proto::nbd::{CommandFlags, Request};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// Options of a gateway's image: a client that does not hand the lock over is fenced after this time.
+const GATEWAY: &str = ",takeover=1s";
+/// Limit for any request while a gateway fails over: the path's timeout (3 s), the takeover (1 s), librbd's
+/// attempts to get the lock, and a busy machine.
+const STALL_MAX: Duration = Duration::from_secs(45);
+
+/// Two gateways of an image and the device in front of them.
+struct Gateways {
+    one: Server,
+    two: Server,
+    front: Server,
+}
+
+impl Gateways {
+    fn start(sandbox: &Sandbox, image: &Image, mib: u64) -> Gateways {
+        let one = serve_as(sandbox, "one", &image.stack(GATEWAY), &[]);
+        let two = serve_as(sandbox, "two", &image.stack(GATEWAY), &[]);
+        let path = |name: &str| {
+            let socket = sandbox.path(&format!("{name}.sock"));
+            format!("nbd:nbd+unix:///{name}?socket={},timeout=3s", socket.display())
+        };
+        let line = format!(
+            "0 {} multipath 1 queue_if_no_path 0 2 1 round-robin 0 1 0 {} round-robin 0 1 0 {}",
+            mib * MIB / 512,
+            path("one"),
+            path("two")
+        );
+        let front = table_as(sandbox, "m", &line, &["--multipath", "checker=200ms,checker_max=1s"]);
+        Gateways { one, two, front }
+    }
+
+    /// Puts the device under a load that verifies for some seconds.
+    fn load(&self, sandbox: &Sandbox, seconds: u64) -> Child {
+        let mut load =
+            fio(&self.front, "--size=16M --bs=4k-64k --iodepth=8 --verify_backlog=64 --time_based");
+        load.args(["--output-format=json", &format!("--runtime={seconds}")]);
+        load.arg(format!("--output={}", sandbox.path("fio.json").display()));
+        load.spawn().unwrap()
+    }
+
+    /// Waits for a load; returns the time of its slowest request.
+    fn finish(&self, sandbox: &Sandbox, mut load: Child, what: &str) -> Duration {
+        let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
+        assert!(ended.success(), "{what}: {ended}: {}{}", self.front.log(), self.two.log());
+        let text = std::fs::read_to_string(sandbox.path("fio.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).unwrap();
+        let slowest = |op: &str| report["jobs"][0][op]["lat_ns"]["max"].as_u64().unwrap_or_default();
+        let stall = Duration::from_nanos(slowest("read").max(slowest("write")));
+        println!("{what}: no error; the slowest request took {stall:?}");
+        assert!(stall < STALL_MAX, "{what}: a request took {stall:?}");
+        stall
+    }
+}
+
+/// Returns the address of the client that holds the exclusive lock, as `ceph osd blocklist` wants it.
+fn lock_owner(image: &Image) -> Option<String> {
+    let list = image.rbd(&["lock", "ls", "--format", "json", &format!("rbd/{}", image.name)]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    list.as_array()?.first()?["address"].as_str().map(str::to_owned)
+}
+
+fn await_owner(image: &Image) -> String {
+    until(PATIENCE, || lock_owner(image)).expect("a gateway holds the lock")
+}
+
+#[test]
+fn a_gateway_killed_under_load_causes_no_error_and_no_loss() {
+    let Some(image) = Image::new("gw-killed", 16, &[]) else { return };
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let mut gateways = Gateways::start(&sandbox, &image, 16);
+    let load = gateways.load(&sandbox, 6);
+    await_owner(&image);
+    std::thread::sleep(Duration::from_secs(1));
+    gateways.one.kill();
+    gateways.finish(&sandbox, load, "a gateway was killed");
+    let mut reader = Peer::connect(&gateways.front.socket(), "m");
+    reader.flush().unwrap();
+    let seen = reader.read(0, 16 * MIB).unwrap();
+    reader.disconnect();
+    gateways.front.terminate();
+    gateways.two.terminate();
+    assert!(image.exported(&sandbox, "") == seen, "another client reads what was acknowledged");
+}
+
+/// The stopped gateway wakes up under load, after its lock was broken: what it had not sent yet must not be
+/// written.
+#[test]
+fn a_gateway_stopped_under_load_causes_no_error_and_does_not_write_when_it_wakes() {
+    let Some(image) = Image::new("gw-stopped", 16, &[]) else { return };
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let mut gateways = Gateways::start(&sandbox, &image, 16);
+    let load = gateways.load(&sandbox, 14);
+    let first = await_owner(&image);
+    std::thread::sleep(Duration::from_secs(1));
+    gateways.one.signal(Signal::STOP);
+    // Until the other gateway has the lock, and the first one's watch (6 s) has expired.
+    until(PATIENCE, || lock_owner(&image).filter(|owner| *owner != first)).expect("the lock moves");
+    std::thread::sleep(Duration::from_secs(7));
+    gateways.one.signal(Signal::CONT);
+    gateways.finish(&sandbox, load, "a gateway was stopped");
+    gateways.two.await_log("the exclusive lock was taken over");
+    gateways.front.terminate();
+    gateways.two.terminate();
+    gateways.one.kill();
+}
+
+#[test]
+fn a_gateway_blocklisted_under_load_causes_no_error_and_no_loss() {
+    let Some(image) = Image::new("gw-fenced", 16, &[]) else { return };
+    if missing(&["fio"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let mut gateways = Gateways::start(&sandbox, &image, 16);
+    let load = gateways.load(&sandbox, 6);
+    let first = await_owner(&image);
+    std::thread::sleep(Duration::from_secs(1));
+    image.run(&["ceph", "osd", "blocklist", "add", &first]);
+    gateways.finish(&sandbox, load, "a gateway was blocklisted");
+    gateways.one.await_log("this client is blocklisted");
+    assert_ne!(await_owner(&image), first, "the other gateway has the lock");
+    gateways.front.terminate();
+    gateways.two.terminate();
+    gateways.one.kill();
+}
+
+/// Has a stopped gateway wake up with a write that it has not read from its socket yet, after the other gateway
+/// has written there. Returns the answer to the late write, and whether the image has it.
+fn late_write(image: &Image) -> (bool, bool) {
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let mut one = serve_as(&sandbox, "one", &image.stack(GATEWAY), &[]);
+    let mut two = serve_as(&sandbox, "two", &image.stack(GATEWAY), &[]);
+    let mut first = Peer::connect(&one.socket(), "one");
+    first.write(0, &noise(1, 4096), CommandFlags::empty()).unwrap();
+    // Nothing is sent before it has stopped: a write that it carries out first would be in order.
+    one.freeze();
+    let (late, newer) = (noise(2, 4096), noise(3, 4096));
+    first.send(Request::write(0, 0, 4096), &late);
+    let started = Instant::now();
+    let mut second = Peer::connect(&two.socket(), "two");
+    second.write(0, &newer, CommandFlags::empty()).unwrap();
+    println!("a write waited {:?} for the lock of a stopped gateway", started.elapsed());
+    one.signal(Signal::CONT);
+    let accepted = first.receive().error.is_none();
+    second.disconnect();
+    two.terminate();
+    one.kill();
+    let written = image.exported(&sandbox, "");
+    assert!(written[..4096] == late || written[..4096] == newer);
+    (accepted, written[..4096] == late)
+}
+
+#[test]
+fn a_stopped_gateway_that_wakes_up_does_not_write() {
+    let Some(image) = Image::new("gw-late", 8, &[]) else { return };
+    assert_eq!(late_write(&image), (false, false), "a fenced gateway has written");
+}
+
+/// The canary of the test above: without fencing the late write is accepted, and the newer one is lost.
+#[test]
+fn without_fencing_a_stopped_gateway_that_wakes_up_writes() {
+    let Some(image) = Image::new("gw-canary", 8, &[]) else { return };
+    let sandbox = Sandbox::default();
+    let text = std::fs::read_to_string(&image.conf).unwrap();
+    let conf = sandbox.text("ceph.conf", &format!("{text}\n[client]\nrbd blocklist on break lock = false\n"));
+    let unfenced = Image { conf, name: image.name };
+    let seen = late_write(&unfenced);
+    std::mem::forget(unfenced);
+    assert_eq!(seen, (true, true), "the late write has to arrive, or the other test proves nothing");
+}
+
+#[test]
+fn an_osd_killed_and_restarted_makes_requests_wait_and_continue() {
+    let Some(image) = Image::new("gw-osd", 16, &[]) else { return };
+    let folder = folder().expect("a cluster");
+    if missing(&["fio", "ceph-osd"]) || !folder.join("osd.1.pid").exists() {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::IoUring);
+    let mut gateways = Gateways::start(&sandbox, &image, 16);
+    let load = gateways.load(&sandbox, 8);
+    await_owner(&image);
+    let pid: i32 = std::fs::read_to_string(folder.join("osd.1.pid")).unwrap().trim().parse().unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let restarted = command(&["ceph-osd", "-i", "1"]).env("CEPH_CONF", &image.conf).status().unwrap();
+    assert!(restarted.success(), "the OSD starts again: {restarted}");
+    gateways.finish(&sandbox, load, "an OSD was killed and restarted");
+    gateways.front.terminate();
+    gateways.two.terminate();
+    gateways.one.terminate();
+}
+
+/// SCSI statuses.
+const GOOD: u8 = 0x00;
+const CONFLICT: u8 = 0x18;
+
+/// PERSISTENT RESERVE OUT: REGISTER, RESERVE and PREEMPT, the last two for write exclusive.
+fn reserve_out(session: &mut Initiator, action: u8, key: u64, action_key: u64) -> u8 {
+    let cdb = [0x5F, action, u8::from(action != 0), 0, 0, 0, 0, 0, 24, 0];
+    let mut list = [0; 24];
+    list[..8].copy_from_slice(&key.to_be_bytes());
+    list[8..16].copy_from_slice(&action_key.to_be_bytes());
+    session.command(0, &cdb, &list, 0).expect("an answer").status
+}
+
+/// Returns the access state of the session's target port group: 0 active/optimized, 1 active/non-optimized.
+fn access_state(session: &mut Initiator) -> u8 {
+    const REPORT_GROUPS: [u8; 12] = [0xA3, 0x0A, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
+    session.attentions(0);
+    session.good(0, &REPORT_GROUPS, &[], 64)[4] & 0x0F
+}
+
+/// WRITE(10) of a block.
+fn write_block(session: &mut Initiator) -> u8 {
+    session.attentions(0);
+    session.command(0, &[0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 512], 0).expect("an answer").status
+}
+
+#[test]
+fn iscsi_gateways_share_reservations_and_report_who_has_the_lock() {
+    let Some(image) = Image::new("gw-iscsi", 8, &[]) else { return };
+    let sandboxes = [Sandbox::new(Engine::IoUring), Sandbox::new(Engine::IoUring)];
+    let [one, two] = [0, 1].map(|number| Target::serve(&sandboxes[number], &image.stack(GATEWAY), "", &[]));
+    let log_in = |target: &Target, initiator: &str| {
+        let name = format!("iqn.2026-11.io.blockyard.test:{initiator}");
+        Initiator::log_in(target.portal(), Options::new(&name, Some(NAME))).expect("a login")
+    };
+    let (mut owner, mut other) = (log_in(&one, "owner"), log_in(&two, "other"));
+    const IDENTIFICATION: [u8; 6] = [0x12, 1, 0x83, 0, 255, 0];
+    let identified = [&mut owner, &mut other].map(|session| {
+        session.attentions(0);
+        session.good(0, &IDENTIFICATION, &[], 255)[8..24].to_vec()
+    });
+    assert_eq!(identified[0], identified[1], "two gateways are two paths to one unit");
+
+    assert_eq!(write_block(&mut owner), GOOD);
+    until(PATIENCE, || (access_state(&mut owner) == 0).then_some(())).expect("the owner is optimized");
+    until(PATIENCE, || (access_state(&mut other) == 1).then_some(())).expect("the other one is not");
+
+    // A registration and a reservation at one gateway exclude initiators of the other one, at once.
+    assert_eq!(reserve_out(&mut owner, 0, 0, 1), GOOD);
+    assert_eq!(reserve_out(&mut owner, 1, 1, 0), GOOD);
+    assert_eq!(write_block(&mut other), CONFLICT);
+    // The other gateway changes them, from the state of the first one.
+    assert_eq!(reserve_out(&mut other, 0, 0, 2), GOOD);
+    assert_eq!(reserve_out(&mut other, 4, 2, 1), GOOD, "a preemption");
+    assert_eq!(write_block(&mut owner), CONFLICT, "the preempted initiator cannot write");
+    assert_eq!(write_block(&mut other), GOOD);
+    until(PATIENCE, || (access_state(&mut other) == 0).then_some(())).expect("the lock has moved");
+    until(PATIENCE, || (access_state(&mut owner) == 1).then_some(())).expect("the state follows");
+    assert!(image.rbd(&["image-meta", "ls", "rbd/gw-iscsi"]).contains("blockyard.reservations"));
+}

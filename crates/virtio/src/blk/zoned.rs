@@ -1,0 +1,109 @@
+//! Requests of zoned devices (VIRTIO 1.3, 5.2.6, with `VIRTIO_BLK_F_ZONED`).
+
+use super::{
+    Config, Kind, Request, S_IOERR, S_UNSUPP, S_ZONE_INVALID_CMD, S_ZONE_UNALIGNED_WP, SECTOR, status_byte,
+};
+use block::{Bytes, Op, Status, Zone};
+
+/// Bytes of the header of a zone report, and of each descriptor behind it.
+pub const ZONE_DESCRIPTOR_LEN: u32 = 64;
+
+/// A zone request, checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ZoneRequest {
+    /// Operation of the block layer.
+    pub op: Op,
+    /// First byte: of the zone, for reports of a zone or within it, and 0 to reset all zones.
+    pub offset: Bytes,
+    /// Length: of the data to append, up to the end of the device for reports, otherwise 0.
+    pub len: Bytes,
+    /// Most zones that a report has room for.
+    pub zones_max: u32,
+}
+
+impl Config {
+    /// Checks a zone request.
+    ///
+    /// # Errors
+    /// The status byte of the failed request: the device is not zoned or does not support zone appends, the sector is not
+    /// the first one of a zone, the data is too long or too short.
+    pub fn check_zone(&self, request: &Request<'_>) -> Result<ZoneRequest, u8> {
+        let zoned = self.zoned.ok_or(S_UNSUPP)?;
+        let op = match request.kind {
+            Kind::ZoneAppend => Op::ZoneAppend,
+            Kind::ZoneReport => Op::ReportZones,
+            Kind::ZoneOpen => Op::ZoneOpen,
+            Kind::ZoneClose => Op::ZoneClose,
+            Kind::ZoneFinish => Op::ZoneFinish,
+            Kind::ZoneReset => Op::ZoneReset,
+            Kind::ZoneResetAll => Op::ZoneResetAll,
+            _ => return Err(S_UNSUPP),
+        };
+        if self.is_read_only && op != Op::ReportZones {
+            return Err(S_IOERR);
+        }
+        // 5.2.6.1: the sector is not used.
+        if op == Op::ZoneResetAll {
+            return Ok(ZoneRequest { op, offset: Bytes::ZERO, len: Bytes::ZERO, zones_max: 0 });
+        }
+        if request.sector >= self.capacity.0 {
+            return Err(S_ZONE_INVALID_CMD);
+        }
+        let offset = Bytes(request.sector * SECTOR);
+        if op == Op::ReportZones {
+            let room = request.len.checked_sub(ZONE_DESCRIPTOR_LEN.into()).ok_or(S_ZONE_INVALID_CMD)?;
+            let zones_max = u32::try_from(room / u64::from(ZONE_DESCRIPTOR_LEN)).unwrap_or(u32::MAX);
+            let len = Bytes(self.capacity.0 * SECTOR - offset.0);
+            return Ok(ZoneRequest { op, offset, len, zones_max });
+        }
+        if !request.sector.is_multiple_of(u64::from(zoned.zone_sectors).max(1)) {
+            return Err(S_ZONE_INVALID_CMD);
+        }
+        let mut len = Bytes::ZERO;
+        if op == Op::ZoneAppend {
+            let longest = u64::from(zoned.append_sectors_max) * SECTOR;
+            if longest == 0 {
+                return Err(S_UNSUPP);
+            }
+            if request.len == 0 || request.len > longest || request.append_sector.is_empty() {
+                return Err(S_ZONE_INVALID_CMD);
+            }
+            if !request.len.is_multiple_of(zoned.write_granularity.into()) {
+                return Err(S_ZONE_UNALIGNED_WP);
+            }
+            len = Bytes(request.len);
+        }
+        Ok(ZoneRequest { op, offset, len, zones_max: 0 })
+    }
+}
+
+/// Converts a status to that of a zone request. 5.2.6: all errors that have no status of their own are
+/// `VIRTIO_BLK_S_ZONE_INVALID_CMD`.
+pub const fn zone_status_byte(status: Status) -> u8 {
+    match status {
+        Status::Invalid | Status::IoError => S_ZONE_INVALID_CMD,
+        _ => status_byte(status),
+    }
+}
+
+/// Encodes a zone report from records of [`Zone`], which end at the first that is none. Fills all of `report`: a header,
+/// descriptors as far as there is room, and zeroes. Returns the number of descriptors.
+pub fn encode_report(records: &[u8], report: &mut [u8]) -> u64 {
+    report.fill(0);
+    let Some((header, descriptors)) = report.split_at_mut_checked(ZONE_DESCRIPTOR_LEN as usize) else {
+        return 0;
+    };
+    let zones = records.chunks_exact(Zone::RECORD_LEN).map_while(Zone::from_record);
+    let mut count = 0u64;
+    for (zone, descriptor) in zones.zip(descriptors.chunks_exact_mut(ZONE_DESCRIPTOR_LEN as usize)) {
+        descriptor[..8].copy_from_slice(&zone.capacity.0.to_le_bytes());
+        descriptor[8..16].copy_from_slice(&zone.start.0.to_le_bytes());
+        descriptor[16..24].copy_from_slice(&zone.write_pointer.0.to_le_bytes());
+        // Types and conditions have the kernel's numbers, as in the specification.
+        descriptor[24] = zone.kind as u8;
+        descriptor[25] = zone.condition as u8;
+        count += 1;
+    }
+    header[..8].copy_from_slice(&count.to_le_bytes());
+    count
+}

@@ -1,0 +1,104 @@
+//! virtio-blk requests from a number of slots, each with a header, a status byte and memory for data.
+
+use super::{Driver, Place};
+use crate::blk::{HEADER_LEN, Kind};
+use crate::memory::{GuestMemory, Span};
+use std::sync::Arc;
+
+/// Status byte of a request that the device has not completed.
+const PENDING: u8 = 0xff;
+
+/// A slot: the addresses of its parts, and the spans to access them.
+struct Slot {
+    header: (u64, Span),
+    data: (u64, Span),
+    status: (u64, Span),
+}
+
+/// The driver of a virtio block device on one queue.
+pub struct Disk {
+    driver: Driver,
+    memory: Arc<GuestMemory>,
+    slots: Box<[Slot]>,
+    /// Slot of each chain in flight, by its id.
+    owners: Box<[u16]>,
+}
+
+impl Disk {
+    /// Creates `slots` slots with `data_len` bytes of data each. `None`: there is not enough memory at the place.
+    pub fn new(
+        driver: Driver,
+        memory: Arc<GuestMemory>,
+        place: &mut Place,
+        slots: u16,
+        data_len: u32,
+    ) -> Option<Disk> {
+        let part = |place: &mut Place, len: u32, align: u64| {
+            let address = place.take(len.into(), align);
+            Some((address, memory.translate(address, len)?))
+        };
+        let slots: Option<Box<[Slot]>> = (0..slots)
+            .map(|_| {
+                Some(Slot {
+                    header: part(place, HEADER_LEN, 64)?,
+                    status: part(place, 1, 1)?,
+                    data: part(place, data_len, 4096)?,
+                })
+            })
+            .collect();
+        // An id is the index of a descriptor, of which a queue has 32768 at most.
+        Some(Disk { driver, slots: slots?, owners: vec![0; 1 << 15].into(), memory })
+    }
+
+    /// The queue.
+    pub fn driver(&mut self) -> &mut Driver {
+        &mut self.driver
+    }
+
+    /// Memory of a slot's data.
+    pub fn data(&self, slot: u16) -> Span {
+        self.slots[usize::from(slot)].data.1
+    }
+
+    /// Adds a request with the first `len` bytes of the slot's data. Returns false if the queue is full.
+    ///
+    /// # Panics
+    /// The slot has less memory.
+    #[inline]
+    pub fn add(&mut self, slot: u16, kind: Kind, sector: u64, len: u32) -> bool {
+        let parts = &self.slots[usize::from(slot)];
+        let mut header = [0; HEADER_LEN as usize];
+        header[..4].copy_from_slice(&kind.number().to_le_bytes());
+        header[8..].copy_from_slice(&sector.to_le_bytes());
+        assert!(len <= parts.data.1.len(), "a slot has {} bytes", parts.data.1.len());
+        let is_written =
+            self.memory.write(parts.header.1, &header) && self.memory.store_byte(parts.status.1, PENDING);
+        assert!(is_written, "the spans are of this memory");
+        let (header, data, status) = ((parts.header.0, HEADER_LEN), (parts.data.0, len), (parts.status.0, 1));
+        let id = match (len, kind) {
+            (0, _) => self.driver.add(&[header], &[status]),
+            (_, Kind::Read | Kind::GetId | Kind::ZoneReport) => self.driver.add(&[header], &[data, status]),
+            _ => self.driver.add(&[header, data], &[status]),
+        };
+        let Some(id) = id else { return false };
+        self.owners[usize::from(id)] = slot;
+        true
+    }
+
+    /// Makes the added requests visible to the device. Returns whether the device wants a kick.
+    #[must_use]
+    pub fn publish(&mut self) -> bool {
+        self.driver.publish()
+    }
+
+    /// Takes the next request that the device completed: its slot and its status byte.
+    #[inline]
+    pub fn take_completed(&mut self) -> Option<(u16, u8)> {
+        let used = self.driver.take_used()?;
+        let slot = self.owners[usize::from(used.id)];
+        let mut status = [PENDING];
+        let is_read = self.memory.read(self.slots[usize::from(slot)].status.1, &mut status);
+        assert!(is_read, "the span is of this memory");
+        Some((slot, status[0]))
+    }
+}

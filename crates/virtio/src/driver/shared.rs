@@ -1,0 +1,90 @@
+//! Memory that driver and device share, and where the parts of a queue are in it.
+
+use crate::Features;
+use crate::memory::{GuestMemory, GuestRegion, Mapping, MemoryError};
+use crate::ring::Layout;
+use block::Region;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Memory of a guest without a guest: a memfd.
+#[derive(Debug)]
+pub struct SharedMemory {
+    file: OwnedFd,
+    mapping: Arc<Mapping>,
+}
+
+impl SharedMemory {
+    /// Creates `len` bytes of shared memory.
+    ///
+    /// # Errors
+    /// The memory cannot be created or mapped.
+    pub fn create(len: u64) -> io::Result<SharedMemory> {
+        let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, len)?;
+        let mapping = Mapping::of_file(&file, 0, len)?;
+        Ok(SharedMemory { file, mapping })
+    }
+
+    /// The file, to be sent to a back-end.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// The driver's mapping of it.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Describes the whole memory as one region, at the guest's and the front-end's addresses.
+    ///
+    /// # Errors
+    /// The addresses overflow.
+    pub fn table(&self, guest: u64, user: u64) -> Result<Arc<GuestMemory>, MemoryError> {
+        table(&self.mapping, guest, user)
+    }
+}
+
+/// Describes a mapping as one region.
+fn table(mapping: &Arc<Mapping>, guest: u64, user: u64) -> Result<Arc<GuestMemory>, MemoryError> {
+    let (len, mapping) = (mapping.len(), mapping.clone());
+    let region = GuestRegion { guest, user, len, mapping, region: Region(0) };
+    GuestMemory::new(vec![region], None).map(Arc::new)
+}
+
+/// Hands out ranges of addresses, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    next: u64,
+}
+
+impl Place {
+    /// Starts at an address.
+    pub fn at(start: u64) -> Place {
+        Place { next: start }
+    }
+
+    /// Takes `len` bytes, aligned to a power of two.
+    pub fn take(&mut self, len: u64, align: u64) -> u64 {
+        let start = self.next.next_multiple_of(align);
+        self.next = start + len;
+        start
+    }
+
+    /// Takes the parts of a queue of `size` descriptors. Driver and device areas are on cache lines of their own.
+    pub fn queue(&mut self, size: u16, features: Features, chain_max: u16) -> Layout {
+        let count = u64::from(size);
+        let (driver, device) = match features.contains(Features::RING_PACKED) {
+            true => (4, 4),
+            false => (6 + 2 * count, 6 + 8 * count),
+        };
+        Layout {
+            size,
+            descriptors: self.take(16 * count, 64),
+            driver: self.take(driver, 64),
+            device: self.take(device, 64),
+            chain_max,
+        }
+    }
+}
