@@ -1,6 +1,6 @@
 //! Builds the tree of a device from its description.
 
-use super::source::Source;
+use super::source;
 use super::{OpenContext, Tree, cow, part, table};
 use crate::device::{Composition, DeviceConfig, DeviceError};
 use crate::spec::{DiskFileSpec, FileFormat, FileSpec, Format, LayerSpec, StackSpec, TableSpec};
@@ -21,7 +21,7 @@ pub(crate) fn open(config: &DeviceConfig, context: &OpenContext<'_>) -> Result<C
         // An origin is only read: other devices may have overlays over it too.
         stack = cow::origin(stack)?;
     }
-    let source = Source::open_for(&stack, Some(config.name.as_str()))?;
+    let source = source::open(&stack, Some(config.name.as_str()))?;
     let mut described = config.stack.clone();
     source.record_format(&mut described);
     let mut tree = Tree::leaf(source);
@@ -121,7 +121,7 @@ fn driver(below: Tree, words: &LayerOptions) -> Result<Tree, DeviceError> {
             format: FileFormat::Given(Format::Raw),
             ..DiskFileSpec::default()
         };
-        children.push(Tree::leaf(Source::open(&StackSpec::File(file))?));
+        children.push(Tree::leaf(source::open(&StackSpec::File(file), None)?));
     }
     let profiles: Vec<Profile> = children.iter().map(|child| child.profile().clone()).collect();
     let layer = words.layer(&profiles).map_err(|why| DeviceError::Layer { name: words.name(), why })?;

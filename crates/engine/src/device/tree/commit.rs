@@ -10,7 +10,7 @@
 //! its requests around [`Commit::copy_rest`] and [`Commit::complete`].
 
 use super::sync_io::SyncIo;
-use super::{Element, Extent, PartitionTables, RbdSize, Rebuild, Source, Tree, cow};
+use super::{Element, Extent, PartitionTables, RbdSize, Rebuild, Tree, cow, source};
 use crate::device::DeviceError;
 use crate::spec::{CowSpec, LayerSpec, StackSpec};
 use backends::File;
@@ -166,7 +166,7 @@ impl Commit {
     /// Extends the origin if the overlay holds chunks past its end.
     fn extend_origin(&mut self) -> Result<(), DeviceError> {
         if let Some((file, size)) = self.missing_length()? {
-            self.base = Tree::leaf(Source::File(file.resized(size)?));
+            self.base = Tree::leaf(source::reuse_file(file.resized(size)?));
             // The new length is on stable storage before anything past the old end.
             SyncIo::new(&self.base)?.flush().map_err(at("flushing the origin's new length"))?;
         }
@@ -181,11 +181,11 @@ impl Commit {
             return Ok(None);
         }
         match &self.base.element {
-            Element::Backend(source) => match &**source {
-                Source::File(file) if !file.shared().facts().block_device => Ok(Some((file, layout.size))),
+            Element::Backend(source) => match source.file() {
+                Some(file) if !file.shared().facts().block_device => Ok(Some((file, layout.size))),
                 _ => Err(CommitError::Shorter(layout.size)),
             },
-            _ => Err(CommitError::Shorter(layout.size)),
+            Element::Layer(..) | Element::Device(..) => Err(CommitError::Shorter(layout.size)),
         }
     }
 
@@ -287,7 +287,7 @@ pub(crate) fn commit(
         return Err(CommitError::NoOverlay.into());
     };
     let stack = if below.iter().any(is_cow) { cow::origin(stack.clone())? } else { stack.clone() };
-    let mut tree = part(Tree::leaf(Source::open(&stack)?))?;
+    let mut tree = part(Tree::leaf(source::open(&stack, None)?))?;
     for layer in below {
         tree = add(tree, layer)?;
     }
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn only_differing_runs_are_written_and_zeroes_become_holes() {
-        let leaf = Tree::leaf(Source::open(&"ram:64K".parse().unwrap()).unwrap());
+        let leaf = Tree::leaf(source::open(&"ram:64K".parse().unwrap(), None).unwrap());
         let mut base = SyncIo::new(&leaf).unwrap();
         let theirs = vec![7; 16384];
         base.write(8192, &theirs).unwrap();

@@ -1,6 +1,6 @@
 //! Opens and creates overlays: the file, its header, and the check that it belongs to its origin.
 
-use super::source::Source;
+use super::source;
 use super::sync_io::SyncIo;
 use super::{Extent, Tree};
 use crate::device::DeviceError;
@@ -71,7 +71,7 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
         Layout::new(spec.size.unwrap_or(identity.size), spec.chunk).map_err(|why| unfit(why.into()))?;
     let exists = fs::exists(path).map_err(CowError::at("checking for", path))?;
     let create = !exists && spec.create;
-    let store = Tree::leaf(Source::open(&StackSpec::File(DiskFileSpec {
+    let file = StackSpec::File(DiskFileSpec {
         file: FileSpec {
             direct: spec.direct,
             create: create.then(|| layout.file_len()),
@@ -79,7 +79,8 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
         },
         format: FileFormat::Given(Format::Raw),
         ..DiskFileSpec::default()
-    }))?);
+    });
+    let store = Tree::leaf(source::open(&file, None)?);
     let opened = if create {
         create_overlay(&store, identity, layout)
             .map_err(CowError::at("creating", path))

@@ -1,7 +1,7 @@
 //! The tree of a device whose contents move to another stack: the layers of the device stay, the stack below them is
 //! exchanged for a migration over both stacks, and that for the destination.
 
-use super::source::Source;
+use super::source;
 use super::{Element, LoadedTarget, SyncIo, Tree};
 use crate::device::DeviceError;
 use crate::device::tree::Loaded;
@@ -50,7 +50,7 @@ pub(crate) fn plan(
 ) -> Result<MovePlan, DeviceError> {
     let source = tree.base(layers.len()).clone();
     let refuse = DeviceError::Move;
-    let opened = Source::open_for(to, Some(name))?;
+    let opened = source::open(to, Some(name))?;
     let mut stack = to.clone();
     opened.record_format(&mut stack);
     let mut destination = Tree::leaf(opened);

@@ -52,6 +52,7 @@ use queue::{DEPTH_MAX, FileId, NodeId, QueueWaker, Stack};
 use rbd::Rbd;
 use ring::{ForeignMemory, KernelRing};
 use source::Source;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -82,6 +83,12 @@ impl RingResources {
         region
     }
 
+    fn file(&mut self, ring: &mut KernelRing, file: Arc<OwnedFd>) -> std::io::Result<FileId> {
+        let id = ring.add_file(file)?;
+        self.files.push(id);
+        Ok(id)
+    }
+
     /// Releases the resources, after the device's queue is gone.
     pub(crate) fn release(self, ring: &mut KernelRing) {
         self.files.into_iter().for_each(|file| ring.remove_file(file));
@@ -92,7 +99,7 @@ impl RingResources {
 
 #[derive(Clone)]
 enum Element {
-    Backend(Arc<Source>),
+    Backend(Arc<dyn Source>),
     Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
     /// Another device of this process, with nodes of our own.
     Device(Arc<Device>, Arc<Composition>),
@@ -168,13 +175,8 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Creates a tree of one backend.
-    fn leaf(source: Source) -> Tree {
-        Tree::shared_leaf(Arc::new(source))
-    }
-
-    /// Creates a tree of one backend that may occur elsewhere, too.
-    fn shared_leaf(source: Arc<Source>) -> Tree {
+    /// Creates a tree of one backend, which may occur elsewhere, too.
+    fn leaf(source: Arc<dyn Source>) -> Tree {
         Tree { profile: source.profile(), element: Element::Backend(source), extent: Extent::Below }
     }
 
@@ -197,7 +199,7 @@ impl Tree {
     /// # Errors
     /// It cannot be opened, or has no such partition.
     pub(crate) fn alone(stack: &crate::spec::StackSpec) -> Result<Tree, DeviceError> {
-        let tree = Tree::leaf(Source::open(stack)?);
+        let tree = Tree::leaf(source::open(stack, None)?);
         match stack {
             crate::spec::StackSpec::File(DiskFileSpec { part: Some(selector), .. }) => {
                 part::open(tree, selector)
@@ -214,8 +216,7 @@ impl Tree {
     /// Returns the NBD backend, if the tree is nothing else.
     fn remote(&self) -> Option<&Remote> {
         let Element::Backend(source) = &self.element else { return None };
-        let Source::Nbd(remote) = &**source else { return None };
-        Some(remote)
+        source.remote()
     }
 
     /// Returns the direct dependencies of the tree.
@@ -231,20 +232,7 @@ impl Tree {
             Element::Layer(_, below) => {
                 below.iter().for_each(|child| child.collect_dependencies(dependencies))
             }
-            Element::Backend(source) => match &**source {
-                Source::File(file) => dependencies.files.push(file.spec().path.clone()),
-                Source::Image(image) => dependencies.files.push(image.spec().path.clone()),
-                Source::Nbd(remote) => dependencies.servers.push(remote.nbd.uri().to_owned()),
-                Source::Exec(device) => {
-                    dependencies.servers.push(format!("exec:{}", device.exec().command()));
-                }
-                Source::Rbd(rbd) => dependencies.servers.push(format!("rbd:{}", rbd.spec().place())),
-                Source::Ram(_)
-                | Source::Null(..)
-                | Source::Zero(..)
-                | Source::Failing(_)
-                | Source::Custom(_) => {}
-            },
+            Element::Backend(source) => source.add_dependencies(dependencies),
         }
     }
 
@@ -327,10 +315,10 @@ impl Tree {
         match (&self.extent, &self.element) {
             (Extent::Partition(..), _) => SizeSource::Partition,
             (Extent::Overlay(_), _) => SizeSource::Overlay,
-            (_, Element::Backend(source)) => match **source {
-                Source::File(_) | Source::Rbd(_) => SizeSource::File,
-                _ => SizeSource::Other,
-            },
+            (_, Element::Backend(source)) if source.file().is_some() || source.rbd().is_some() => {
+                SizeSource::File
+            }
+            (_, Element::Backend(_)) => SizeSource::Other,
             (_, Element::Layer(_, below)) => match &below[..] {
                 [below] => below.size_source(),
                 _ => SizeSource::Other,
@@ -378,10 +366,7 @@ impl Tree {
     /// Returns the integrity data that it keeps. No layer carries it, so only a backend alone has any.
     pub(crate) fn integrity(&self) -> Option<Integrity> {
         match &self.element {
-            Element::Backend(source) => match &**source {
-                Source::Ram(ram) => ram.integrity(),
-                _ => None,
-            },
+            Element::Backend(source) => source.integrity(),
             Element::Layer(..) | Element::Device(..) => None,
         }
     }
@@ -402,10 +387,7 @@ impl Tree {
     /// Returns its file, if it has exactly one backend, which is a file.
     pub(crate) fn only_file(&self) -> Option<&Arc<File>> {
         match (&self.element, self.children()) {
-            (Element::Backend(source), _) => match &**source {
-                Source::File(file) => Some(file),
-                _ => None,
-            },
+            (Element::Backend(source), _) => source.file(),
             (Element::Layer(..), [below]) => below.only_file(),
             // Another device's file is changed through that device.
             (Element::Layer(..) | Element::Device(..), _) => None,
@@ -415,10 +397,7 @@ impl Tree {
     /// Returns its image of a cluster, if it has exactly one backend, which is one.
     pub(crate) fn only_rbd(&self) -> Option<&Arc<Rbd>> {
         match (&self.element, self.children()) {
-            (Element::Backend(source), _) => match &**source {
-                Source::Rbd(rbd) => Some(rbd),
-                _ => None,
-            },
+            (Element::Backend(source), _) => source.rbd(),
             (Element::Layer(..), [below]) => below.only_rbd(),
             (Element::Layer(..) | Element::Device(..), _) => None,
         }
@@ -448,10 +427,7 @@ impl Tree {
     /// Returns its null device, if it has exactly one backend, which is a null device.
     pub(crate) fn only_null(&self) -> Option<&Null> {
         match (&self.element, self.children()) {
-            (Element::Backend(source), _) => match &**source {
-                Source::Null(null, _) => Some(null),
-                _ => None,
-            },
+            (Element::Backend(source), _) => source.null(),
             (Element::Layer(..), [below]) => below.only_null(),
             (Element::Layer(..) | Element::Device(..), _) => None,
         }
@@ -460,10 +436,7 @@ impl Tree {
     /// Lists all its files, in the order of the walk.
     pub(crate) fn files(&self) -> Vec<&Arc<File>> {
         match &self.element {
-            Element::Backend(source) => match &**source {
-                Source::File(file) => vec![file],
-                _ => Vec::new(),
-            },
+            Element::Backend(source) => source.file().into_iter().collect(),
             Element::Layer(_, below) => below.iter().flat_map(Tree::files).collect(),
             Element::Device(..) => Vec::new(),
         }
@@ -486,18 +459,12 @@ impl Tree {
     pub(crate) fn rebuilt(&self, rebuild: &Rebuild) -> Result<Tree, DeviceError> {
         let (layer, below) = match &self.element {
             Element::Backend(source) => {
-                let source = match &**source {
-                    Source::File(file) => Source::File((rebuild.file)(file)?),
-                    Source::Rbd(rbd) if rebuild.rbd != RbdSize::Keep => Source::Rbd(match rebuild.rbd {
-                        RbdSize::Given(size) => rbd.resized(size)?,
-                        RbdSize::Keep | RbdSize::Remeasured => rbd.remeasured()?,
-                    }),
-                    _ => {
-                        let (element, extent) = (Element::Backend(source.clone()), Extent::Below);
-                        return Ok(Tree { profile: source.profile(), element, extent });
-                    }
-                };
-                return Ok(Tree::leaf(source));
+                return Ok(Tree::leaf(match (source.file(), source.rbd(), rebuild.rbd) {
+                    (Some(file), ..) => source::reuse_file((rebuild.file)(file)?),
+                    (_, Some(rbd), RbdSize::Given(size)) => source::reuse_rbd(rbd.resized(size)?),
+                    (_, Some(rbd), RbdSize::Remeasured) => source::reuse_rbd(rbd.remeasured()?),
+                    (_, Some(_), RbdSize::Keep) | (None, None, _) => source.clone(),
+                }));
             }
             // Another device's file is changed through that device.
             Element::Device(..) => return Ok(self.clone()),
@@ -525,13 +492,7 @@ impl Tree {
     /// Returns whether a backend allows only one queue.
     pub(crate) fn is_single(&self) -> bool {
         match &self.element {
-            Element::Backend(source) => match &**source {
-                Source::Nbd(remote) => remote.nbd.is_single(),
-                Source::Exec(device) => device.exec().is_single(),
-                // Two handles on one image would take its exclusive lock from each other.
-                Source::Rbd(_) => true,
-                _ => false,
-            },
+            Element::Backend(source) => source.is_single(),
             Element::Layer(_, below) => below.iter().any(Tree::is_single),
             Element::Device(_, composition) => composition.tree.is_single(),
         }
@@ -546,7 +507,7 @@ impl Tree {
     /// Returns the same without regard to the devices that it uses.
     pub(crate) fn survives_itself(&self) -> bool {
         match &self.element {
-            Element::Backend(source) => !matches!(&**source, Source::Image(image) if !image.spec().read_only),
+            Element::Backend(source) => source.survives(),
             Element::Layer(_, below) => below.iter().all(Tree::survives_itself),
             Element::Device(..) => true,
         }
@@ -598,9 +559,9 @@ impl Tree {
     }
 
     /// Opens the file behind it, if the tree is exactly that file.
-    pub(crate) fn plain_file(&self) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
+    pub(crate) fn plain_file(&self) -> Option<std::io::Result<OwnedFd>> {
         let Element::Backend(source) = &self.element else { return None };
-        let Source::File(file) = &**source else { return None };
+        let file = source.file()?;
         let facts = file.shared().facts();
         let whole = facts.start.0 == 0 && file.spec().sizelimit.is_none() && !facts.block_device;
         whole.then(|| file.descriptor())
@@ -654,7 +615,7 @@ impl Tree {
     ) -> Result<(), DeviceError> {
         let (layer, below) = match &self.element {
             Element::Backend(source) => {
-                stack.backend(source.build_nodes(ring, resources)?);
+                stack.backend(source.build_node(ring, resources)?);
                 return Ok(());
             }
             Element::Device(_, composition) => {

@@ -134,7 +134,7 @@ impl Pair {
         let made = if create { ",create" } else { "" };
         let layer: LayerSpec = format!("cow,file={}{made}", self.path(STORE).display()).parse().unwrap();
         let LayerSpec::Cow(spec) = layer else { panic!("an overlay") };
-        cow::open(Tree::leaf(Source::open(&stack)?), &spec)
+        cow::open(Tree::leaf(source::open(&stack, None)?), &spec)
     }
 
     /// Opens the pair with recorders below the overlay.

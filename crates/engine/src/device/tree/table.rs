@@ -6,7 +6,7 @@
 //!
 //! *Invariant:* a table that is refused leaves nothing open.
 
-use super::source::Source;
+use super::source::{self, Source};
 use super::{SyncIo, Tree};
 use crate::connect::{AssumedExport, Remote};
 use crate::device::{Device, DeviceError};
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// The opened devices that the tables of a process share.
 #[derive(Default)]
 pub(crate) struct SourcePool {
-    open: Mutex<HashMap<String, Weak<Source>>>,
+    open: Mutex<HashMap<String, Weak<dyn Source>>>,
 }
 
 impl SourcePool {
@@ -36,19 +36,17 @@ impl SourcePool {
         spec: &StackSpec,
         later: Option<&AssumedExport>,
         device: Option<&str>,
-    ) -> Result<Arc<Source>, DeviceError> {
+    ) -> Result<Arc<dyn Source>, DeviceError> {
         let key = spec.to_string();
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|_, source| source.strong_count() > 0);
         if let Some(source) = open.get(&key).and_then(Weak::upgrade) {
             return Ok(source);
         }
-        let source = Arc::new(match (spec, later) {
-            (StackSpec::Nbd(spec), Some(assumed)) => {
-                Source::Nbd(Box::new(Remote::open_assumed(spec, assumed, device)?))
-            }
-            _ => Source::open_for(spec, device)?,
-        });
+        let source = match (spec, later) {
+            (StackSpec::Nbd(spec), Some(assumed)) => source::open_assumed(spec, assumed, device)?,
+            _ => source::open(spec, device)?,
+        };
         open.insert(key, Arc::downgrade(&source));
         Ok(source)
     }
@@ -193,7 +191,7 @@ pub(crate) fn load(spec: &TableSpec, context: &OpenContext<'_>) -> Result<(Tree,
     }
     if targets.is_empty() {
         // A device that waits for its first table.
-        let tree = Tree::leaf(Source::open(&StackSpec::Error(Bytes::ZERO))?);
+        let tree = Tree::leaf(source::open(&StackSpec::Error(Bytes::ZERO), None)?);
         return Ok((tree, Arc::new(Loaded { targets, immutable: None })));
     }
     let mut tree = match trees.pop() {
@@ -350,9 +348,8 @@ impl TargetDevices<'_> {
     fn stack(&self, spec: &StackSpec, later: Option<Sectors>) -> Result<Tree, LookupError> {
         let failed = |error: DeviceError| LookupError { errno: errno_of(&error), why: error.to_string() };
         let assumed = later.map(|len| AssumedExport { size: len.bytes(), like: self.known_path() });
-        let tree = Tree::shared_leaf(
-            self.context.pool.open(spec, assumed.as_ref(), self.context.name).map_err(failed)?,
-        );
+        let tree =
+            Tree::leaf(self.context.pool.open(spec, assumed.as_ref(), self.context.name).map_err(failed)?);
         match spec {
             StackSpec::File(DiskFileSpec { part: Some(selector), .. }) => {
                 super::part::open(tree, selector).map_err(failed)

@@ -75,7 +75,7 @@ impl Layer<KernelRing> for Fork {
 #[test]
 fn nodes_are_numbered_in_stack_order() {
     let seen = Seen::default();
-    let leaf = || Tree::leaf(Source::open(&"zero:1M".parse::<StackSpec>().unwrap()).unwrap());
+    let leaf = || Tree::leaf(source::open(&"zero:1M".parse::<StackSpec>().unwrap(), None).unwrap());
     let fork = |number, below| Tree::over(Arc::new(Fork(Arc::clone(&seen), number)), below).unwrap();
     let tree = fork(0, vec![fork(1, vec![leaf(), leaf()]), leaf(), fork(2, vec![leaf()])]);
     let mut ring = KernelRing::new(ring::RingConfig::default()).unwrap();
