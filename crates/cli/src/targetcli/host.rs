@@ -329,9 +329,17 @@ impl HostSystem<'_> {
             }
             Change::AddMapped(id, wwn, index, mapped) => {
                 let mapped = MappedLun { lun: mapped.lun, write_protect: mapped.write_protect };
-                targets.map_lun(&group(id)?, &initiator(wwn)?, *index, mapped)
+                let id = group(id)?;
+                targets.map_lun(&id, &initiator(wwn)?, *index, mapped)?;
+                self.handle.block_on(targets.sessions_follow(&id));
+                Ok(())
             }
-            Change::RemoveMapped(id, wwn, index) => targets.unmap_lun(&group(id)?, &initiator(wwn)?, *index),
+            Change::RemoveMapped(id, wwn, index) => {
+                let id = group(id)?;
+                targets.unmap_lun(&id, &initiator(wwn)?, *index)?;
+                self.handle.block_on(targets.sessions_follow(&id));
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
