@@ -1,5 +1,6 @@
 //! `blockyard targetcli`: commands, shells from a pipe, restoring after a restart, private files.
 
+use blockyard_tests::iscsi::free_port;
 use blockyard_tests::server::Sandbox;
 use blockyard_tests::tools::{Outcome, PATIENCE, run, until};
 use std::io::Write;
@@ -156,8 +157,7 @@ fn a_configuration_survives_its_process_and_keeps_its_secrets() {
 fn a_file_of_lio_is_restored_and_what_cannot_be_is_reported() {
     let lio = Lio::default();
     let disk = lio.0.image("disk1.img", 1 << 20);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let port = free.expect("a free port").port();
+    let port = free_port();
     let text = format!(
         r#"{{"fabric_modules": [], "storage_objects": [
             {{"name": "disk1", "plugin": "fileio", "dev": "{}", "size": 1048576, "write_back": true, "aio": false,

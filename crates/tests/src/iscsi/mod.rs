@@ -5,10 +5,15 @@ pub mod initiator;
 
 use crate::server::{Sandbox, Server, binary};
 use crate::tools::{run, skip};
+use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Environment variable with the URL of a logical unit of another target, for tests that only need a URL. Its
 /// data is lost.
@@ -27,13 +32,30 @@ pub fn lacks_export() -> bool {
     lacks
 }
 
-/// Returns a TCP port of 127.0.0.1 that was free a moment ago.
+/// Ports below those that the kernel gives to connections by itself.
+const PORTS: Range<u16> = 20_000..30_000;
+
+/// Returns a TCP port that is free, and that no other test is given until this process ends: a server that
+/// binds it cannot meet another one.
 ///
 /// # Panics
-/// If the kernel has none.
+/// If all ports are taken.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").port()
+    /// One socket for each port that this process was given. Its abstract name reserves the port.
+    static RESERVED: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
+    // A machine without IPv6 has no address to bind.
+    let is_free = |host: &str, port: u16| match TcpListener::bind((host, port)) {
+        Ok(_) => true,
+        Err(why) => why.kind() == ErrorKind::AddrNotAvailable,
+    };
+    let reserve = |port: u16| {
+        let name = SocketAddr::from_abstract_name(format!("blockyard-test-port-{port}")).ok()?;
+        let reserved = UnixListener::bind_addr(&name).ok()?;
+        (is_free("127.0.0.1", port) && is_free("::1", port)).then_some((port, reserved))
+    };
+    let (port, reserved) = PORTS.into_iter().find_map(reserve).expect("a free port");
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(reserved);
+    port
 }
 
 /// A served logical unit.
