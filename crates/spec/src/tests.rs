@@ -277,7 +277,10 @@ fn a_time_needs_a_unit() {
         assert_eq!(time, Duration::from_nanos(nanos));
         assert_eq!(format_time(time), text);
     }
-    for text in ["", "5", "ms", "1.5ms", "5m", "-1s", "99999999999s"] {
+    for (text, seconds) in [("2m", "120s"), ("1h", "3600s")] {
+        assert_eq!(format_time(parse_time(text).unwrap()), seconds);
+    }
+    for text in ["", "5", "ms", "1.5ms", "5d", "m", "-1s", "99999999999s", "6000000h"] {
         assert!(parse_time(text).is_err(), "{text}");
     }
 }
