@@ -104,7 +104,8 @@ pub(crate) fn is_scheduled_plainly() -> bool {
 /// Selects `SCHED_BATCH` or the default policy for this thread. A refusal changes nothing.
 pub(crate) fn schedule_as_batch(batch: bool) {
     let policy = if batch { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
-    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: all zeroes are a valid value of the structure, which has more fields in some C libraries.
+    let priority: libc::sched_param = unsafe { std::mem::zeroed() };
     // SAFETY: the parameter is read during the call only; 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const priority) };
 }
