@@ -1,8 +1,8 @@
 //! The test programs of the workspace: what cargo builds for `cargo test`, run side by side.
 //!
-//! Most test programs wait for servers and timers half of the time, so `./x test` runs one per processor at
-//! once; a job of another kind, such as the guest's suite, can take such a place first. Those of [`ALONE`] measure
-//! time or count things that belong to the whole machine, and run last, one by one.
+//! Most test programs wait for servers and timers half of the time, so `./x test` runs one more than there are
+//! processors at once, and a job of another kind, such as the guest's suite, beside them. Those of [`ALONE`]
+//! measure time or count things that belong to the whole machine, and run last, one by one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ pub(crate) fn run_all(
     let next = || queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..cpus {
+        for _ in 0..cpus + 1 + first.len() {
             scope.spawn(|| {
                 while let Some(program) = next() {
                     each(run(program, environment));

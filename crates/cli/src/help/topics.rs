@@ -46,7 +46,7 @@ fn stacks() -> Topic {
         text(
             "A SIZE is in bytes or has a binary suffix K M G T P E: 10G, 10Gi, 10GB and 10GiB are 10 x 2^30 \
              bytes. A \
-             TIME has ns, us, ms or s. A comma within a path is written twice. Without a SIZE, null:, zero: and error: \
+             TIME has ns, us, ms, s, m or h. A comma within a path is written twice. Without a SIZE, null:, zero: and error: \
              have 250G.",
         ),
     ];
@@ -112,7 +112,11 @@ fn exports() -> Topic {
              second one ends the process at once.",
         ),
     ]);
-    Topic { name: "exports", about: "how a device is reached: NBD, ublk, loop, nbd, FUSE", blocks }
+    Topic {
+        name: "exports",
+        about: "how a device is reached: NBD, ublk, loop, iSCSI, vhost-user, ...",
+        blocks,
+    }
 }
 
 fn tables() -> Topic {
