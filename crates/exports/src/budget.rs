@@ -1,10 +1,10 @@
-//! Memory budget of the connections of a front-end on one reactor, and the queue of those that wait for memory.
-//! NBD and iSCSI have a budget each.
+//! Memory budget of a front-end's connections on one reactor, and the queue of connections that wait for
+//! memory. NBD and iSCSI have separate budgets.
 //!
 //! A connection is charged for a payload as its bytes arrive, and for a read's data when the read is
-//! submitted, until the reply was sent. Up to [`FLOOR`] a connection is never refused, so one with small
-//! requests never waits for others; beyond it the reactor's budget decides, and refused connections wait in a
-//! first-come, first-served queue.
+//! submitted, until the reply has been sent. Up to [`FLOOR`] a connection is never refused, so one with
+//! small requests never waits for others. Beyond that the reactor's budget decides, and refused connections
+//! wait in a first-come, first-served queue.
 //!
 //! *Invariant:* the connection at the head of the queue makes progress even when half-received payloads have
 //! used up the budget: one connection at a time may exceed it by one request.
@@ -15,11 +15,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Bytes that a connection may hold regardless of others; also the smallest step in which payloads are
-/// received.
+/// Bytes that a connection may hold regardless of other connections; also the smallest step in which
+/// payloads are received.
 pub const FLOOR: u64 = 1 << 20;
-/// Step in which payloads of slow clients, or of clients not known to be fast, are received, so that their
-/// progress shows.
+/// Bytes per step in which payloads are received from clients that are slow or not known to be fast, so
+/// that their progress is visible.
 pub(super) const SLOW_STEP: u32 = 64 << 10;
 /// A connection without progress for this long is closed while others wait for the memory that it holds.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -30,13 +30,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the checks while connections wait for memory.
 const CHECK_INTERVAL_UNDER_PRESSURE: Duration = Duration::from_millis(100);
 
-/// Limits on a reactor's connections.
+/// Limits for a reactor's connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Bytes of payloads and of data for replies, of all connections.
+    /// Maximum bytes of payloads and reply data, of all connections together.
     pub memory: u64,
-    /// A client that has sent part of a request and nothing more for this long is disconnected; `None`:
-    /// never.
+    /// Time after which a client is disconnected if it has sent part of a request and nothing more; `None`
+    /// disables this.
     pub stall: Option<Duration>,
 }
 
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// How often limits took effect, for one device. Only its reactors count, rarely.
+/// Counts of events in which limits took effect, for one device. Only its reactors count, and rarely.
 #[derive(Default, Debug)]
 pub struct LimitCounts {
     /// Clients disconnected in the middle of a request.
@@ -60,7 +60,7 @@ pub struct LimitCounts {
 }
 
 impl LimitCounts {
-    /// All counts with their names.
+    /// Returns all counts with their names.
     pub fn named(&self) -> [(&'static str, u64); 4] {
         [
             ("connections", self.refused.load(Relaxed)),
@@ -71,12 +71,12 @@ impl LimitCounts {
     }
 }
 
-/// Why `tick` closed a connection.
+/// Reasons why `tick` closed a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CutReason {
-    /// It sent part of a request, and nothing for the time of [`Limits::stall`].
+    /// The client sent part of a request, and nothing more for the time of [`Limits::stall`].
     Stalled,
-    /// Others waited for its memory, and it made no progress for [`GRACE`].
+    /// Other connections waited for its memory, and it made no progress for [`GRACE`].
     Evicted,
 }
 
@@ -85,22 +85,22 @@ pub enum CutReason {
 pub struct Cut {
     /// The queue of its device.
     pub queue: QueueId,
-    /// Reason.
+    /// The reason.
     pub why: CutReason,
-    /// Bytes that it held.
+    /// Bytes that the connection held.
     pub held: u64,
-    /// How long it made no progress.
+    /// Time without progress.
     pub still: Duration,
 }
 
-/// Longest interval between two checks that counts as time without progress: in a longer one the process was
-/// stopped, or too busy to see what arrived.
+/// Longest interval between two checks that counts as time without progress. In a longer interval the
+/// process was stopped, or too busy to notice what arrived.
 const GAP_MAX: Duration = Duration::from_secs(2);
 
-/// A check that comes this much early is the distant one.
+/// A check that comes at most this much early still counts as the distant one, in nanoseconds.
 const EARLY_MAX_NS: u64 = 100_000_000;
 
-/// Requests a call of `tick` after a time.
+/// Requests that `tick` be called after the given time.
 pub type Alarm = Box<dyn Fn(Duration) + Send>;
 
 /// The memory account of a reactor.
@@ -108,20 +108,21 @@ pub type Alarm = Box<dyn Fn(Duration) + Send>;
 pub(super) struct Budget {
     pub(super) limits: Limits,
     used: u64,
-    /// Connections that wait for memory, by index, in order.
+    /// Connections that wait for memory, by index, in order of arrival.
     waiting: VecDeque<u32>,
     /// The connection that may exceed the budget until its request is complete.
     overdraft: Option<u32>,
-    /// Memory was freed, or granted to the head of the queue, since the queue last moved.
+    /// Whether memory was freed, or granted to the head of the queue, since the queue last advanced.
     freed: bool,
     alarm: Option<Alarm>,
-    /// The alarm is set.
+    /// Whether the alarm is set.
     ticking: bool,
     /// Time of the last check.
     checked: Nanos,
-    /// The time of the distant check, if one is scheduled: nothing but silence is watched for.
+    /// Time of the distant check, if one is scheduled. Until then the checks only watch for silent
+    /// connections.
     distant: Option<Nanos>,
-    /// Longest interval from the last check to the next one that counts as a whole, if above [`GAP_MAX`].
+    /// Longest interval from the last check to the next one that is counted in full, if above [`GAP_MAX`].
     gap_max: Duration,
 }
 
@@ -130,12 +131,12 @@ impl Budget {
         (self.limits, self.alarm) = (limits, alarm);
     }
 
-    /// Whether at most half of the budget would be in use with `more` bytes.
+    /// Returns whether at most half of the budget would be in use with `more` additional bytes.
     pub(super) fn is_calm(&self, more: u64) -> bool {
         self.waiting.is_empty() && self.used + more <= self.limits.memory / 2
     }
 
-    /// Whether any connection holds memory.
+    /// Returns whether any connection holds memory.
     pub(super) fn is_used(&self) -> bool {
         self.used > 0
     }
@@ -144,8 +145,9 @@ impl Budget {
         self.used += bytes;
     }
 
-    /// Whether connection `index` may hold `bytes` more although it holds [`FLOOR`]. `resumed`: it was at the
-    /// head of the queue. `goes_on`: the bytes are for a payload that it has received in part.
+    /// Returns whether connection `index`, which already holds [`FLOOR`], may hold `bytes` more. `resumed`:
+    /// it was at the head of the queue. `goes_on`: the bytes are for a payload that it has already received
+    /// in part.
     #[cold]
     pub(super) fn grants(&mut self, index: u32, bytes: u64, resumed: bool, goes_on: bool) -> bool {
         if !resumed && !self.waiting.is_empty() {
@@ -163,7 +165,7 @@ impl Budget {
         }
     }
 
-    /// Connection `index` has freed `bytes`, and still holds `held`.
+    /// Records that connection `index` has freed `bytes`, and still holds `held`.
     #[inline]
     pub(super) fn give_back(&mut self, index: u32, bytes: u64, held: u64) {
         self.used -= bytes;
@@ -176,7 +178,7 @@ impl Budget {
         self.freed |= !self.waiting.is_empty();
     }
 
-    /// Queues a connection. `resumed`: it was at the head and was refused again.
+    /// Queues a connection. `resumed`: it was at the head and was refused again, so it returns to the head.
     pub(super) fn wait(&mut self, index: u32, resumed: bool) {
         if resumed {
             self.waiting.push_front(index);
@@ -193,12 +195,12 @@ impl Budget {
         if std::mem::take(&mut self.freed) { self.waiting.pop_front() } else { None }
     }
 
-    /// The head of the queue has got its memory: try the next one, too.
+    /// Lets the next connection try, after the head of the queue was granted its memory.
     pub(super) fn line_moves(&mut self) {
         self.freed = true;
     }
 
-    /// Whether [`next_in_line`](Budget::next_in_line) would return a connection.
+    /// Returns whether [`next_in_line`](Budget::next_in_line) would return a connection.
     pub(super) fn has_next(&self) -> bool {
         self.freed && !self.waiting.is_empty()
     }
@@ -209,13 +211,13 @@ impl Budget {
         self.freed |= !self.waiting.is_empty();
     }
 
-    /// A connection that held `held` bytes is closed.
+    /// Releases the `held` bytes of a closed connection, and removes it from the queue.
     pub(super) fn close(&mut self, index: u32, held: u64) {
         self.give_back(index, held, 0);
         self.leave(index);
     }
 
-    /// Schedules a check, because connections owe the rest of a request.
+    /// Schedules a check, because some connections have sent only part of a request.
     #[inline]
     pub(super) fn look(&mut self) {
         if !self.ticking && self.limits.stall.is_some() {
@@ -223,12 +225,12 @@ impl Budget {
         }
     }
 
-    /// Whether checks can be scheduled.
+    /// Returns whether checks can be scheduled.
     pub(super) fn has_alarm(&self) -> bool {
         self.alarm.is_some()
     }
 
-    /// Schedules a check at the latest after this time, unless one is scheduled already.
+    /// Schedules a check within this time, unless one is already scheduled.
     pub(super) fn check_within(&mut self, after: Duration) {
         self.check_soon(after);
     }
@@ -243,8 +245,8 @@ impl Budget {
         }
     }
 
-    /// Schedules a check after this time. [`look`](Budget::look) and waiting connections do not wait for it:
-    /// they schedule their own in between.
+    /// Schedules a check after this time. [`look`](Budget::look) and waiting connections schedule their own
+    /// checks in between.
     pub(super) fn check_later(&mut self, after: Duration) {
         if after <= CHECK_INTERVAL {
             self.check_soon(after);
@@ -258,11 +260,11 @@ impl Budget {
         }
     }
 
-    /// The alarm has fired: returns the time since the last check, at most [`GAP_MAX`], or a second more than
-    /// the time after which the check was due.
+    /// Records that the alarm has fired. Returns the time since the last check, limited to [`GAP_MAX`], or
+    /// to a second more than the time after which the check was due.
     pub(super) fn passed(&mut self, now: Nanos) -> Duration {
         self.ticking = false;
-        // A clock that is read early in a turn can be behind the alarm's.
+        // The clock, which is read early in a turn, can be behind the alarm's.
         self.distant = self.distant.filter(|&distant| distant > now.after(EARLY_MAX_NS));
         let ahead = self.distant.map_or(Duration::ZERO, |distant| Duration::from_nanos(distant.since(now)));
         let gap_max = std::mem::replace(&mut self.gap_max, ahead + CHECK_INTERVAL).max(GAP_MAX);
@@ -270,15 +272,16 @@ impl Budget {
         Duration::from_nanos(now.0.saturating_sub(last.0)).min(gap_max)
     }
 
-    /// Bytes that connections should free for those in the queue; `None`: nobody waits.
+    /// Returns how many bytes connections should free for those in the queue, or `None` if no connection
+    /// waits.
     pub(super) fn wanted(&self) -> Option<u64> {
         let over = self.used.saturating_sub(self.limits.memory);
-        // Enough for the largest requests.
+        // This is enough for the largest requests.
         let needed = self.waiting.len() as u64 * REQUEST_MAX;
         (needed > 0).then_some(over + needed)
     }
 
-    /// Schedules the next check. `owed`: connections still owe the rest of a request.
+    /// Schedules the next check. `owed`: some connections have sent only part of a request.
     pub(super) fn schedule_next_check(&mut self, owed: bool) {
         if !self.waiting.is_empty() {
             self.check_soon(CHECK_INTERVAL_UNDER_PRESSURE);
@@ -288,7 +291,7 @@ impl Budget {
     }
 }
 
-/// Bytes charged for a segment.
+/// Returns the bytes charged for a segment.
 #[inline]
 pub(super) fn charge_of(segment: Segment) -> u64 {
     segment.len.into()

@@ -1,4 +1,4 @@
-//! Uses of the ring's receive chunks by a front-end: a chunk is given back when its last use ends.
+//! Counts a front-end's uses of the ring's receive chunks; a chunk is returned when its last use ends.
 
 use ring::{Chunk, KernelRing};
 
@@ -7,7 +7,7 @@ use ring::{Chunk, KernelRing};
 pub(super) struct ChunkUses(Vec<u32>);
 
 impl ChunkUses {
-    /// A chunk was received: its first use begins.
+    /// Starts the first use of a chunk that was received.
     #[inline]
     pub(super) fn received(&mut self, chunk: Chunk) {
         if self.0.len() <= chunk.index() {
@@ -16,13 +16,13 @@ impl ChunkUses {
         self.0[chunk.index()] = 1;
     }
 
-    /// One more use of a chunk that is in use begins.
+    /// Adds a use of a chunk that is already in use.
     #[inline]
     pub(super) fn hold(&mut self, chunk: Chunk) {
         self.0[chunk.index()] += 1;
     }
 
-    /// A use ends.
+    /// Ends a use, and returns the chunk to the ring after the last one.
     #[inline]
     pub(super) fn release(&mut self, chunk: Chunk, ring: &mut KernelRing) {
         let uses = &mut self.0[chunk.index()];

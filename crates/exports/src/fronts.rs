@@ -1,7 +1,6 @@
 //! The front-ends of one reactor, and the dispatch of events and completed requests to them.
 //!
-//! A front-end that is asked about a queue that it does not serve does nothing: closing a device calls all of
-//! them.
+//! A front-end ignores calls about a queue that it does not serve: closing a device calls all front-ends.
 
 use crate::facts::DeviceFacts;
 use crate::{fuse, iscsi, nbd, ublk, vhost};
@@ -9,7 +8,7 @@ use block::Bytes;
 use queue::{Done, Owner, QueueId, Queues};
 use ring::{Event, KernelRing};
 
-/// Number of a front-end, in the owners of its requests and in its tokens. Below 15.
+/// Number of a front-end, used in the owners of its requests and in its tokens. Always below 15.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FrontNumber {
@@ -19,7 +18,7 @@ pub enum FrontNumber {
     Ublk = 1,
     /// Devices exported as FUSE files.
     Fuse = 2,
-    /// iSCSI sessions. The owner of a socket of its connections has this number, too.
+    /// iSCSI sessions. The owner of a connection's socket uses this number, too.
     Iscsi = 3,
     /// Virtqueues of vhost-user devices.
     VhostUser = 4,
@@ -31,7 +30,7 @@ const FUSE: u8 = FrontNumber::Fuse as u8;
 const ISCSI: u8 = FrontNumber::Iscsi as u8;
 const VHOST_USER: u8 = FrontNumber::VhostUser as u8;
 
-/// The thread's resources, passed to a front-end for a turn.
+/// The thread's resources, passed to a front-end for one turn (one iteration of the reactor loop).
 pub struct Turn<'a> {
     /// The thread's ring.
     pub ring: &'a mut KernelRing,
@@ -44,21 +43,21 @@ pub trait Front {
     /// Handles an event of the ring for this front-end.
     fn event(&mut self, event: Event, turn: &mut Turn<'_>);
 
-    /// Handles the completion of one of its requests. The front-end must release the tag.
+    /// Handles the completion of one of the front-end's requests. The front-end must release the tag.
     fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>);
 
-    /// End of a batch: sends the gathered replies, and continues what waited for memory, tags or space in the
-    /// ring.
+    /// Ends a batch: sends the gathered replies, and continues requests that waited for memory, tags or
+    /// space in the ring.
     fn commit(&mut self, turn: &mut Turn<'_>);
 
-    /// Whether [`commit`](Front::commit) has work left, so that the thread must not sleep.
+    /// Returns whether [`commit`](Front::commit) has work left, so that the thread must not sleep.
     fn is_dirty(&self) -> bool;
 
-    /// Accepts no more requests for the device of this queue. With `now`, drops its clients without their
-    /// replies; otherwise requests accepted before are answered first.
+    /// Accepts no more requests for the device of this queue. With `now`, disconnects its clients without
+    /// replies; otherwise answers the requests accepted before.
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>);
 
-    /// Whether the device of this queue still has clients.
+    /// Returns whether the device of this queue still has clients.
     fn is_open(&self, queue: QueueId) -> bool;
 
     /// Removes the device of this queue, which must have no clients.
@@ -88,7 +87,7 @@ impl Fronts {
     /// Dispatches an event that is not for a node.
     ///
     /// # Panics
-    /// If there is no such front-end, which is a bug.
+    /// If the front-end does not exist, which is a bug.
     pub fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
         match event {
             Event::Ended { token, .. } => match token.front {
@@ -130,7 +129,7 @@ impl Fronts {
         self.all().into_iter().for_each(|front| front.commit(turn));
     }
 
-    /// Whether [`commit`](Fronts::commit) has work left.
+    /// Returns whether [`commit`](Fronts::commit) has work left.
     pub fn is_dirty(&self) -> bool {
         self.nbd.is_dirty()
             || self.ublk.is_dirty()
@@ -144,7 +143,7 @@ impl Fronts {
         self.all().into_iter().for_each(|front| front.close_lane(queue, now, turn));
     }
 
-    /// Whether the device of this queue still has clients.
+    /// Returns whether the device of this queue still has clients.
     pub fn is_open(&self, queue: QueueId) -> bool {
         self.nbd.is_open(queue)
             || self.ublk.is_open(queue)

@@ -18,7 +18,7 @@ use blockyard_proto::iscsi::pdu::{
 };
 use blockyard_proto::iscsi::{initiator, stream};
 
-/// Name, settings byte of the target, settings byte of the initiator: see `fuzzing`.
+/// Each login's name, the target's settings byte, and the initiator's settings byte (see `fuzzing`).
 const LOGINS: [(&str, u8, u8); 10] = [
     ("plain", 0, 0),
     ("discovery", 0, 1),
@@ -138,7 +138,7 @@ fn write_command() -> Vec<(Request, u32)> {
     vec![(command(0, 8192, true, false), 512), (data(RESERVED_TAG, 512), 512), (data(1, 1024), 3072)]
 }
 
-/// One request of each other kind; the commands arrive out of order.
+/// Returns one request of each remaining kind; the commands arrive out of order.
 fn commands() -> Vec<(Request, u32)> {
     let (lun, exp_stat_sn) = (0, 1);
     let abort = TaskManagement {
@@ -181,7 +181,7 @@ fn commands() -> Vec<(Request, u32)> {
     [&reads[..], &others].concat()
 }
 
-/// One response of each kind.
+/// Returns one response of each kind.
 fn responses() -> Vec<Bhs> {
     let (lun, itt, numbers) = (0, 1, NUMBERS);
     let pdus = [

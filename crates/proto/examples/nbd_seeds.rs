@@ -17,7 +17,7 @@ fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     for (name, settings, request, config) in handshakes() {
         let (sent, answered, style) = negotiate(request, config);
-        // A handshake that leads to transmission is followed by requests and replies in the seed.
+        // After a handshake that leads to transmission, the seed continues with requests and replies.
         let seed = |stream: &[u8], then: fn(Style) -> Vec<u8>| {
             let then = style.map(then).unwrap_or_default();
             [&[settings, 63][..], stream, &then].concat()
@@ -48,7 +48,8 @@ fn write(root: &Path, target: &str, name: &str, bytes: &[u8]) -> std::io::Result
     std::fs::write(folder.join(format!("seed-{name}")), bytes)
 }
 
-/// Name, settings byte (read by both targets), and configuration of client and server.
+/// Returns the handshakes: name, settings byte (read by both targets), and configuration of client and
+/// server.
 fn handshakes() -> [(&'static str, u8, HandshakeOptions, Config); 5] {
     let plain = HandshakeOptions {
         structured: false,
@@ -105,7 +106,7 @@ fn negotiate(request: HandshakeOptions, config: Config) -> (Vec<u8>, Vec<u8>, Op
     }
 }
 
-/// One request of each kind, with its payload.
+/// Returns one request of each kind, with its payload.
 fn requests(style: Style) -> Vec<u8> {
     let extended = style == Style::Extended;
     let all = [

@@ -1,4 +1,4 @@
-//! Protocols as codecs and sessions without I/O or clock.
+//! Protocol codecs and sessions without I/O or clock.
 //!
 //! Every protocol has a module that parses and encodes its messages. Nothing here opens a socket, reads a
 //! clock, starts a thread or waits; the owner of the connection moves the bytes. No byte that a peer can send

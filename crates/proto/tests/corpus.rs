@@ -1,4 +1,5 @@
-//! Replays the fuzz corpora: every kept input, and mutations of it, through the body of its target.
+//! Replays the fuzz corpora: passes every committed input, and mutations of it, through the body of its
+//! target.
 //!
 //! Inputs found by a fuzzer are kept in `fuzz/corpus/TARGET/` and replayed by every test run.
 
@@ -30,7 +31,7 @@ const TARGETS: [(&str, Body); 12] = [
     ("vhost_user", vhost_user::fuzzing::session),
 ];
 
-/// All inputs kept for a target, with their names. Fails if there are none.
+/// Returns all inputs kept for a target, with their names. Fails if there are none.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut inputs: Vec<_> = std::fs::read_dir(&folder)
@@ -93,7 +94,7 @@ fn mutated_inputs_do_not_panic() {
     for (target, body) in TARGETS {
         let inputs = corpus(target);
         let changes = proptest::collection::vec((any::<u8>(), any::<Index>(), any::<u8>()), 1..6);
-        // The second byte of a state machine's input is the size of the pieces in which it is fed.
+        // The second byte of a state machine's input is the size of the chunks in which it is fed.
         let strategy = (any::<Index>(), changes, any::<u8>());
         TestRunner::new(ProptestConfig { cases: 2000, ..ProptestConfig::default() })
             .run(&strategy, |(which, changes, piece)| {

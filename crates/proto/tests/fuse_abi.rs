@@ -95,7 +95,7 @@ const LAYOUT: &[(&str, usize)] = &[
     ("FUSE_MAX_PAGES", init::MAX_PAGES as usize),
 ];
 
-/// Constants that older headers lack: checked where they are defined.
+/// Constants that older headers lack; each is checked if the header defines it.
 const NEWER: &[(&str, u64)] = &[
     ("FOPEN_NOFLUSH", fopen::NOFLUSH as u64),
     ("FOPEN_PARALLEL_DIRECT_WRITES", fopen::PARALLEL_DIRECT_WRITES as u64),
@@ -124,7 +124,7 @@ fn structures_have_the_kernels_layout() {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut compiler) = compiler else { return eprintln!("skipped: there is no C compiler") };
-    // The compiler may exit before it has read everything.
+    // The compiler may exit before it has read all of its input.
     let _ = compiler.stdin.take().map(|mut pipe| pipe.write_all(source.as_bytes()));
     let outcome = compiler.wait_with_output().expect("it ends");
     let errors = String::from_utf8_lossy(&outcome.stderr);

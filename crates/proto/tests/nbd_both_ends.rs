@@ -1,5 +1,5 @@
-//! Our client against our server, in memory: every combination of options, in pieces of every size, and then
-//! some requests in the negotiated style.
+//! Tests our client against our server, in memory: every combination of options, in chunks of every size,
+//! and then some requests in the negotiated style.
 
 use block::{Bytes, Extent};
 use blockyard_proto::nbd::client::{

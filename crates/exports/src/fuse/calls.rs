@@ -1,4 +1,4 @@
-//! Turns FUSE requests into requests of the stack. Requests that do not need the stack are answered at once.
+//! Turns FUSE requests into requests of the stack. Answers requests that do not need the stack at once.
 
 use super::entries::End;
 use super::shared::TRANSFER_MAX;
@@ -9,22 +9,22 @@ use proto::fuse::wire::{CALL_LEN_MAX, HEAD_LEN, IN_HEADER_LEN, falloc, fopen};
 use proto::fuse::{self, Agreement, Call, Change, Header, Offer, Seek, Transfer};
 use queue::{Owner, Ring, Stripes};
 
-/// Most background requests in flight: enough for loop devices and writers together.
+/// Maximum number of background requests in flight: enough for loop devices and writers together.
 const BACKGROUND_MAX: u16 = 4096;
 /// Bytes of extent records per step of a search: 256 extents.
 const EXTENTS_LEN: u32 = 256 * Extent::RECORD_LEN as u32;
 
-/// Handling of a request.
+/// Next step of a request.
 enum Step {
-    /// Submit to the stack.
+    /// Submit this request to the stack.
     Submit(Pdu, Request),
-    /// Complete: 0 or a positive errno.
+    /// Complete the request with a status only: 0 or a positive errno.
     End(i32),
-    /// Complete; the reply of this many bytes has been encoded.
+    /// Complete the request with the encoded reply of this many bytes.
     Ready(usize),
-    /// Complete; the encoded reply is that to INIT.
+    /// Complete the request with the encoded reply to INIT.
     Agreed { len: usize, agreement: Agreement },
-    /// No reply.
+    /// Send no reply.
     Silence,
 }
 
@@ -47,7 +47,7 @@ impl CallId {
 }
 
 impl Front {
-    /// Handles a FUSE request. `tag` is free for it.
+    /// Handles a FUSE request, for which `tag` is reserved.
     pub(super) fn call(
         &mut self,
         index: usize,
@@ -79,7 +79,8 @@ impl Front {
             Step::Ready(len) => channel.answer_from_room(via, unique, len as u32, turn.ring),
             Step::Agreed { len, agreement } => {
                 channel.answer_from_room(via, unique, len as u32, turn.ring);
-                // Set after the reply: the control plane then relies on the kernel having received it.
+                // Set this only after the reply: the control plane relies on the kernel having received the
+                // reply.
                 channel.shared.agree(&agreement);
             }
             // An entry has to be returned to the kernel even without a reply.
@@ -108,13 +109,14 @@ impl Front {
             return Step::End(0);
         }
         let len = u64::from(transfer.len).min(size - transfer.offset);
-        // Read whole blocks, of which the requested range is a part.
+        // Read the whole blocks that contain the requested range.
         let block = u64::from(facts.block_len_min);
         let start = transfer.offset - transfer.offset % block;
         let end = (transfer.offset + len).next_multiple_of(block).min(size);
         let answer = Answer::Data { skip: (transfer.offset - start) as u32, len: len as u32 };
         let mut req = Request::new(Op::Read, Bytes(start), Bytes(end - start));
-        // A backend that holds the data in memory may answer with that, even if it does not always do so.
+        // A backend that holds the data in memory may answer with that memory, even if it does not always
+        // do so.
         req.flags = Flags::ZERO_COPY;
         let mut pdu = asked.pdu(answer);
         let queue = channel.queue;
@@ -156,7 +158,7 @@ impl Front {
         if transfer.offset >= size {
             return Step::End(libc::ENOSPC);
         }
-        // As on a block device, the part that fits is written.
+        // As on a block device, only the part that fits is written.
         let len = u64::from(transfer.len).min(size - transfer.offset);
         if !transfer.offset.is_multiple_of(block) || !len.is_multiple_of(block) {
             let pdu = asked.pdu(Answer::Written(len as u32));
@@ -198,7 +200,7 @@ impl Front {
         let flags = match mode & !falloc::KEEP_SIZE {
             falloc::PUNCH_HOLE => Flags::empty(),
             falloc::ZERO_RANGE => Flags::NO_UNMAP,
-            // Preallocation is not supported: a device is allocated when it is written to.
+            // Preallocation is not supported: space on a device is allocated by writes.
             _ => return Step::End(libc::EOPNOTSUPP),
         };
         let Some(end) = offset.checked_add(len) else { return Step::End(libc::EINVAL) };
@@ -240,7 +242,7 @@ impl Front {
         }
     }
 
-    /// The request that asks the stack for the extents from `from` on.
+    /// Returns the request for the extents from `from` on.
     pub(super) fn search(
         &self,
         index: usize,
@@ -258,7 +260,7 @@ impl Front {
         (Pdu { answer: Answer::Found { from, asked, hole }, memory, ..*pdu }, req)
     }
 
-    /// Handles requests that do not need the stack.
+    /// Handles requests, if they do not need the stack.
     fn answer_call(&mut self, asked: CallId, call: Call, turn: &mut Turn<'_>) -> Step {
         let Some(channel) = self.channels[asked.index].as_ref() else { return Step::Silence };
         let shared = &channel.shared;
@@ -304,7 +306,7 @@ impl Front {
     }
 }
 
-/// Parses a request that lies in two segments.
+/// Parses a request whose head and rest are in two segments.
 #[inline]
 pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, turn: &Turn<'_>) -> Call {
     let len = header.len as usize;
@@ -321,13 +323,13 @@ pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, t
     Call::parse(header, &whole[IN_HEADER_LEN..HEAD_LEN + more])
 }
 
-/// Applies SETATTR, all of the changes or none.
+/// Applies SETATTR: either all of the changes or none.
 fn changed(shared: &super::Shared, change: &Change) -> Result<(), i32> {
     match change.size {
         Some(size) if size == shared.size() => {}
         // As a block device does, ignore O_TRUNC.
         Some(0) if !change.of_open_file => {}
-        // The size of a device cannot be set by its user.
+        // Users cannot change the size of a device.
         Some(_) => return Err(libc::EINVAL),
         None => {}
     }

@@ -1,4 +1,4 @@
-//! One descriptor of a mount's connection, and how requests are read from it.
+//! One file descriptor of a mount's connection, and how requests are read from it.
 
 use super::entries::{End, Entries};
 use super::parts::Waiting;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 pub(super) const HEAD_ROOM: u32 = 512;
 /// Offset of the encoded reply.
 const ANSWER_AT: u32 = 256;
-/// Requests read before those that completed are answered: few enough that the first does not wait long (4
-/// KiB requests of a file in memory take a microsecond each), enough to spread the cost of a turn.
+/// Number of requests read before completed ones are answered: few enough that the first does not wait long
+/// (4 KiB requests of a file in memory take a microsecond each), and enough to spread the cost of a turn.
 const BATCH: usize = 16;
 
-/// Bytes that the ring allocates for this memory: a power of two.
+/// Returns how many bytes the ring allocates for this memory: a power of two.
 fn room_of(memory: Segment) -> u64 {
     u64::from(memory.len).next_power_of_two()
 }
 
-/// Whether the ring notifies us of the next request.
+/// Whether the ring notifies the channel of its next request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Watch {
-    /// No: the channel is polled.
+    /// No notification: the channel is polled.
     No,
-    /// Yes.
+    /// The ring watches the descriptor.
     Yes,
     /// The watch is being cancelled.
     Ending,
@@ -43,35 +43,36 @@ pub(super) struct Channel {
     pub(super) token: Token,
     pub(super) shared: Arc<Shared>,
     pub(super) head: Segment,
-    /// Memory for the rest of the next request. `None`: the last request keeps it; allocate another.
+    /// Memory for the rest of the next request. `None`: the last request keeps that memory, so allocate
+    /// another.
     pub(super) body: Option<Segment>,
     pub(super) watch: Watch,
-    /// The descriptor may have more requests.
+    /// Whether the descriptor may have more requests.
     pub(super) is_hot: bool,
-    /// No more requests are read.
+    /// Whether the channel has ended: it reads no more requests.
     pub(super) is_over: bool,
     pub(super) in_stack: u32,
-    /// Bytes of memory held by requests, without those of io_uring entries, which have memory of their own.
+    /// Bytes of memory held by requests, without those of io_uring entries, which have their own memory.
     held: u64,
-    /// The kernel still has entries of this channel, but nobody waits for them.
+    /// Whether the channel was abandoned while the kernel still had entries of it.
     pub(super) is_given_up: bool,
     /// The io_uring entries, if requests arrive that way.
     pub(super) entries: Option<Entries>,
     /// Requests that may not start yet.
     pub(super) waiting: VecDeque<Waiting>,
-    /// Buffer for read-modify-write. `None`: there was no sub-block write yet.
+    /// Buffer for read-modify-write; `None` before the first sub-block write.
     pub(super) part_room: Option<Segment>,
-    /// A write is using that buffer.
+    /// Whether a write is using that buffer.
     pub(super) part_room_in_use: bool,
 }
 
 /// Result of reading a request.
 enum Intake {
-    /// A request of so many bytes.
+    /// A request of this many bytes was read.
     Request(usize),
-    /// No request at present.
+    /// No request is pending.
     Nothing,
-    /// Requests in flight hold all the memory that is available to them.
+    /// The requests in flight hold all the memory that the channel may use.
     Full,
     /// The file system was unmounted.
     Unmounted,
@@ -105,7 +106,7 @@ impl Channel {
         }
     }
 
-    /// Space for an encoded reply.
+    /// Returns the space for an encoded reply.
     pub(super) fn answer_room(&self, via: Via) -> Segment {
         match (via, &self.entries) {
             (Via::Entry { entry, .. }, Some(entries)) => entries.answer_room(entry),
@@ -138,7 +139,7 @@ impl Channel {
         }
     }
 
-    /// Sends a reply with read data: `len` bytes of it from `skip` on.
+    /// Sends a reply with `len` bytes of read data, starting at `skip`.
     pub(super) fn answer_data(
         &mut self,
         pdu: &Pdu,
@@ -162,14 +163,15 @@ impl Channel {
         }
     }
 
-    /// Charges memory to a request until it is [taken back](Channel::take_back).
+    /// Charges memory to a request until it is [returned](Channel::take_back).
     #[inline]
     pub(super) fn hold(&mut self, memory: Segment) -> Segment {
         self.held += room_of(memory);
         memory
     }
 
-    /// Gives a write the memory that holds its `len` bytes. `None`: they were not read from the descriptor.
+    /// Gives a write the memory that holds its `len` bytes. Returns `None` if they were not read from the
+    /// descriptor.
     #[inline]
     pub(super) fn hold_body(&mut self, len: u32, ring: &mut KernelRing) -> Option<Segment> {
         let body = self.body?;
@@ -180,32 +182,32 @@ impl Channel {
             ring.copy(body.slice(0, len), fitting);
             return Some(self.hold(fitting));
         }
-        // The data stays where it was read; the next request is read elsewhere.
+        // The data stays in the buffer that it was read into; the next request is read into another one.
         self.body = None;
         Some(self.hold(body))
     }
 
-    /// Frees memory of a request.
+    /// Frees a request's memory.
     pub(super) fn take_back(&mut self, memory: Segment, ring: &mut KernelRing) {
         if memory.len == 0 {
             return;
         }
         self.held -= room_of(memory);
         match self.body {
-            // Read the next request to this memory: it is in the cache.
+            // Read the next request into this memory, which is in the cache.
             None if memory.len == TRANSFER_MAX => self.body = Some(memory),
             _ => ring.free(memory),
         }
     }
 
-    /// Reads one request, if there is one.
+    /// Reads one request, if one is pending.
     fn take(&mut self, ring: &mut KernelRing) -> Intake {
         if self.held + u64::from(TRANSFER_MAX) > HELD_MAX {
-            // It might be as large as that. Completions continue the channel.
+            // The next request might be that large. Completions resume the channel.
             return Intake::Full;
         }
         let Some(body) = self.body.or_else(|| ring.allocate(TRANSFER_MAX)) else {
-            // Requests in the stack hold all memory; their completions continue the channel.
+            // Requests in the stack hold all memory; their completions resume the channel.
             return Intake::Full;
         };
         self.body = Some(body);
@@ -213,7 +215,7 @@ impl Channel {
         loop {
             match ring.try_now(self.file, FileOp::Read { offset: 0 }, &into, Patience::Unbounded) {
                 Some(len) if len > 0 => return Intake::Request(len as usize),
-                // The next request was withdrawn while it was being read.
+                // The kernel withdrew the next request while it was being read.
                 Some(error) if error == -i64::from(libc::ENOENT) => {}
                 Some(error) if error == -i64::from(libc::EAGAIN) => return Intake::Nothing,
                 None => return Intake::Nothing,
@@ -227,15 +229,15 @@ impl Channel {
         let op = FileOp::Write { offset: 0, durable: false };
         match ring.try_now(self.file, op, pieces, Patience::Unbounded) {
             Some(len) if len >= 0 => {}
-            // The caller was killed and waits no more.
+            // The calling process was killed and no longer waits.
             Some(error) if error == -i64::from(libc::ENOENT) => {}
             Some(error) if error == -i64::from(libc::ENODEV) => self.is_over = true,
-            // The kernel refuses the reply, so the caller would wait forever: fail the request.
+            // The kernel refuses the reply, so the calling process would wait forever: fail the request.
             _ => self.refuse_last(pieces[0], ring),
         }
     }
 
-    /// The reply that starts here was refused: replies with EIO instead.
+    /// Replies with EIO in place of the reply that starts here, which the kernel refused.
     #[cold]
     fn refuse_last(&mut self, answer: Segment, ring: &mut KernelRing) {
         let bytes = ring.bytes_mut(answer.slice(0, 16));
@@ -256,7 +258,7 @@ impl Front {
                 return;
             }
             let Some(tag) = turn.queues.get_mut(queue).tag() else {
-                // The completion of a request continues the channel.
+                // The completion of a request resumes the channel.
                 channel.is_hot = false;
                 return;
             };
@@ -270,7 +272,7 @@ impl Front {
                     self.handle(index, tag, len, turn);
                 }
                 Intake::Nothing => {
-                    // While requests are answered, more may arrive: read again before asking for a
+                    // More requests may arrive while these are answered: read again before requesting a
                     // notification.
                     channel.is_hot = taken > 0;
                     if taken == 0 {

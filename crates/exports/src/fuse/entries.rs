@@ -1,12 +1,12 @@
-//! FUSE over io_uring. The kernel has a queue for each processor of the machine; in each of those that a
+//! FUSE over io_uring. The kernel has a queue for each processor of the machine. In each queue that a
 //! reactor serves, a channel has a few *entries*: memory for one request each, with separate header and
-//! payload. A single command commits an entry's request and fetches the next, and is submitted with
-//! everything else of a turn, so under load a request costs no system call of its own.
+//! payload. A single command commits an entry's request and fetches the next one. It is submitted with all
+//! other commands of a turn, so under load a request costs no system call of its own.
 //!
-//! *Invariant:* each entry is owned by either the kernel, which has its command then, or us.
-//! *Invariant:* memory registered with an entry stays valid until the kernel has given the entry back.
+//! *Invariant:* each entry is owned either by the kernel, which then has its command, or by this module.
+//! *Invariant:* memory registered with an entry stays valid until the kernel has returned the entry.
 //!
-//! The kernel gives entries back only when the mount ends: these commands cannot be cancelled.
+//! The kernel returns entries only when the mount ends, because these commands cannot be cancelled.
 
 use super::channel::Channel;
 use super::shared::{Shared, TRANSFER_MAX};
@@ -27,19 +27,19 @@ const LIST_AT: u64 = 320;
 /// Offset of the encoded reply.
 const ANSWER_AT: u64 = 512;
 const ANSWER_ROOM: u32 = 512;
-/// Entries per queue where requests wait for a disk or a network: as many can be in flight. Further requests
-/// wait in the kernel and are fetched with the completion of another, without a wakeup.
+/// Entries per queue for devices whose requests wait for a disk or a network, and so the maximum in flight.
+/// Further requests wait in the kernel and are fetched with the completion of another, without a wakeup.
 const ENTRIES_WAITING: u16 = 32;
-/// Entries per queue where requests complete inline: more would only spread them over memory that no cache
-/// holds. Writes of 1 MiB cost a quarter more with 16.
+/// Entries per queue for devices that complete requests inline: more entries would only spread requests
+/// over more memory than the caches hold. Writes of 1 MiB cost a quarter more with 16.
 const ENTRIES_AT_ONCE: u16 = 4;
 
-/// An entry.
+/// One io_uring entry.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// The kernel's queue.
+    /// Number of the kernel's queue.
     queue: u16,
-    /// Id for committing its request; meaningless while it has none.
+    /// Id for committing the entry's request; meaningless if it has none.
     commit_id: u64,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Entries {
     /// Bytes of payload per entry.
     payload_len: u32,
     entries: Box<[Entry]>,
-    /// Entries that the kernel has not given back.
+    /// Number of entries that the kernel has not returned.
     pub(super) live: u32,
     /// Entries whose requests wait for a tag.
     waiting: VecDeque<u16>,
@@ -66,7 +66,7 @@ impl Entries {
         Ok(Entries { region, payload_len, live: 0, waiting: VecDeque::with_capacity(entries.len()), entries })
     }
 
-    /// Frees the memory. The kernel must have given all entries back.
+    /// Frees the memory. The kernel must have returned all entries.
     pub(super) fn free(self, ring: &mut KernelRing) {
         ring.remove_memory(self.region);
     }
@@ -79,12 +79,12 @@ impl Entries {
         self.in_head(entry, 0, HEADER_LEN as u32)
     }
 
-    /// Space for an encoded reply.
+    /// Returns the space for an encoded reply.
     pub(super) fn answer_room(&self, entry: u16) -> Segment {
         self.in_head(entry, ANSWER_AT, ANSWER_ROOM)
     }
 
-    /// Memory of a request's data.
+    /// Returns the memory of a request's data.
     pub(super) fn payload(&self, entry: u16) -> Segment {
         let offset = self.entries.len() as u64 * HEAD_ROOM + u64::from(entry) * u64::from(self.payload_len);
         Segment { offset, len: self.payload_len, region: self.region }
@@ -133,13 +133,13 @@ impl Channel {
         Token { front: FrontNumber::Fuse as u8, index: self.token.index, number: u32::from(entry) + 1 }
     }
 
-    /// Entries that the kernel has not given back.
+    /// Returns the number of entries that the kernel has not returned.
     pub(super) fn entries_live(&self) -> u32 {
         self.entries.as_ref().map_or(0, |entries| entries.live)
     }
 
-    /// Stops waiting for the entries. The kernel may still write to their memory and complete their commands,
-    /// so the memory stays as long as the ring, and the channel's index is not used again.
+    /// Abandons the entries. The kernel may still write to their memory and complete their commands, so the
+    /// memory stays as long as the ring, and the channel's index is not reused.
     pub(super) fn abandon_entries(&mut self) {
         if self.entries_live() > 0 {
             self.entries = None;
@@ -147,8 +147,8 @@ impl Channel {
         }
     }
 
-    /// Commits an entry's request with the reply encoded in its room: `len` bytes including the header of a
-    /// reply to the device.
+    /// Commits an entry's request with the reply encoded in its answer space. `len` includes the header
+    /// that a reply through the descriptor has.
     pub(super) fn answer_entry_from_room(&mut self, entry: u16, end: End, len: u32, ring: &mut KernelRing) {
         let Some(entries) = &self.entries else { return };
         let body = len.saturating_sub(16);
@@ -173,9 +173,9 @@ impl Front {
     /// completes requests inline.
     ///
     /// # Errors
-    /// There is no address space, or this thread has no channel of the mount: the kernel then waits for
-    /// entries of these queues in vain. If the kernel refuses the entries, [`Shared::over_io_uring`] reports
-    /// it.
+    /// The process has no address space left, or this thread has no channel of the mount; the kernel then
+    /// waits for entries of these queues in vain. If the kernel refuses the entries,
+    /// [`Shared::over_io_uring`] reports that.
     pub fn enlist(
         &mut self,
         shared: &Arc<Shared>,
@@ -196,7 +196,7 @@ impl Front {
         Ok(())
     }
 
-    /// The kernel has returned an entry, with a request or for good.
+    /// Handles an entry that the kernel has returned, with a request or for good.
     pub(super) fn entry_ended(&mut self, index: usize, entry: u16, result: i64, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
         let Some(entries) = &mut channel.entries else { return };
@@ -268,7 +268,7 @@ mod tests {
         Arc::new(Shared::new(facts))
     }
 
-    /// A mount with one entry, which the kernel has if `live` is 1.
+    /// Creates a mount with one entry, which the kernel owns if `live` is 1.
     fn adopt(front: &mut Front, live: u32, shared: &Arc<Shared>, turn: &mut Turn<'_>) {
         let (ours, _) = UnixStream::pair().unwrap();
         front.adopt(ours.into(), QUEUE, shared.clone(), turn).unwrap();
@@ -308,7 +308,7 @@ mod tests {
                 1,
                 "{round}: the entry of the other channel is still with the kernel"
             );
-            // For the next round: as if the kernel had given it back.
+            // For the next round, pretend that the kernel has returned the entry.
             channel.entries.as_mut().unwrap().live = 0;
             front.close_lane(QUEUE, true, turn);
             front.commit(turn);

@@ -1,13 +1,13 @@
-//! The FUSE export: a device as a single file, on one reactor thread.
+//! The FUSE export: presents a device as a single file, on one reactor thread.
 //!
-//! A [`Channel`] is one descriptor of a mount's connection. The kernel has one queue of requests per
+//! A [`Channel`] is one file descriptor of a mount's connection. The kernel has one queue of requests per
 //! connection, from which every descriptor may read: each reactor that serves the device has a clone, and
-//! reads as many as it can process. A request is read inline into our memory, a write's data to where the
-//! backend wants it; it gets a tag of the device's hardware queue; its reply is written inline, with the data
-//! from the backend's or our memory. Nothing is cached here; nor in the kernel, as the file is opened for
-//! direct I/O.
+//! reads as many requests as it can process. A request is read inline into our memory, the data of a write
+//! to where the backend wants it. The request gets a tag of the device's hardware queue; its reply is
+//! written inline, with the data from the backend's memory or ours. Nothing is cached, neither here nor in
+//! the kernel, because the file is opened for direct I/O.
 //!
-//! *Invariant:* a channel reads only when a tag is free, so no request that was read waits for a tag.
+//! *Invariant:* a channel reads only when a tag is free, so no request waits for a tag after it was read.
 //! *Invariant:* every request that was read is answered once, except those without a reply in the protocol.
 //!
 //! Not here: mounting, `/dev/fuse` itself, and backends.
@@ -29,7 +29,7 @@ pub use shared::{FileFacts, HELD_MAX, Shared, TRANSFER_MAX};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Reply to a request that is in the stack.
+/// Kind of reply to a request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     /// Read data: `len` bytes from `skip` on.
@@ -46,24 +46,24 @@ enum Answer {
     Part(Part),
 }
 
-/// How a request arrived, and where its reply goes.
+/// How a request arrived, and so where its reply goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Via {
-    /// Read from the descriptor.
+    /// The request was read from the descriptor.
     Device,
-    /// Through io_uring, in this entry, with so many bytes of data.
+    /// The request arrived through io_uring, in this entry, with this many bytes of data.
     Entry { entry: u16, payload_len: u32 },
 }
 
-/// A request that is in the stack.
+/// Front-end state of a request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 struct Pdu {
     unique: u64,
     via: Via,
     answer: Answer,
-    /// Allocated memory; empty when it has none.
+    /// Memory allocated for the request; empty if there is none.
     memory: Segment,
-    /// Stripes of the range lock that it holds exclusively.
+    /// Stripes of the range lock that the request holds exclusively.
     exclusive: Stripes,
 }
 
@@ -77,7 +77,7 @@ impl Pdu {
     };
 }
 
-/// A device that is served here.
+/// A device that this front-end serves.
 struct Lane {
     pdus: Box<[Pdu]>,
     zero_copy_reads: bool,
@@ -88,8 +88,8 @@ struct Lane {
 pub struct Front {
     channels: Vec<Option<Channel>>,
     lanes: Vec<Option<Lane>>,
-    /// Indices of channels that were abandoned while the kernel had entries of theirs. Those may complete at
-    /// any time, and would be attributed to a new channel of that index.
+    /// Indices of channels that were abandoned while the kernel had entries of them. Those entries may
+    /// complete at any time, and would be attributed to a new channel with that index.
     given_up: Vec<usize>,
 }
 
@@ -110,7 +110,7 @@ impl Front {
         }
     }
 
-    /// Whether the device of this queue is served.
+    /// Returns whether the device of this queue is served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
@@ -136,7 +136,7 @@ impl Front {
         Ok(())
     }
 
-    /// A free index for a channel.
+    /// Returns a free index for a channel.
     fn vacancy(&mut self) -> usize {
         let mut places = self.channels.iter().enumerate();
         let vacant = places.find(|(index, place)| place.is_none() && !self.given_up.contains(index));
@@ -211,7 +211,7 @@ impl FrontEnd for Front {
 
     fn close_lane(&mut self, queue: QueueId, now: bool, _turn: &mut Turn<'_>) {
         // Replies are written at once, so none are pending. `commit` does the rest. The kernel returns
-        // entries when the mount ends, which is before this, or else never.
+        // entries when the mount ends, which is either before this point or never.
         for channel in self.channels.iter_mut().flatten().filter(|channel| channel.queue == queue) {
             channel.is_over = true;
             if now {

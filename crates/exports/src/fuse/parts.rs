@@ -1,10 +1,10 @@
 //! Sub-block writes: writes that begin or end within a block, where blocks are larger than a byte. The blocks
 //! at the edges are read, modified and written back (read-modify-write).
 //!
-//! Meanwhile nobody else may write those blocks, through any export of the device: the write holds its
-//! stripes of the device's range lock ([`RangeLock`](queue::RangeLock)) exclusively, which queues check before whole-block writes.
-//! Requests that may not start yet wait in their channel, in order of arrival. A channel has one buffer for
-//! read-modify-write.
+//! During that time nothing else may write those blocks, through any export of the device: the write holds
+//! its stripes of the device's range lock ([`RangeLock`](queue::RangeLock)) exclusively, and queues check
+//! that lock before whole-block writes. Requests that may not start yet wait in their channel, in order of
+//! arrival. A channel has one buffer for read-modify-write.
 //!
 //! Not covered: other devices on the same blocks, and other programs that write to the same file.
 
@@ -21,19 +21,19 @@ pub(super) struct Waiting {
     tag: Tag,
     pdu: Pdu,
     req: Request,
-    /// The claim on its stripes.
+    /// The request's claim on its stripes.
     claim: Claim,
 }
 
-/// The edge whose block is being read.
+/// Edge of the write whose block is being read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Edge {
     First,
     Last,
 }
 
-/// A sub-block write whose edges are being read. Its memory has the blocks with the data in place, followed
-/// by space for one more block, to which edges are read.
+/// A sub-block write whose edges are being read. Its memory holds the blocks, with the data at its place in
+/// them, followed by space for one more block, to which edges are read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// Offset of the first block on the device.
@@ -49,7 +49,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Bytes of all its blocks.
+    /// Returns the bytes of all blocks that the write touches.
     fn whole(&self) -> u32 {
         (self.skip + self.len).next_multiple_of(self.block)
     }
@@ -58,7 +58,7 @@ impl Part {
         self.start + u64::from(self.whole())
     }
 
-    /// Whether the last block is another than the first, and only partly written.
+    /// Returns whether the last block differs from the first, and is only partly written.
     fn has_last(&self) -> bool {
         self.whole() > self.block && self.skip + self.len < self.whole()
     }
@@ -67,7 +67,7 @@ impl Part {
         self.skip > 0 || self.len < self.block
     }
 
-    /// The request that reads the block at the edge.
+    /// Returns the request that reads the block at the edge.
     fn reading(&self, memory: Segment) -> Request {
         let at = match self.edge {
             Edge::First => 0,
@@ -78,7 +78,7 @@ impl Part {
         req
     }
 
-    /// Copies the bytes of the edge block that surround the data.
+    /// Copies the bytes that surround the data from the edge block that was read.
     fn complete(&self, memory: Segment, ring: &mut KernelRing) {
         let (whole, end) = (self.whole(), self.skip + self.len);
         let read = memory.slice(whole, self.block);
@@ -93,7 +93,7 @@ impl Part {
 }
 
 impl Channel {
-    /// Starts a write of `len` bytes that are not whole blocks. Its data stays where it is until it may
+    /// Starts a write of `len` bytes that are not whole blocks. Its data stays in place until the write may
     /// start.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl Channel {
         }
         let room = match self.part_room {
             Some(room) => room,
-            // The blocks of the largest write, and one more for edges.
+            // Space for the blocks of the largest write, and for one more block to read edges to.
             None => ring.allocate(TRANSFER_MAX + 3 * block).ok_or(libc::ENOMEM)?,
         };
         self.part_room = Some(room);
@@ -144,8 +144,8 @@ impl Channel {
         self.take_back(std::mem::replace(&mut pdu.memory, room), ring);
     }
 
-    /// An edge has been read: returns the read of the other edge, or the write. `None`: the device has
-    /// shrunk.
+    /// Continues after an edge was read: returns the read of the other edge, or the write. Returns `None`
+    /// if the device has shrunk.
     pub(super) fn part_goes_on(
         &self,
         pdu: &Pdu,
@@ -187,7 +187,7 @@ impl Front {
         self.take_up_waiting(index, turn);
     }
 
-    /// Starts queued requests that may start by now, in order.
+    /// Starts queued requests that may start now, in order.
     pub(super) fn take_up_waiting(&mut self, index: usize, turn: &mut Turn<'_>) {
         while let Some(Some(channel)) = self.channels.get_mut(index) {
             let Some(next) = channel.waiting.front_mut() else { return };
@@ -209,7 +209,7 @@ impl Front {
         }
     }
 
-    /// Fails a request that cannot start any more.
+    /// Fails a request that can no longer start.
     fn give_up(&mut self, index: usize, waiting: &Waiting, turn: &mut Turn<'_>) {
         let Waiting { tag, pdu, claim, .. } = waiting;
         let Some(Some(channel)) = self.channels.get_mut(index) else { return };
@@ -228,7 +228,7 @@ mod tests {
 
     const BLOCK: u32 = 512;
 
-    /// The content after a write of `len` bytes at `offset`, of a device whose byte n is n % 251.
+    /// Returns the content after a write of `len` bytes at `offset` to a device whose byte n is n % 251.
     fn written(offset: u64, len: u32) -> Vec<u8> {
         let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
         let mut ring = KernelRing::new(config).unwrap();

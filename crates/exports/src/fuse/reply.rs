@@ -34,7 +34,7 @@ impl Front {
             Data::Run { .. } => Segment::EMPTY,
         };
         let errno = match pdu.answer {
-            // Its edges were read, but it could not continue.
+            // The edges were read, but the write could not continue.
             Answer::Part(_) if status.is_ok() => libc::EIO,
             _ => status.errno(),
         };
@@ -68,13 +68,13 @@ impl Front {
             _ => channel.end(pdu.via, End { unique: pdu.unique, errno }, turn.ring),
         }
         channel.in_stack -= 1;
-        // A sub-block write uses the channel's buffer, which stays.
+        // A sub-block write uses the channel's buffer, which is kept.
         if !is_part {
             channel.take_back(pdu.memory, turn.ring);
         }
     }
 
-    /// The next step of a request with several steps; `None` if it is complete.
+    /// Returns the next step of a request with several steps, or `None` if it is complete.
     fn next_step(
         &self,
         index: usize,
@@ -107,14 +107,14 @@ fn queue_release(id: QueueId, tag: block::Tag, turn: &mut Turn<'_>) {
     turn.queues.get_mut(id).release(tag);
 }
 
-/// Result of a search.
+/// Result of a search for a hole or data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
     /// Found at this offset.
     At(u64),
-    /// The records end before: continue here.
+    /// The records end before anything was found: continue at this offset.
     Behind(u64),
-    /// Not found before the end.
+    /// Nothing was found before the end.
     No,
 }
 
@@ -130,7 +130,7 @@ fn found(records: &[u8], start: u64, asked: u64, from: u64, hole: bool) -> Found
     }
     match at {
         _ if at >= end => Found::No,
-        // No record: a range of unknown status counts as data.
+        // There is no record: a range of unknown status counts as data.
         _ if at <= from && at == start => {
             if hole {
                 Found::No

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Largest request: the kernel's own limit, unless an administrator has raised it.
+/// Largest request in bytes: the kernel's own limit, unless an administrator has raised it.
 pub const TRANSFER_MAX: u32 = 1 << 20;
 
-/// Bytes that the requests of a channel may hold together. In addition it has memory for the largest request,
-/// into which the next one is read, so a mount holds at most 1 MiB more than this on each thread. Five
-/// requests of the largest size keep a disk busy; further ones wait in the kernel, where they take none of
-/// our memory.
+/// Bytes that the requests of a channel may hold together. In addition a channel has memory for the largest
+/// request, into which the next one is read, so a mount holds at most 1 MiB more than this on each thread.
+/// Five requests of the largest size keep a disk busy; further ones wait in the kernel, where they use none
+/// of our memory.
 pub const HELD_MAX: u64 = 5 << 20;
-/// Of that, bytes held by writes that keep the whole buffer into which they were read, which has space for
-/// the largest request: the data of later writes is copied to a buffer of its size, if that is at most half
-/// as much.
+/// Part of [`HELD_MAX`] that writes may hold which keep the whole buffer that they were read into, with its
+/// space for the largest request. Beyond it, the data of a write is copied to a buffer of its own size, if
+/// that is at most half as large.
 pub(super) const HELD_WHOLE_MAX: u64 = 3 << 20;
 
 /// Properties of a device exported as a file.
@@ -25,25 +25,25 @@ pub(super) const HELD_WHOLE_MAX: u64 = 3 << 20;
 pub struct FileFacts {
     /// Size in bytes.
     pub size: u64,
-    /// Writes are refused.
+    /// Whether the device is read-only: writes are refused.
     pub read_only: bool,
-    /// Block size of the stack's requests, in bytes; 1: any length.
+    /// Block size of the stack's requests, in bytes; 1 means that any length is allowed.
     pub block_len_min: u32,
     /// Preferred I/O size in bytes.
     pub block_len_preferred: u32,
-    /// FUA is supported.
+    /// Whether FUA is supported.
     pub fua: bool,
-    /// Write-zeroes is supported.
+    /// Whether write-zeroes is supported.
     pub write_zeroes: bool,
-    /// Use passthrough where the kernel supports it.
+    /// Whether to use passthrough if the kernel supports it.
     pub passthrough: bool,
-    /// Use FUSE over io_uring where the kernel supports it.
+    /// Whether to use FUSE over io_uring if the kernel supports it.
     pub over_io_uring: bool,
     /// Initial owner and group of the file.
     pub owner: (u32, u32),
 }
 
-/// A mount.
+/// State of a mount.
 #[derive(Debug)]
 pub struct Shared {
     pub(super) facts: FileFacts,
@@ -52,26 +52,26 @@ pub struct Shared {
     uid: AtomicU32,
     gid: AtomicU32,
     born_s: u64,
-    /// INIT was negotiated.
+    /// Whether INIT was negotiated.
     agreed: AtomicBool,
-    /// Passthrough was negotiated.
+    /// Whether passthrough was negotiated.
     agreed_passthrough: AtomicBool,
-    /// Id of the backing file for passthrough; 0: none.
+    /// Id of the backing file for passthrough, or 0.
     backing: AtomicI32,
     channels: AtomicU32,
-    /// Times that the file is open.
+    /// Number of times that the file is open.
     opens: AtomicU32,
-    /// FUSE over io_uring was negotiated.
+    /// Whether FUSE over io_uring was negotiated.
     agreed_io_uring: AtomicBool,
-    /// First errno, positive, with which the kernel refused an entry; 0: none.
+    /// First errno, positive, with which the kernel refused an entry, or 0.
     refused: AtomicI32,
-    /// Notified when INIT was negotiated and when a channel ends, for the control plane.
+    /// Notified when INIT was negotiated and when a channel ends; the control plane waits for it.
     changed: (Mutex<()>, Condvar),
 }
 
 impl Shared {
-    /// Creates a mount without channels. If the device needs whole blocks, all of its queues must be guarded
-    /// by the device's range lock ([`Queue::guard`](queue::Queue::guard)).
+    /// Creates a mount without channels. If the device requires whole blocks, all of its queues must be
+    /// guarded by the device's range lock ([`Queue::guard`](queue::Queue::guard)).
     pub fn new(facts: FileFacts) -> Shared {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Shared {
@@ -93,12 +93,13 @@ impl Shared {
     }
 
     fn notify(&self) {
-        // Locked: a thread that has checked and does not wait yet must not miss it.
+        // Lock first, so that a thread that has checked its condition but does not wait yet cannot miss the
+        // notification.
         drop(self.changed.0.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.1.notify_all();
     }
 
-    /// Waits until a condition holds, which channels change. Returns whether it does within `timeout`.
+    /// Waits until a condition that channels change holds. Returns whether it does within `timeout`.
     fn wait_until(&self, timeout: Duration, holds: impl Fn() -> bool) -> bool {
         let held = self.changed.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.1.wait_timeout_while(held, timeout, |()| !holds());
@@ -106,36 +107,37 @@ impl Shared {
         holds()
     }
 
-    /// Waits until INIT was negotiated, and returns whether passthrough was. `None`: it was not within
-    /// `timeout`. Must not be called on a reactor's thread.
+    /// Waits until INIT was negotiated, and returns whether passthrough was. Returns `None` if INIT was not
+    /// negotiated within `timeout`. Must not be called on a reactor's thread.
     pub fn wait_for_agreement(&self, timeout: Duration) -> Option<bool> {
         self.wait_until(timeout, || self.agreement().is_some());
         self.agreement()
     }
 
-    /// Waits until all channels have ended. Returns whether they have within `timeout`. Must not be called on
-    /// a reactor's thread.
+    /// Waits until all channels have ended. Returns whether they have ended within `timeout`. Must not be
+    /// called on a reactor's thread.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         self.wait_until(timeout, || self.channels() == 0)
     }
 
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Relaxed)
     }
 
-    /// Sets the size of the file. The kernel must be notified, too.
+    /// Sets the size of the file in bytes. The caller must notify the kernel, too.
     pub fn resized(&self, size: u64) {
         self.size.store(size, Relaxed);
     }
 
-    /// Number of channels. 0 after there were some: the file system was unmounted.
+    /// Returns the number of channels. If it drops to 0, the file system was unmounted.
     pub fn channels(&self) -> u32 {
         self.channels.load(Relaxed)
     }
 
-    /// Number of times that the file is open: OPEN requests without their RELEASE. A loop device over it is one.
+    /// Returns the number of times that the file is open, which is OPEN requests without their RELEASE. A
+    /// loop device over the file counts as one.
     pub fn opens(&self) -> u32 {
         self.opens.load(Relaxed)
     }
@@ -145,21 +147,22 @@ impl Shared {
     }
 
     pub(super) fn released(&self) {
-        // The kernel can give up an OPEN whose process was killed, and then sends no RELEASE: never below 0.
+        // The kernel can abandon an OPEN whose process was killed, and then sends no RELEASE: do not go
+        // below 0.
         let _ = self.opens.fetch_update(Relaxed, Relaxed, |opens| opens.checked_sub(1));
     }
 
-    /// `None` before INIT was negotiated, then whether passthrough was.
+    /// Returns whether passthrough was negotiated, or `None` before INIT was.
     pub fn agreement(&self) -> Option<bool> {
         self.agreed.load(Acquire).then(|| self.agreed_passthrough.load(Relaxed))
     }
 
-    /// From now on opened files use passthrough to the backing file of this id.
+    /// Makes files opened from now on use passthrough to the backing file with this id.
     pub fn pass_through(&self, backing: i32) {
         self.backing.store(backing, Relaxed);
     }
 
-    /// Id of the backing file, if there is one.
+    /// Returns the id of the backing file, if there is one.
     pub fn backing(&self) -> Option<i32> {
         Some(self.backing.load(Relaxed)).filter(|number| *number > 0)
     }
@@ -167,12 +170,12 @@ impl Shared {
     pub(super) fn agree(&self, on: &Agreement) {
         self.agreed_passthrough.store(on.has_passthrough(), Relaxed);
         self.agreed_io_uring.store(on.is_over_io_uring(), Relaxed);
-        // Release: a thread that sees this also sees the stores above.
+        // Release: a thread that sees this value also sees the stores above.
         self.agreed.store(true, Release);
         self.notify();
     }
 
-    /// Whether requests arrive over io_uring.
+    /// Returns whether requests arrive over io_uring.
     ///
     /// # Errors
     /// It was negotiated, but the kernel refused an entry with this positive errno.
@@ -183,7 +186,8 @@ impl Shared {
         }
     }
 
-    /// The kernel has given an entry back for good: because the mount ended, or because it was refused.
+    /// Records that the kernel has returned an entry for good, because the mount ended or the entry was
+    /// refused.
     pub(super) fn entry_ended(&self, errno: i32) {
         if !matches!(errno, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED) {
             let _ = self.refused.compare_exchange(0, errno, Relaxed, Relaxed);

@@ -1,4 +1,4 @@
-//! SCSI commands, from their PDU to their first block request, and the data that they take.
+//! SCSI commands, from the arrival of their PDU to their first block request, and their data-out.
 
 use super::connection::Sink;
 use super::intake::{Source, Taken};
@@ -16,7 +16,7 @@ use scsi::sense::Key;
 use scsi::{Begin, Command, Lun, Outcome, Sense};
 
 impl Front {
-    /// A SCSI command has arrived, with all of its immediate data in `source`, or with data to come.
+    /// Handles a SCSI command, whose immediate data is in `source` or still to come.
     pub(super) fn command(
         &mut self,
         index: u32,
@@ -46,7 +46,7 @@ impl Front {
             return discard;
         }
         let Some(id) = self.accept(index, session_index, header, command, ahs_len) else {
-            // More tasks than tags of R2Ts: no session is that deep.
+            // There are more tasks than R2T tags can name, which no session's queue depth allows.
             self.lose(index, EndReason::Evicted, turn);
             return discard;
         };
@@ -110,7 +110,7 @@ impl Front {
             refused = add_headers(task, &connection.stash[BHS_LEN..][..ahs_len]).err();
         }
         if command.read && command.write && command.expected_len > 0 {
-            // Bidirectional commands are obsolete, and no command here takes and returns data.
+            // Bidirectional commands are obsolete, and no command here has both data-out and data-in.
             refused = Some(Sense::INVALID_FIELD_IN_CDB);
         }
         if command.attribute == TaskAttribute::Aca {
@@ -120,7 +120,7 @@ impl Front {
             task.work = Work::Ended(Box::new(Outcome::check(sense)));
         }
         if !command.is_final {
-            // Whatever is wrong with it, Data-Out PDUs follow until the one with the F bit.
+            // Even if the command is refused, Data-Out PDUs follow until the one with the F bit.
             (task.open, task.unsolicited) = (1, true);
             connection.unsolicited = Some(id);
         }
@@ -136,7 +136,7 @@ impl Front {
         Some(id)
     }
 
-    /// It is the turn of a command: it begins, unless its logical unit has it wait.
+    /// Begins a command whose CmdSN is next, unless its logical unit makes it wait.
     fn begin_in_order(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         task.phase = Phase::Begun;
@@ -157,7 +157,7 @@ impl Front {
         self.begin_command(id, turn);
     }
 
-    /// Lets the logical unit decide what a command does.
+    /// Lets the logical unit decide what the command does.
     fn begin_command(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         if let Some(queue) = self.queue_of(id) {
             self.trace_begin(id, queue, turn);
@@ -185,7 +185,7 @@ impl Front {
         self.set_work(id, begin);
     }
 
-    /// Records what a command does, and how much of its data that takes.
+    /// Records the work of a command, and how much data-out that work takes.
     pub(super) fn set_work(&mut self, id: TaskId, begin: Begin) {
         let task = self.tasks.of_mut(id);
         let mut wanted = 0;
@@ -215,7 +215,7 @@ impl Front {
             task.work = Work::Ended(Box::new(Outcome::check(Sense::INVALID_FIELD_IN_CDB)));
             wanted = 0;
         }
-        // What was not announced never arrives, and other data must not be written in its place.
+        // Data beyond the expected length never arrives, and other data must not be written in its place.
         if wanted > task.data_out() {
             task.work = Work::Ended(Box::new(Outcome::check(Sense::INVALID_TRANSFER)));
             wanted = 0;
@@ -226,7 +226,7 @@ impl Front {
         }
     }
 
-    /// Takes the data in the PDU of a command.
+    /// Places the immediate data of a command.
     fn place_immediate(
         &mut self,
         id: TaskId,
@@ -248,7 +248,7 @@ impl Front {
         let index = task.connection;
         let Some(source) = source else {
             task.filling = true;
-            // All of it if the budget permits, so that the data need not move.
+            // Allocate space for all of the data if the budget permits, so that the data need not move.
             let (whole, least) = (wanted, len.min(wanted).max(1));
             let is_held = has_begun && self.try_hold(id, whole, turn);
             if !is_held && !self.hold_early(id, least, turn) {
@@ -274,7 +274,7 @@ impl Front {
         Taken::Done
     }
 
-    /// Gives a task memory for all of its data, if that does not have to wait.
+    /// Gives a task memory for all of its data, if that is possible without waiting.
     fn try_hold(&mut self, id: TaskId, len: u32, turn: &mut Turn<'_>) -> bool {
         match self.allocate_for(id, len, turn.ring) {
             Some(memory) => {
@@ -285,7 +285,7 @@ impl Front {
         }
     }
 
-    /// A Data-Out PDU has arrived, with its data in `source`, or with data to come.
+    /// Handles a Data-Out PDU, whose data is in `source` or still to come.
     pub(super) fn data_out(
         &mut self,
         index: u32,
@@ -296,7 +296,7 @@ impl Front {
     ) -> Taken {
         let discard = Taken::Into(Sink::Discard);
         let Some(id) = self.task_of(index, pdu) else {
-            // Of a task that was aborted, or that never was: it is skipped (section 11.7).
+            // The task was aborted or never existed: skip the data (section 11.7).
             return discard;
         };
         let task = self.tasks.of_mut(id);
@@ -338,7 +338,7 @@ impl Front {
         }
     }
 
-    /// Whether a task has memory for its data up to `end`; allocates it for unsolicited data.
+    /// Returns whether a task has memory for its data up to `end`; allocates it for unsolicited data.
     fn has_memory(&mut self, id: TaskId, end: u32, turn: &mut Turn<'_>) -> bool {
         match self.tasks.of(id).memory {
             Memory::Own(memory) if memory.len >= end => true,
@@ -352,15 +352,15 @@ impl Front {
         }
     }
 
-    /// The task of a Data-Out PDU: by its target transfer tag, or, for unsolicited data, by its initiator task
-    /// tag.
+    /// Finds the task of a Data-Out PDU: by its target transfer tag, or, for unsolicited data, by its
+    /// initiator task tag.
     fn task_of(&self, index: u32, pdu: &DataOut) -> Option<TaskId> {
         let is_it = |task: &Task| task.connection == index && task.itt == pdu.itt && task.open > 0;
         if pdu.ttt != proto::iscsi::pdu::RESERVED_TAG {
             let id = task_of_tag(pdu.ttt);
             return self.tasks.find(id).filter(|task| is_it(task)).map(|_| id);
         }
-        // Usually that of the latest command.
+        // Usually the PDU belongs to the latest command.
         let recent = self.connection(index)?.unsolicited.filter(|id| self.tasks.find(*id).is_some_and(is_it));
         recent.or_else(|| self.tasks.iter().find(|(_, task)| is_it(task)).map(|(id, _)| id))
     }
@@ -375,7 +375,7 @@ impl Front {
         Taken::Into(Sink::Task(id, u32::MAX))
     }
 
-    /// The data of a Data-Out PDU has arrived.
+    /// Records that the data of a Data-Out PDU has arrived.
     fn data_out_taken(&mut self, id: TaskId, pdu: &DataOut, turn: &mut Turn<'_>) {
         if pdu.is_final {
             let task = self.tasks.of_mut(id);
@@ -390,7 +390,7 @@ impl Front {
         self.advance(id, turn);
     }
 
-    /// The data segment of a PDU of this task, which arrived in parts, is complete.
+    /// Handles the completion of a PDU's data segment that arrived in parts for this task.
     pub(super) fn task_data_complete(&mut self, id: TaskId, pdu: &Request, turn: &mut Turn<'_>) {
         match pdu {
             Request::DataOut(pdu) => self.data_out_taken(id, pdu, turn),
@@ -398,7 +398,7 @@ impl Front {
         }
     }
 
-    /// Moves a task on as far as it goes.
+    /// Advances a task as far as possible.
     pub(super) fn advance(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         loop {
             let Some(task) = self.tasks.find(id) else { return };
@@ -428,12 +428,12 @@ impl Front {
                     return;
                 }
                 self.request_data(id, turn);
-                // It may have been lost with its session.
+                // The task may have been lost with its session.
                 let Some(task) = self.tasks.find(id) else { return };
                 let is_complete = task.plan.is_some_and(|plan| plan.is_complete());
                 if task.filling || task.open > 0 || !is_complete {
                     self.tasks.of_mut(id).phase = Phase::Data;
-                    // A chunk is held for complete data only.
+                    // Tasks may hold a chunk for complete data only.
                     if !self.settle(id, turn) {
                         let index = self.tasks.of(id).connection;
                         self.lose(index, EndReason::Evicted, turn);
@@ -441,7 +441,7 @@ impl Front {
                     return;
                 }
             } else if open || filling {
-                // Data that the command does not take.
+                // Wait for data that the command does not take.
                 task.phase = Phase::Data;
                 return;
             }
@@ -457,7 +457,7 @@ impl Front {
         }
     }
 
-    /// Sends the R2Ts that may be outstanding.
+    /// Sends as many R2Ts as may be outstanding.
     fn request_data(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         loop {
             let ttt = tag_of(id, self.r2ts);
@@ -471,7 +471,7 @@ impl Front {
         }
     }
 
-    /// A command has its parameter list: it begins again.
+    /// Begins a command again, now that its parameter list has arrived.
     fn begin_with_parameters(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         let Work::Parameters(parameters) = std::mem::replace(&mut task.work, Work::None) else { return };
@@ -486,7 +486,7 @@ impl Front {
         self.set_work(id, begin);
     }
 
-    /// Begins the tasks of LUNs that waited for others, as far as their attributes permit.
+    /// Begins waiting tasks of the LUNs in `kicks`, as far as their task attributes permit.
     pub(super) fn begin_waiting(&mut self, turn: &mut Turn<'_>) {
         for (session, lun) in std::mem::take(&mut self.kicks) {
             loop {
@@ -503,7 +503,7 @@ impl Front {
         }
     }
 
-    /// Processes the PDUs that waited for the one before them.
+    /// Processes the held PDUs whose predecessors have arrived.
     pub(super) fn release_held(&mut self, session: u32, turn: &mut Turn<'_>) {
         loop {
             let Some(state) = self.session_mut(session) else { return };
@@ -518,7 +518,7 @@ impl Front {
                         self.held_pdu(session, connection, &pdu, data, turn);
                     }
                 },
-                // A command that was aborted before it arrived, or that is gone with its connection.
+                // The command was aborted before it arrived, or was lost with its connection.
                 None => state.open_window(),
             }
         }
@@ -549,11 +549,11 @@ fn attribute_of(attribute: TaskAttribute) -> scsi::TaskAttribute {
     }
 }
 
-/// Bits of a target transfer tag that name the task; the others count R2Ts, so that a late answer to an
-/// earlier one is recognised.
+/// Number of low bits of a target transfer tag that name the task. The remaining bits count R2Ts, so that a
+/// late answer to an earlier R2T is recognised.
 const TASK_BITS: u32 = 20;
 
-/// The tag of an R2T. The task's number is below 2^20 - 1, so no tag is the reserved one.
+/// Returns the tag of an R2T. The task's number is below 2^20 - 1, so no tag equals the reserved one.
 fn tag_of(id: TaskId, r2ts: u32) -> u32 {
     r2ts << TASK_BITS | id
 }

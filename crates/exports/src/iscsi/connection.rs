@@ -1,4 +1,4 @@
-//! A connection of an iSCSI session: its input, its replies, and its part of the sequence numbers.
+//! A connection of an iSCSI session: its input, its replies, and its share of the sequence numbers.
 
 use super::setup::ConnectionSetup;
 use super::task::TaskId;
@@ -11,11 +11,11 @@ use ring::SocketId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Most PDUs that wait to be sent on a connection before it is not read from: a peer that pings and never
-/// reads is bounded by this.
+/// Number of PDUs waiting to be sent at which a connection is no longer read. It bounds the memory of a
+/// peer that sends pings and never reads.
 pub(super) const UNSENT_MAX: u32 = 512;
-/// Most bytes that reads which complete inline may have waiting to be sent: more would leave the processor's
-/// cache before it is sent. A single read always may.
+/// Maximum number of bytes waiting to be sent for reads that complete inline: more would leave the
+/// processor's cache before they are sent. A single read is always allowed.
 pub(super) const READ_AHEAD_MAX: u64 = 1 << 20;
 /// Bytes of the longest header: BHS, additional headers and digest.
 const HEADER_MAX: usize = BHS_LEN + MAX_AHS_LEN as usize + DIGEST_LEN;
@@ -23,9 +23,9 @@ const HEADER_MAX: usize = BHS_LEN + MAX_AHS_LEN as usize + DIGEST_LEN;
 /// Destination of a data segment that arrives in parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sink {
-    /// It is skipped.
+    /// The data is skipped.
     Discard,
-    /// The memory of a task, from this offset on.
+    /// The memory of a task, starting at this offset.
     Task(TaskId, u32),
     /// Memory of the connection.
     Own(Segment),
@@ -34,7 +34,7 @@ pub(super) enum Sink {
 /// A data segment that arrives in parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DataInput {
-    /// The PDU; `None`: it was refused, and is skipped.
+    /// The PDU; `None` if it was refused and its data is skipped.
     pub(super) pdu: Option<Request>,
     pub(super) immediate: bool,
     pub(super) sink: Sink,
@@ -44,27 +44,27 @@ pub(super) struct DataInput {
     pub(super) filled: u32,
     /// Digest of those; undefined unless data digests are on.
     pub(super) digest: Digest,
-    /// Padding and digest behind the data.
+    /// Padding and digest after the data.
     pub(super) trailer: [u8; 8],
     pub(super) trailer_len: u8,
     pub(super) trailer_filled: u8,
 }
 
 impl DataInput {
-    /// Whether everything has arrived.
+    /// Returns whether the whole segment has arrived.
     pub(super) fn is_whole(&self) -> bool {
         self.filled == self.len && self.trailer_filled == self.trailer_len
     }
 }
 
-/// What the next bytes from the initiator are.
+/// State of the input: what the next bytes from the initiator are.
 #[derive(Debug)]
 pub(super) enum Input {
     /// A header, of which `stash_len` bytes have arrived.
     Header,
     /// The data segment of a PDU.
     Data(DataInput),
-    /// Ignored: the connection is being closed.
+    /// Input is ignored, because the connection is being closed.
     Over,
 }
 
@@ -93,26 +93,26 @@ pub(super) struct Connection {
     pub(super) receive_max: u32,
     /// Longest data segment that the initiator accepts, in bytes.
     pub(super) send_max: u32,
-    /// Most that `send_max` may become.
+    /// Upper bound of `send_max`.
     pub(super) send_limit: u32,
     pub(super) status: StatusCounter,
     pub(super) input: Input,
     /// Bytes of a header that has not arrived completely.
     pub(super) stash: Box<[u8; HEADER_MAX]>,
     pub(super) stash_len: u16,
-    /// The header of the PDU whose data segment arrives, for a Reject.
+    /// The header of the PDU whose data segment is arriving; a Reject returns it.
     pub(super) bhs: Bhs,
     pub(super) receiving: Receiving,
-    /// Large data segments follow each other: headers are received separately.
+    /// Whether large data segments follow each other, so that headers are received separately.
     pub(super) bulk: bool,
     /// Memory for separate headers; empty unless `bulk`.
     pub(super) header: Option<Segment>,
-    /// Bytes received but not processed, because too much is waiting to be sent.
+    /// Bytes received but not processed, because too many PDUs are waiting to be sent.
     pub(super) backlog: VecDeque<Segment>,
-    /// Arriving bytes go to the backlog.
+    /// Whether arriving bytes go to the backlog.
     pub(super) paused: bool,
     pub(super) outbox: Outbox,
-    /// PDUs that were not sent yet.
+    /// PDUs that have not been sent yet.
     pub(super) unsent: Owed,
     /// Bytes of reads in the stack that complete inline.
     pub(super) reading: u64,
@@ -120,33 +120,34 @@ pub(super) struct Connection {
     pub(super) room: VecDeque<super::task::TaskId>,
     /// Bytes of the arena charged to the connection.
     pub(super) held: u64,
-    /// Bytes were received or sent since the last check.
+    /// Whether bytes were received or sent since the last check.
     pub(super) moved: bool,
-    /// How long checks found no progress although it was the initiator's turn.
+    /// Time without progress, as found by checks, although it was the initiator's turn.
     pub(super) still: Duration,
-    /// The last step of a data segment took longer than the interval between two checks, or there was none.
+    /// Whether the last step of a data segment took longer than the interval between two checks, or there
+    /// was none.
     pub(super) slow: bool,
-    /// How long nothing was received, as of the last check.
+    /// Time since the last byte was received, as of the last check.
     pub(super) silent: Duration,
-    /// Bytes were received since the last check.
+    /// Whether bytes were received since the last check.
     pub(super) heard: bool,
-    /// A NOP-In waits for its answer.
+    /// Whether a NOP-In waits for its answer.
     pub(super) pinged: bool,
-    /// Parts of a text request, and of the answer that is fetched part by part.
+    /// Text exchange: parts of a request, and of the answer that the initiator fetches part by part.
     pub(super) text: Option<Box<super::text::TextExchange>>,
-    /// Accepts no more PDUs; closed once its replies are sent.
+    /// Whether the connection accepts no more PDUs; it is closed once its replies are sent.
     pub(super) ending: bool,
-    /// The ring was asked to close the socket.
+    /// Whether the ring was asked to close the socket.
     pub(super) closed: bool,
-    /// The ring has closed it: the connection is removed with its last task.
+    /// Whether the ring has closed the socket: the connection is removed with its last task.
     pub(super) gone: bool,
     /// The latest task that announced unsolicited data.
     pub(super) unsolicited: Option<super::task::TaskId>,
-    /// Tasks whose commands came on this connection.
+    /// Number of tasks whose commands came on this connection.
     pub(super) tasks: u32,
-    /// In the list of connections with something to send or to continue.
+    /// Whether the connection is in the list of those with something to send or to continue.
     pub(super) dirty: bool,
-    /// Called when the connection is gone.
+    /// Called when the connection is removed.
     pub(super) when_gone: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -193,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Whether the initiator has sent part of a PDU and owes the rest.
+    /// Returns whether the initiator has sent part of a PDU and owes the rest.
     pub(super) fn is_inside_pdu(&self) -> bool {
         let partial = match self.input {
             Input::Header => self.stash_len > 0,

@@ -1,8 +1,8 @@
-//! Programs that go on without their command: SANITIZE, which neither an abort, a reset nor the end of its session stops
-//! (SBC-4 section 4.11.2).
+//! Programs that continue without their command: SANITIZE, which is not stopped by an abort, a reset or the
+//! end of its session (SBC-4 section 4.11.2).
 //!
-//! Such a program has an entry of its own instead of a task, so that its command can end at any time. It ends early
-//! only with its device.
+//! Such a program has its own entry instead of a task, so that its command can end at any time. It ends
+//! early only with its device.
 
 use super::stack::{TASK_BITS, owner_with};
 use super::task::{Phase, TaskId, Work};
@@ -13,7 +13,7 @@ use queue::{Claim, CommandEvent, CommandPoint, QueueId, Ring};
 use scsi::program::{Buffer, Completed, ProgramIo, ProgramMemory, Step};
 use scsi::{Outcome, Program, ScsiStatus};
 
-/// Added to the number of a request in its owner: requests of tasks have smaller ones.
+/// Offset added to a request's number in its owner; requests of tasks have smaller numbers.
 pub(super) const SLOTS: u32 = 0x80;
 
 /// A program without a task.
@@ -23,21 +23,21 @@ pub(super) struct Detached {
     scratch: Segment,
     claim: Option<Claim>,
     is_exclusive: bool,
-    /// It waits for its claim, or for a tag for `next`.
+    /// Whether the program waits for its claim, or for a tag for `next`.
     is_waiting: bool,
     next: Option<ProgramIo>,
     completed: Vec<Completed>,
     in_stack: u8,
-    /// The command as its requests name it in the trace of the device; `None`: it is not traced.
+    /// The command that names the program's requests in the device's trace; `None` if it is not traced.
     traced: Option<CommandPoint>,
-    /// The command, and its order of arrival, until it has its response.
+    /// The command and its order of arrival, until it has a response.
     command: Option<(TaskId, u64)>,
-    /// The device is being removed.
+    /// Whether the device is being removed.
     is_dropped: bool,
 }
 
 impl Front {
-    /// Separates the program of a task from it. The task waits for the outcome.
+    /// Detaches the program from its task, which then waits for the outcome.
     pub(super) fn detach_program(&mut self, id: TaskId, program: Box<Program>, turn: &mut Turn<'_>) {
         let needs = program.needs();
         let scratch = match needs.scratch {
@@ -89,7 +89,8 @@ impl Front {
             }
             if let (Some(claim), false) = (&mut entry.claim, entry.is_exclusive) {
                 if !turn.queues.get_mut(entry.queue).is_guarded() {
-                    // Nothing keeps other writes away, so the operation fails before it has begun.
+                    // No exclusive access to the range is possible, so the operation fails before it has
+                    // begun.
                     self.end_detached(index, turn);
                     continue;
                 }
@@ -109,7 +110,7 @@ impl Front {
         }
     }
 
-    /// A request of a program without a task has completed.
+    /// Handles a completed request of a detached program.
     pub(super) fn detached_request_done(
         &mut self,
         index: u32,
@@ -128,7 +129,7 @@ impl Front {
         }
         let completed = Completed { slot, status };
         if entry.is_waiting {
-            // It is stepped again when its next request was submitted.
+            // Step the program again when its next request has been submitted.
             return entry.completed.push(completed);
         }
         self.step_detached(index, Some(completed), turn);
@@ -207,7 +208,7 @@ impl Front {
     }
 }
 
-/// Submits a request. Returns false if it waits for a tag.
+/// Submits a request. Returns `false` if it waits for a tag.
 fn submit(index: usize, entry: &mut Detached, io: ProgramIo, turn: &mut Turn<'_>) -> bool {
     let queue = turn.queues.touch(entry.queue);
     let Some(tag) = queue.tag() else {
@@ -216,14 +217,14 @@ fn submit(index: usize, entry: &mut Detached, io: ProgramIo, turn: &mut Turn<'_>
     };
     let data = match &io.buffer {
         Buffer::Scratch(range) => entry.scratch.slice(range.start, range.end - range.start),
-        // These programs have no data-out of their own.
+        // Detached programs have no data-out of their own.
         Buffer::None | Buffer::DataOut(_) => Segment::EMPTY,
     };
     let mut req = Request::new(io.op, Bytes(io.offset), Bytes(io.len));
     (req.flags, req.data) = (io.flags, Data::One(data));
     entry.in_stack += 1;
     if let Some(point) = &entry.traced {
-        // The command may have ended in the trace already.
+        // The command may already have ended in the trace.
         let event = request_event(tag, &req, entry.command.is_none());
         queue.command(&CommandPoint { event, ..*point }, turn.ring);
     }
@@ -236,7 +237,7 @@ fn submit(index: usize, entry: &mut Detached, io: ProgramIo, turn: &mut Turn<'_>
     true
 }
 
-/// Takes the program of a task that continues without it.
+/// Takes the program out of a task's work, if it continues without the task.
 pub(super) fn take_program(work: &mut Work) -> Option<Box<Program>> {
     match work {
         Work::Program(running) if running.survives_abort() => match std::mem::replace(work, Work::None) {

@@ -1,5 +1,5 @@
-//! Messages between the iSCSI front-ends of several reactors: task management of a logical unit reaches the
-//! commands of all sessions.
+//! Messages between the iSCSI front-ends of several reactors, so that task management of a logical unit
+//! reaches the commands of all sessions.
 //!
 //! Only task management uses it: nothing here is on the path of a command.
 
@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Wakes a reactor, which then calls [`woken`](super::Front::woken).
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// The front-ends of a host that have sessions. The control plane creates one and gives it to all sessions.
+/// The front-ends of a host that have sessions. The control plane creates one exchange and passes it to all
+/// sessions.
 #[derive(Default)]
 pub struct Exchange {
     members: Mutex<Vec<Arc<Inbox>>>,
@@ -22,12 +23,12 @@ impl fmt::Debug for Exchange {
     }
 }
 
-/// Which tasks a message aborts.
+/// Tasks or sessions that a message aborts.
 #[derive(Clone, Debug)]
 pub(super) enum Scope {
-    /// All tasks of these logical units, whatever session they came by.
+    /// All tasks of these logical units, from any session.
     Units(Vec<Arc<LogicalUnit>>),
-    /// All sessions of the target of this name.
+    /// All sessions of the target with this name.
     Target(String),
 }
 
@@ -36,13 +37,13 @@ pub(super) enum Scope {
 pub(super) enum Mail {
     /// Abort these tasks, and answer when they have ended. The end of a target's sessions is not answered.
     Abort { scope: Scope, from: Arc<Inbox>, token: u64 },
-    /// The tasks of such a message have ended.
+    /// The tasks of an abort message have ended.
     Aborted { token: u64 },
     /// Reservations were stored for the task with this number and order of arrival.
     Stored { id: u32, arrival: u64, outcome: Box<Outcome> },
 }
 
-/// The messages to a front-end that it has not read.
+/// Unread messages to a front-end.
 pub(super) struct Inbox {
     mail: Mutex<Vec<Mail>>,
     wake: Wake,
@@ -64,7 +65,7 @@ impl Inbox {
 }
 
 impl Exchange {
-    /// Adds a front-end. Adding it again has no effect.
+    /// Adds a front-end. Has no effect if it is already a member.
     pub(super) fn join(&self, inbox: &Arc<Inbox>) {
         let mut members = lock(&self.members);
         if !members.iter().any(|member| Arc::ptr_eq(member, inbox)) {
@@ -77,7 +78,7 @@ impl Exchange {
         lock(&self.members).retain(|member| !Arc::ptr_eq(member, inbox));
     }
 
-    /// All front-ends but this one.
+    /// Returns all front-ends except this one.
     pub(super) fn others(&self, own: &Arc<Inbox>) -> Vec<Arc<Inbox>> {
         lock(&self.members).iter().filter(|member| !Arc::ptr_eq(member, own)).cloned().collect()
     }

@@ -1,7 +1,7 @@
-//! From bytes to PDUs: headers and data segments, with their digests, parsed in place.
+//! Turns bytes into PDUs: headers and data segments, with their digests, parsed in place.
 //!
 //! Bytes come in chunks (the ring's memory, shared by all connections), from the backlog (the connection's
-//! memory, filled while too much waited to be sent), or straight into the memory of a task.
+//! memory, filled while too many PDUs wait to be sent), or directly into the memory of a task.
 
 use super::connection::{DataInput, Input, Receiving, Sink, UNSENT_MAX};
 use super::memory::keep;
@@ -17,25 +17,25 @@ use proto::iscsi::pdu::{
 use queue::Ring;
 use ring::Chunk;
 
-/// A data segment is received directly into its memory if at least this much is still to come; less is
-/// copied from chunks. To stop and restart the stream of chunks costs more than copying 256 KiB, the longest
-/// segment of usual sessions (docs/benchmarks/iscsi.md).
+/// A data segment is received directly into its memory if at least this many bytes are still to come; fewer
+/// are copied from chunks. Stopping and restarting the stream of chunks costs more than copying 256 KiB,
+/// the longest segment of usual sessions (docs/benchmarks/iscsi.md).
 const DIRECT_FILL_MIN: u32 = 320 << 10;
 
-/// Where the bytes being parsed are.
+/// Location of a PDU's data.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
-    /// The data segment of a PDU, complete.
+    /// The complete data segment of a PDU.
     pub(super) data: Segment,
-    /// The chunk that it lies in; `None`: memory of the connection, which is freed afterwards.
+    /// The chunk that contains it; `None` if it is in memory of the connection, which is freed afterwards.
     pub(super) chunk: Option<Chunk>,
 }
 
-/// What becomes of the data segment of a PDU.
+/// Result of handling a PDU's data segment.
 pub(super) enum Taken {
-    /// It was processed where it was.
+    /// The data was processed in place.
     Done,
-    /// It is still to come, or was not kept, and goes there.
+    /// The data is still to come, or was not kept: put it into this sink.
     Into(Sink),
 }
 
@@ -55,7 +55,7 @@ impl Front {
         self.fill_directly(index, turn);
     }
 
-    /// Keeps bytes that cannot be processed now, and stops receiving.
+    /// Moves bytes that cannot be processed now to the backlog, and stops receiving.
     fn put_aside(&mut self, index: u32, rest: Segment, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if connection.ending {
@@ -73,7 +73,7 @@ impl Front {
         self.charge_anyway(index, charge_of(memory));
     }
 
-    /// Continues with the backlog, and then the socket.
+    /// Continues with the backlog, and then with the socket.
     pub(super) fn take_up(&mut self, index: u32, turn: &mut Turn<'_>) {
         loop {
             let Some(connection) = self.connection_mut(index) else { return };
@@ -86,7 +86,7 @@ impl Front {
             let Some(connection) = self.connection_mut(index) else { return };
             let rest = segment.slice(used, segment.len - used);
             if rest.len > 0 && !connection.ending {
-                // The arena frees whole blocks, so the rest moves to a block of its own.
+                // The arena frees whole blocks only, so the rest moves to its own block.
                 match turn.ring.allocate(rest.len) {
                     Some(memory) => {
                         turn.ring.copy(rest, memory);
@@ -103,8 +103,8 @@ impl Front {
         self.receive_on(index, turn);
     }
 
-    /// Receives more, unless that is in progress: chunks, or, while large data segments follow each other,
-    /// only the next header, so that the data can be received directly into its memory.
+    /// Receives more, unless a receive is in progress: chunks, or, while large data segments follow each
+    /// other, only the next header, so that the data can be received directly into its memory.
     fn receive_on(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if connection.receiving != Receiving::No || connection.paused || connection.ending {
@@ -163,8 +163,8 @@ impl Front {
         }
     }
 
-    /// Takes a header, or part of one, from the start of `rest`, and the data segment behind it if all of that
-    /// is there. Returns the bytes consumed; `None`: the connection was lost.
+    /// Takes a header, or part of one, from the start of `rest`, and the data segment after it if that is
+    /// complete. Returns the number of bytes consumed, or `None` if the connection was lost.
     fn take_header(
         &mut self,
         index: u32,
@@ -191,7 +191,7 @@ impl Front {
                 .header_complete(index, &bhs, 0, rest.slice(used, rest.len - used), chunk, turn)
                 .map(|n| used + n);
         }
-        // In parts: the first 48 bytes tell how long it is.
+        // The header arrives in parts: its first 48 bytes determine its length.
         let mut want = BHS_LEN;
         let mut taken = 0;
         loop {
@@ -210,7 +210,7 @@ impl Front {
             if want > BHS_LEN || have + taken > BHS_LEN {
                 break;
             }
-            // A header of exactly 48 bytes.
+            // The header has exactly 48 bytes.
             if connection.stash[4] == 0 && digest_len == 0 {
                 break;
             }
@@ -228,7 +228,7 @@ impl Front {
         self.header_complete(index, &bhs, ahs_len, behind, chunk, turn).map(|n| used + n)
     }
 
-    /// A header digest is wrong: the lengths in the header cannot be trusted, so the connection is dropped
+    /// Drops the connection because a header digest is wrong: the lengths in the header cannot be trusted
     /// (RFC 7143, section 7.7).
     #[cold]
     fn header_digest_wrong(&mut self, index: u32, turn: &mut Turn<'_>) {
@@ -242,8 +242,9 @@ impl Front {
         }
     }
 
-    /// A header is complete. Its additional headers are in the stash. Processes its PDU if all of its data is
-    /// in `behind`; otherwise the data comes next. Returns the bytes of `behind` that were consumed.
+    /// Handles a complete header, whose additional headers are in the stash. Processes its PDU if all of
+    /// its data is in `behind`; otherwise the data comes next. Returns the number of bytes of `behind`
+    /// consumed.
     fn header_complete(
         &mut self,
         index: u32,
@@ -256,7 +257,7 @@ impl Front {
         let connection = self.connection_mut(index)?;
         let (_, len) = lengths(bhs);
         if len > connection.receive_max {
-            // Longer than the target declared to accept (section 13.12).
+            // The data segment is longer than the target declared to accept (section 13.12).
             self.reject(index, bhs, RejectReason::ProtocolError, turn);
             self.lose_after_sending(index, EndReason::Protocol, turn);
             return None;
@@ -321,8 +322,9 @@ impl Front {
         Some(0)
     }
 
-    /// Whether a task still awaits the data segment of a PDU that was dispatched. A function that waited for the
-    /// PDU's number may have aborted it meanwhile, and its slot may have another task.
+    /// Returns whether a task still awaits the data segment of a PDU that was dispatched. A management
+    /// function that waited for the PDU's number may meanwhile have aborted the task, and its slot may have
+    /// been reused.
     fn awaits_data(&self, id: TaskId, index: u32, pdu: &Request) -> bool {
         let itt = match pdu {
             Request::ScsiCommand(pdu) => pdu.itt,
@@ -332,7 +334,7 @@ impl Front {
         self.tasks.find(id).is_some_and(|task| task.filling && task.connection == index && task.itt == itt)
     }
 
-    /// Answers a header that is not a valid PDU. Its data is skipped.
+    /// Rejects a header that is not a valid PDU, and skips its data.
     fn refuse(&mut self, index: u32, bhs: &Bhs, error: PduError, turn: &mut Turn<'_>) {
         self.reject(index, bhs, error.reject_reason(), turn);
     }
@@ -356,14 +358,14 @@ impl Front {
                 Memory::Chunk(..) | Memory::None => return,
             },
         };
-        // Data past the memory is more than the command takes.
+        // Data beyond the memory is more than the command takes.
         let keeps = memory.len.saturating_sub(offset).min(len);
         if keeps > 0 {
             turn.ring.copy(part.slice(0, keeps), memory.slice(offset, keeps));
         }
     }
 
-    /// A data segment has arrived in parts, with padding and digest.
+    /// Handles a data segment that has arrived in parts, with padding and digest.
     fn data_complete(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         let Input::Data(data) = std::mem::replace(&mut connection.input, Input::Header) else { return };
@@ -396,7 +398,7 @@ impl Front {
                 if !right {
                     self.reject_data(index, &bhs, turn);
                     // A numbered PDU that was rejected is not counted as received: at ErrorRecoveryLevel 0
-                    // nobody sends it again, but only the initiator can tell.
+                    // it is never retransmitted, but only the initiator can know that.
                 } else if let Some(pdu) = pdu {
                     self.skipped_data_complete(index, &pdu, data.immediate, turn);
                 }
@@ -404,8 +406,8 @@ impl Front {
         }
     }
 
-    /// Answers a data segment whose digest is wrong: Reject, and the command that it belongs to fails
-    /// (section 7.7).
+    /// Handles a data segment whose digest is wrong: sends a Reject, and fails the command that the data
+    /// belongs to (section 7.7).
     fn reject_data(&mut self, index: u32, bhs: &Bhs, turn: &mut Turn<'_>) {
         self.count_digest_error(index);
         self.reject(index, bhs, RejectReason::DataDigestError, turn);
@@ -434,7 +436,7 @@ impl Front {
         }
     }
 
-    /// If much of a data segment is still to come, receives it directly into its memory.
+    /// Receives a data segment directly into its memory if much of it is still to come.
     fn fill_directly(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
@@ -447,7 +449,7 @@ impl Front {
             return;
         }
         let task = self.tasks.of(id);
-        // Earlier the memory may still be replaced.
+        // Before this phase the memory may still be replaced.
         let (Phase::Data, Memory::Own(memory)) = (task.phase, task.memory) else { return };
         let at = offset.saturating_add(data.filled);
         if memory.len.saturating_sub(at) < left {
@@ -462,7 +464,7 @@ impl Front {
                 let step =
                     if connection.slow && left >= SLOW_STEP + DIRECT_FILL_MIN { SLOW_STEP } else { left };
                 let part = memory.slice(at, step);
-                // Without a trailer the next header can be received alone.
+                // Without padding and digest the next header can be received alone.
                 connection.bulk = data.trailer_len == 0;
                 connection.receiving = Receiving::Data(part);
                 turn.ring.receive_into(connection.socket, part);
@@ -471,7 +473,7 @@ impl Front {
         }
     }
 
-    /// The ring has filled the memory of a data segment or a header, or reached the end of the stream.
+    /// Handles the end of a receive into memory: the ring has filled it, or reached the end of the stream.
     pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         (connection.moved, connection.heard) = (true, true);
@@ -502,7 +504,7 @@ impl Front {
             }
             _ => {
                 connection.bulk = lengths_of(turn.ring.bytes(memory)) >= DIRECT_FILL_MIN;
-                // All of it is consumed: it is one header, or the start of one with additional headers.
+                // All of it is consumed: it is a header, or the start of one with additional headers.
                 self.consume(index, memory, None, turn);
                 if let Some(connection) = self.connection_mut(index)
                     && !connection.bulk
@@ -514,7 +516,7 @@ impl Front {
         self.mark(index);
     }
 
-    /// The connection failed while memory was being filled, or was ended before.
+    /// Handles a failed receive into memory: the connection failed, or was ended before.
     fn fill_failed(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if connection.ending {
@@ -529,7 +531,7 @@ impl Front {
         }
     }
 
-    /// Memory of the connection for a data segment that does not belong to a task.
+    /// Allocates memory of the connection for a data segment that does not belong to a task.
     pub(super) fn own_sink(&mut self, index: u32, len: u32, turn: &mut Turn<'_>) -> Sink {
         match turn.ring.allocate(len) {
             Some(memory) => {
@@ -543,7 +545,7 @@ impl Front {
         }
     }
 
-    /// Copies a data segment, so that it outlives the chunk or memory that it is in.
+    /// Copies a data segment, so that it outlives the chunk or memory that contains it.
     pub(super) fn keep_data(&mut self, index: u32, source: Source, turn: &mut Turn<'_>) -> Option<Segment> {
         let bytes = turn.ring.bytes(source.data).to_vec();
         let memory = keep(&bytes, turn.ring)?;
@@ -552,20 +554,20 @@ impl Front {
     }
 }
 
-/// Sense of a command whose data had a wrong digest: ABORTED COMMAND, protocol service CRC error
-/// (section 11.4.7.2).
+/// Additional sense code and qualifier of a command whose data had a wrong digest: ABORTED COMMAND,
+/// protocol service CRC error (section 11.4.7.2).
 pub(super) const DIGEST_SENSE: (u8, u8) = (0x47, 0x05);
 
-/// Data segment length in the bytes of a header.
+/// Returns the data segment length in the bytes of a header.
 fn lengths_of(bytes: &[u8]) -> u32 {
     bytes.first_chunk::<BHS_LEN>().map_or(0, |bhs| lengths(bhs).1)
 }
 
-/// Takes padding and digest from bytes behind the data. Returns how many.
+/// Consumes padding and digest from the bytes after the data. Returns how many bytes.
 fn take_trailer(data: &mut DataInput, bytes: &[u8]) -> u32 {
     let at = usize::from(data.trailer_filled);
     let part = bytes.len().min(usize::from(data.trailer_len) - at);
-    // Bytes are behind the data only if all of it is in front of them.
+    // These bytes can only follow the data if all of the data came before them.
     data.trailer[at..at + part].copy_from_slice(&bytes[..part]);
     data.trailer_filled += part as u8;
     part as u32

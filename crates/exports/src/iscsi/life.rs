@@ -1,7 +1,8 @@
 //! The end of connections, tasks and sessions.
 //!
-//! At ErrorRecoveryLevel 0 a session is lost with any of its connections, except one that logged out (RFC 7143,
-//! section 7.1.4.4). Its tasks end without a response; the session is gone when the last has left the stack.
+//! At ErrorRecoveryLevel 0 a session is lost with any of its connections, except one that logged out (RFC
+//! 7143, section 7.1.4.4). Its tasks end without a response; the session is removed when the last of them
+//! has left the stack.
 
 use super::connection::{Connection, Input, Receiving, Sink};
 use super::session::{HeldPdu, Life, Session};
@@ -15,12 +16,12 @@ use ring::{KernelRing, ReceiveEnd};
 use scsi::Outcome;
 use std::time::Duration;
 
-/// How long an initiator has for the logout that it was asked for.
+/// Time that an initiator has for a requested logout.
 pub(super) const LOGOUT_TIME: Duration = Duration::from_secs(3);
 
 impl Front {
-    /// Ends a session. For [`EndReason::Removed`] its initiator is asked to log out first, and has 3 s; for all
-    /// other reasons its connections are closed at once.
+    /// Ends a session. For [`EndReason::Removed`] the initiator is first asked to log out, and has 3 s to
+    /// do so; for all other reasons the connections are closed at once.
     pub fn end_session(&mut self, session: SessionId, why: EndReason, turn: &mut Turn<'_>) {
         let can_wait = why == EndReason::Removed && self.budget.has_alarm();
         let connections = match self.session_mut(session.0) {
@@ -33,7 +34,7 @@ impl Front {
             }
             _ => return,
         };
-        // The initiator that logs out of the session may use any of its connections (section 11.9.1).
+        // The initiator may log out of the session on any of its connections (section 11.9.1).
         if let Some(first) = connections.first() {
             let event = AsyncEvent::RequestLogout { within: LOGOUT_TIME.as_secs() as u16 };
             let encode = |numbers, out: &mut Bhs| AsyncMessage { event, lun: 0, numbers }.encode(out, 0);
@@ -42,9 +43,9 @@ impl Front {
         self.budget.check_within(super::tick::PING_CHECK);
     }
 
-    /// Ends the connection of a session with this identifier, because its initiator logged in again in its place
-    /// (connection reinstatement, section 6.3.4). Its tasks end without a response; the session stays if it has
-    /// another connection. Returns whether there was one.
+    /// Ends the connection with this CID, because its initiator logged in again in its place (connection
+    /// reinstatement, section 6.3.4). Its tasks end without a response; the session stays if it has another
+    /// connection. Returns whether the connection existed.
     pub fn end_connection(&mut self, session: SessionId, cid: u16, turn: &mut Turn<'_>) -> bool {
         let connections = self.session(session.0).map(|session| session.connections.clone());
         let mut connections = connections.unwrap_or_default().into_iter();
@@ -58,11 +59,11 @@ impl Front {
         found.is_some()
     }
 
-    /// A connection failed, or its initiator broke the rules: the session ends.
+    /// Ends the session of a connection that failed, or whose initiator violated the protocol.
     pub(super) fn lose(&mut self, index: u32, why: EndReason, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection(index) else { return };
         if connection.ending {
-            // It has logged out already, or was cut.
+            // The connection has already logged out, or was cut.
             return self.cut(index, turn);
         }
         self.finish_session(connection.session, why, None, turn);
@@ -92,7 +93,7 @@ impl Front {
         self.ending.push(index);
     }
 
-    /// Drops PDUs other than commands that wait for their turn, of the connections that `of` selects.
+    /// Drops held PDUs, except commands, of the connections that `of` selects.
     pub(super) fn drop_held(&mut self, session: u32, of: impl Fn(u32) -> bool, turn: &mut Turn<'_>) {
         let Some(session) = self.session_mut(session) else { return };
         let mut dropped = Vec::new();
@@ -146,7 +147,7 @@ impl Front {
             Phase::Ordered => {
                 if let Some(unit) = self.session_mut(session).and_then(|session| session.lun_mut(lun)) {
                     unit.forget(id);
-                    // Later tasks may have waited for this one only.
+                    // Later tasks may have waited only for this one.
                     self.kicks.push((session, lun));
                 }
             }
@@ -177,7 +178,7 @@ impl Front {
         self.end_task(id, &Outcome::good(0), turn);
     }
 
-    /// The data segment that arrives for a task is skipped from now on. Memory that the kernel is writing to
+    /// Skips the rest of the data segment that is arriving for a task. Memory that the kernel is writing to
     /// stays with the connection until that ends.
     fn detach_sink(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
@@ -195,7 +196,7 @@ impl Front {
         data.sink = match (task.memory, filled_by_kernel) {
             (Memory::Own(memory), true) => {
                 task.memory = Memory::None;
-                // It stays charged to the connection.
+                // The memory stays charged to the connection.
                 task.charged -= charge_of(memory);
                 Sink::Own(memory)
             }
@@ -203,7 +204,7 @@ impl Front {
         };
     }
 
-    /// Accepts nothing more on a connection, and closes it once its replies are sent.
+    /// Accepts no more PDUs on a connection, and closes it once its replies are sent.
     pub(super) fn end_after_sending(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if std::mem::replace(&mut connection.ending, true) {
@@ -212,7 +213,7 @@ impl Front {
         connection.paused = false;
         let mut freed = drop_backlog(connection, turn.ring);
         match connection.receiving {
-            // The kernel writes to that memory: `filled` or `closed` frees it.
+            // The kernel is writing to that memory: `filled` or `closed` frees it.
             Receiving::Data(_) | Receiving::Header => {}
             receiving => {
                 freed += drop_input(connection, turn.ring);
@@ -226,7 +227,7 @@ impl Front {
         self.mark(index);
     }
 
-    /// Closes a connection without sending what is still to be sent.
+    /// Closes a connection without sending its pending replies.
     pub(super) fn cut(&mut self, index: u32, turn: &mut Turn<'_>) {
         self.end_after_sending(index, turn);
         if let Some(connection) = self.connection_mut(index)
@@ -238,7 +239,7 @@ impl Front {
 
     pub(super) fn close_if_idle(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
-        // A receive into memory is ended by closing: the initiator has nothing more to say.
+        // Closing ends a receive into memory; the initiator sends nothing more.
         if connection.ending
             && connection.outbox.is_empty()
             && !std::mem::replace(&mut connection.closed, true)
@@ -273,8 +274,8 @@ impl Front {
         }
     }
 
-    /// The ring has closed the socket. Tasks may still be in the stack: the connection is removed with the last
-    /// of them.
+    /// Handles the end of a socket that the ring has closed. Tasks may still be in the stack: the
+    /// connection is removed with the last of them.
     pub(super) fn closed(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         (connection.closed, connection.gone, connection.ending) = (true, true, true);
@@ -314,7 +315,7 @@ impl Front {
         }
     }
 
-    /// Removes the sessions that have neither connections nor tasks left.
+    /// Removes the sessions that have no connections and tasks left.
     pub(super) fn bury_sessions(&mut self) {
         for index in std::mem::take(&mut self.ending) {
             let over = |session: &&mut Option<Box<Session>>| {
@@ -337,7 +338,7 @@ impl Front {
     }
 }
 
-/// Frees the backlog; returns the bytes charged for it.
+/// Frees the backlog, and returns the bytes charged for it.
 fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     let mut freed = 0;
     for segment in connection.backlog.drain(..) {
@@ -350,7 +351,7 @@ fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     freed
 }
 
-/// Ignores all further input; returns the bytes charged for memory that was being filled.
+/// Ignores all further input, and returns the bytes charged for memory that was being filled.
 fn drop_input(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     match std::mem::replace(&mut connection.input, Input::Over) {
         Input::Data(data) => match data.sink {

@@ -1,11 +1,12 @@
 //! Task management (RFC 7143, sections 11.5 and 11.6; SAM-6, section 7).
 //!
-//! A function marks the tasks that it affects, here and, through the [`Exchange`](super::Exchange), on other
-//! reactors; its response follows when the last of them has ended. Tasks of the session that asked end without
-//! a response, those of other sessions as well, or with TASK ABORTED where the control mode page has TAS set.
+//! A function marks the tasks that it affects, on this reactor and, through the
+//! [`Exchange`](super::Exchange), on others. Its response follows when the last of them has ended. Affected
+//! tasks of the requesting session end without a response. So do those of other sessions, or with TASK
+//! ABORTED if TAS is set in the control mode page.
 //!
-//! A function that is delivered immediately applies to commands with smaller CmdSNs: while some of them have
-//! not arrived on other connections, it waits for them (section 4.2.2.1). ABORT TASK does not wait: a command
+//! A function for immediate delivery applies to commands with smaller CmdSNs: while some of them have not
+//! arrived on other connections, it waits for them (section 4.2.2.1). ABORT TASK does not wait: a command
 //! that has not arrived counts as received, and is skipped when it arrives.
 
 use super::exchange::{Inbox, Mail, Scope};
@@ -19,21 +20,21 @@ use proto::iscsi::sequence::{Arrival, before};
 use scsi::{LogicalUnit, Lun, Reset};
 use std::sync::Arc;
 
-/// Most functions of a session that wait for tasks or commands; more are rejected.
+/// Maximum number of a session's functions that wait for tasks or commands; more are rejected.
 const FUNCTIONS_MAX: usize = super::session::IMMEDIATE_MAX as usize;
 
-/// Whose tasks a function waits for.
+/// Tasks that a function waits for.
 #[derive(Clone, Debug)]
 enum Affected {
-    /// The tasks of a session of a LUN.
+    /// The tasks of a session and a LUN.
     Lun(u32, u16),
     /// One task of a session, by its order of arrival.
     Task(u64),
-    /// All tasks of these units.
+    /// All tasks of these logical units.
     Units(Vec<Arc<LogicalUnit>>),
 }
 
-/// Requester of a function, which waits for its end.
+/// Requester of a function, which waits for the function's end.
 enum Origin {
     /// The initiator of this session, on this connection, with this task tag.
     Initiator { session: u32, connection: u32, itt: u32, ends_target: Option<String> },
@@ -41,19 +42,19 @@ enum Origin {
     Reactor(Arc<Inbox>, u64),
 }
 
-/// A function whose affected tasks have not all ended, here or elsewhere.
+/// A function whose affected tasks have not all ended, on this reactor or others.
 pub(super) struct Management {
     token: u64,
     origin: Origin,
     affected: Affected,
-    /// Tasks that arrived later are not affected.
+    /// Order of arrival below which tasks are affected.
     before: u64,
-    /// Reactors that have not answered.
+    /// Number of reactors that have not answered.
     elsewhere: usize,
 }
 
 impl Front {
-    /// A task management function has arrived.
+    /// Handles a task management function.
     pub(super) fn task_management(
         &mut self,
         index: u32,
@@ -81,7 +82,7 @@ impl Front {
         self.manage(index, session_index, pdu, turn);
     }
 
-    /// Begins the functions that waited for commands which have arrived now.
+    /// Begins the functions whose awaited commands have arrived.
     pub(super) fn release_management(&mut self, session: u32, turn: &mut Turn<'_>) {
         loop {
             let Some(state) = self.session_mut(session) else { return };
@@ -119,7 +120,7 @@ impl Front {
                 let target = state_target(self.session(session));
                 return self.abort_units(index, session, pdu.itt, units, target, turn);
             }
-            // Tasks belong to connections at ErrorRecoveryLevel 0.
+            // At ErrorRecoveryLevel 0, tasks belong to connections.
             TaskFunction::TaskReassign => TaskResult::ReassignNotSupported,
             TaskFunction::ClearAca
             | TaskFunction::AbortTaskSet
@@ -131,7 +132,7 @@ impl Front {
             {
                 TaskResult::NoLun
             }
-            // NormACA is 0 in INQUIRY data: there is never an auto contingent allegiance.
+            // NormACA is 0 in the INQUIRY data, so auto contingent allegiance never exists.
             TaskFunction::ClearAca => TaskResult::NotSupported,
             TaskFunction::AbortTaskSet => {
                 let Some(lun) = lun else { return };
@@ -161,7 +162,7 @@ impl Front {
                 let entry = lun.and_then(|lun| state.lun(lun));
                 let pending = entry.and_then(|entry| entry.nexus.asynchronous_event());
                 let result = if pending.is_some() { TaskResult::Succeeded } else { TaskResult::Complete };
-                // Below level 2 the field is reserved (RFC 7144, section 4.4).
+                // Below iSCSIProtocolLevel 2 the field is reserved (RFC 7144, section 4.4).
                 let additional = pending.filter(|_| state.protocol_level >= 2).unwrap_or_default();
                 return self.answer_with(index, pdu.itt, result, additional, turn);
             }
@@ -185,7 +186,7 @@ impl Front {
         luns.map(|lun| lun.nexus.unit().clone()).collect()
     }
 
-    /// ABORT TASK (section 11.5.1).
+    /// Executes ABORT TASK (section 11.5.1).
     fn abort_task(&mut self, index: u32, session: u32, pdu: &TaskManagement, turn: &mut Turn<'_>) {
         let found = self.tasks.iter().find(|(_, task)| {
             task.session == session && task.itt == pdu.referenced_itt && !task.is_aborted()
@@ -219,8 +220,8 @@ impl Front {
         }
     }
 
-    /// Aborts the tasks of logical units, of all sessions on all reactors. `target`: afterwards all sessions of
-    /// this target end.
+    /// Aborts the tasks of logical units, of all sessions on all reactors. With `target`, all sessions of
+    /// that target end afterwards.
     fn abort_units(
         &mut self,
         index: u32,
@@ -247,8 +248,8 @@ impl Front {
         self.aborted_task_ended(turn);
     }
 
-    /// Aborts the tasks of logical units of this reactor's sessions. `by`: the session that asked, if it is one
-    /// of them.
+    /// Aborts the tasks of logical units in this reactor's sessions. `by` is the requesting session, if it
+    /// is one of them.
     fn abort_units_here(&mut self, units: &[Arc<LogicalUnit>], by: Option<u32>, turn: &mut Turn<'_>) {
         let sessions = &self.sessions;
         let unit_of = |task: &Task| {
@@ -265,7 +266,7 @@ impl Front {
         aborted.into_iter().for_each(|(id, fate)| self.abort(id, fate, turn));
     }
 
-    /// Has `origin` wait until the affected tasks of this reactor have ended.
+    /// Makes `origin` wait until the affected tasks on this reactor have ended.
     fn await_tasks(&mut self, origin: Origin, affected: Affected, turn: &mut Turn<'_>) {
         self.await_tasks_elsewhere(origin, affected, 0);
         self.aborted_task_ended(turn);
@@ -278,8 +279,8 @@ impl Front {
         token
     }
 
-    /// A task that was aborted has ended, or another reactor has answered: answers the functions that waited
-    /// for nothing else.
+    /// Handles the end of an aborted task, or the answer of another reactor: answers the functions that
+    /// waited for nothing else.
     pub(super) fn aborted_task_ended(&mut self, turn: &mut Turn<'_>) {
         let mut position = 0;
         while position < self.management.len() {
@@ -340,7 +341,8 @@ impl Front {
         self.send(index, true, encode, &[], turn);
     }
 
-    /// TARGET COLD RESET ends all sessions of the target; that of the function after its response.
+    /// Ends all sessions of the target for TARGET COLD RESET; the requesting session ends after its
+    /// response.
     fn end_target_everywhere(&mut self, target: &str, session: u32, connection: u32, turn: &mut Turn<'_>) {
         let exchange = self.session(session).map(|session| session.exchange.clone());
         if let (Some(exchange), Some(own)) = (exchange, self.inbox.clone()) {
@@ -383,7 +385,7 @@ impl Front {
         }
     }
 
-    /// A connection is gone: nobody waits for the responses of its functions, and its number may be used again.
+    /// Handles the removal of a connection: its functions need no response, and its number may be reused.
     pub(super) fn connection_gone(&mut self, index: u32) {
         for waiting in &mut self.management {
             if let Origin::Initiator { connection, .. } = &mut waiting.origin
@@ -394,7 +396,7 @@ impl Front {
         }
     }
 
-    /// A session is gone: nobody waits for its functions any more, and its number may be used again.
+    /// Handles the removal of a session: its functions need no response, and its number may be reused.
     pub(super) fn session_gone(&mut self, index: u32) {
         self.management.retain(
             |waiting| !matches!(&waiting.origin, Origin::Initiator { session, .. } if *session == index),

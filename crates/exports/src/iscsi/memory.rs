@@ -1,4 +1,4 @@
-//! Memory of tasks: charged to their connections, waited for in one queue.
+//! Memory of tasks: it is charged to their connections, and tasks wait for it in one queue.
 
 use super::task::{Memory, Phase, TaskId, Work};
 use super::{Front, Turn};
@@ -20,7 +20,7 @@ pub(super) fn keep(bytes: &[u8], ring: &mut KernelRing) -> Option<Segment> {
 }
 
 impl Front {
-    /// Charges a connection for memory of a task. Returns false if the task has to wait.
+    /// Charges a connection for memory of a task. Returns `false` if the task has to wait.
     #[inline]
     fn charge(&mut self, id: TaskId, bytes: u64) -> bool {
         let task = self.tasks.of(id);
@@ -37,7 +37,7 @@ impl Front {
         true
     }
 
-    /// Charges a connection for memory without waiting.
+    /// Charges a connection for memory, without a check of the budget.
     pub(super) fn charge_anyway(&mut self, index: u32, bytes: u64) {
         if let Some(connection) = self.connection_mut(index) {
             connection.held += bytes;
@@ -45,7 +45,7 @@ impl Front {
         }
     }
 
-    /// A connection has freed so many bytes.
+    /// Records that a connection has freed this many bytes.
     #[inline]
     pub(super) fn discharge(&mut self, index: u32, bytes: u64) {
         if bytes == 0 {
@@ -63,7 +63,7 @@ impl Front {
         self.discharge(index, charge_of(memory));
     }
 
-    /// Allocates memory charged to the connection of a task. `None`: the task has to wait.
+    /// Allocates memory charged to the connection of a task. Returns `None` if the task has to wait.
     pub(super) fn allocate_for(&mut self, id: TaskId, len: u32, ring: &mut KernelRing) -> Option<Segment> {
         if !self.charge(id, len.into()) {
             return None;
@@ -77,8 +77,8 @@ impl Front {
         Some(memory)
     }
 
-    /// Gives a task memory for `len` bytes of data, with the data received so far in it. Returns false if the
-    /// task has to wait: then it is in the queue for memory, or has ended.
+    /// Gives a task memory for `len` bytes of data, and moves the data received so far to it. Returns
+    /// `false` if the task has to wait or has ended; if it waits, it is in the queue for memory.
     pub(super) fn hold(&mut self, id: TaskId, len: u32, turn: &mut Turn<'_>) -> bool {
         let old = match self.tasks.of(id).memory {
             Memory::Own(memory) | Memory::Chunk(_, memory) if memory.len >= len => return true,
@@ -106,7 +106,7 @@ impl Front {
         self.tasks.of_mut(id).memory = Memory::Own(memory);
     }
 
-    /// Copies data that lies in a received chunk to memory of the task's own, and ends the use of the chunk.
+    /// Copies data from a received chunk to the task's own memory, and ends the use of the chunk.
     fn leave_chunk(&mut self, id: TaskId, memory: Segment, turn: &mut Turn<'_>) {
         if let Memory::Chunk(chunk, data) = self.tasks.of(id).memory {
             turn.ring.copy(data, memory.slice(0, data.len));
@@ -115,8 +115,8 @@ impl Front {
         }
     }
 
-    /// Makes a task that has to wait independent of the chunk in which its data lies. Returns false if the
-    /// system is out of memory.
+    /// Makes a waiting task independent of the chunk that contains its data. Returns `false` if the system
+    /// is out of memory.
     #[must_use]
     pub(super) fn settle(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let Memory::Chunk(_, data) = self.tasks.of(id).memory else { return true };
@@ -134,8 +134,8 @@ impl Front {
         Some(memory)
     }
 
-    /// Gives a task memory for data that comes unasked, although it cannot wait: at most FirstBurstLength.
-    /// Returns false if the system is out of memory.
+    /// Gives a task memory for unsolicited data, which cannot wait: at most FirstBurstLength. Returns
+    /// `false` if the system is out of memory.
     #[must_use]
     pub(super) fn hold_early(&mut self, id: TaskId, len: u32, turn: &mut Turn<'_>) -> bool {
         let old = match self.tasks.of(id).memory {
@@ -156,7 +156,7 @@ impl Front {
         self.release(index, memory, ring);
     }
 
-    /// Queues a task for memory. If nobody can free any, it ends with BUSY.
+    /// Queues a task for memory. If no memory is in use that could be freed, the task ends with BUSY.
     pub(super) fn await_memory(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         if !self.budget.is_used() || !self.settle(id, turn) {
             self.tasks.of_mut(id).work = Work::Ended(Box::new(Outcome::status(ScsiStatus::Busy)));
@@ -171,7 +171,7 @@ impl Front {
         self.budget.wait(id, resumed);
     }
 
-    /// A task is at the head of the queue for memory: it asks again.
+    /// Retries the allocation for a task at the head of the queue for memory.
     pub(super) fn resume(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         if self.tasks.find(id).is_none_or(|task| task.phase != Phase::Memory) {
             return self.budget.line_moves();
@@ -187,7 +187,7 @@ impl Front {
         }
     }
 
-    /// A task no longer waits for memory or a tag.
+    /// Records that a task no longer waits for memory or a tag.
     pub(super) fn stops_waiting(&mut self, id: TaskId) {
         let session = self.tasks.of(id).session;
         if let Some(session) = self.session_mut(session) {
@@ -195,7 +195,7 @@ impl Front {
         }
     }
 
-    /// Frees memory of a task that has ended, once the connection has sent what was gathered so far.
+    /// Frees memory of a task that has ended, once the connection has sent the replies gathered so far.
     #[inline]
     pub(super) fn free_when_sent(&mut self, index: u32, memory: Segment, ring: &mut KernelRing) {
         let freed = match self.connections.get_mut(index as usize).and_then(Option::as_mut) {

@@ -1,17 +1,18 @@
 //! The iSCSI target: sessions in their full feature phase, on one reactor thread (RFC 7143).
 //!
-//! Logins happen elsewhere; a session arrives here with its negotiated parameters and LUNs ([`SessionSetup`]),
-//! and connections are added to it ([`ConnectionSetup`]). PDUs are parsed in the memory to which the ring
-//! received them: the data of a small write goes to the device from there, longer data is received into the
-//! memory of its task. What a command means is decided by `scsi::begin`; this module carries it out.
+//! Logins happen elsewhere; a session arrives here with its negotiated parameters and LUNs
+//! ([`SessionSetup`]), and connections are added to it ([`ConnectionSetup`]). PDUs are parsed in the memory
+//! to which the ring received them: the data of a small write goes to the device from there, longer data is
+//! received into the memory of its task. `scsi::begin` decides what a command does; this module executes
+//! it.
 //!
-//! *Bounds.* A session has at most `queue_depth` commands and [`IMMEDIATE_MAX`] immediate ones: MaxCmdSN does
-//! not advance before one has ended, nor while commands of the session wait for memory or tags. Data is asked
-//! for with R2Ts only when its memory is charged, so what comes unasked is at most FirstBurstLength a command.
-//! More than that, or a length that no device takes, gets no memory. Received chunks are held only by complete
-//! writes in the stack. A connection with [`UNSENT_MAX`] unsent PDUs is not read from. All iSCSI connections of
-//! a reactor share one memory budget (`crate::budget`); one that stalls in a PDU, or makes no progress while
-//! others wait for its memory, is closed.
+//! *Bounds.* A session has at most `queue_depth` commands and [`IMMEDIATE_MAX`] immediate ones: MaxCmdSN
+//! does not advance before a command has ended, nor while commands of the session wait for memory or tags.
+//! R2Ts request data only when its memory is charged, so unsolicited data is at most FirstBurstLength per
+//! command. More data than that, or a length that no device takes, gets no memory. Received chunks are held
+//! only by complete writes in the stack. A connection with [`UNSENT_MAX`] unsent PDUs is not read. All
+//! iSCSI connections of a reactor share one memory budget (`crate::budget`); one that stalls within a PDU,
+//! or makes no progress while others wait for its memory, is closed.
 //!
 //! *Invariant:* a session ends (its `when_gone` is called) after its last task has left the stack.
 //!
@@ -73,9 +74,9 @@ struct Lane {
     facts: DeviceFacts,
     /// Number of LUNs that refer to the device, for the control plane.
     clients: Arc<AtomicU32>,
-    /// Tasks that wait for a tag, first come, first served.
+    /// Tasks that wait for a tag, in order of arrival.
     starved: VecDeque<TaskId>,
-    /// The device is being removed: LUNs are not added any more.
+    /// Whether the device is being removed: no more LUNs are added.
     closing: bool,
 }
 
@@ -87,7 +88,7 @@ pub struct Front {
     tasks: Tasks,
     lanes: Vec<Option<Lane>>,
     chunk_uses: ChunkUses,
-    /// Connections with something to send or to continue this turn.
+    /// Connections with something to send or to continue in this turn.
     dirty: Vec<u32>,
     /// The empty vector that is swapped with `dirty`.
     spare_list: Vec<u32>,
@@ -96,20 +97,20 @@ pub struct Front {
     budget: Budget,
     /// Task management functions whose affected tasks have not all ended.
     management: Vec<Management>,
-    /// Number of the next of them.
+    /// Token of the next function.
     next_token: u64,
     /// Counts R2Ts, for their tags.
     r2ts: u32,
     inbox: Option<Arc<Inbox>>,
-    /// Stores reservations for this reactor.
+    /// Storer of this reactor's reservations.
     storer: Option<store::Storer>,
     /// Tasks that wait for exclusive access to a range of their device.
     claims: Vec<TaskId>,
-    /// Programs that go on without their command.
+    /// Programs that continue without their command.
     detached: Vec<Option<Box<Detached>>>,
     /// Number of sessions.
     live: usize,
-    /// Sessions that may have ended, to be checked.
+    /// Sessions to check, because they may have ended.
     ending: Vec<u32>,
     /// LUNs of sessions whose waiting tasks may begin.
     kicks: Vec<(u32, u16)>,
@@ -127,18 +128,19 @@ impl Front {
         self.lanes[index] = Some(Lane { facts, clients, starved: VecDeque::new(), closing: false });
     }
 
-    /// Whether LUNs of the device of this queue are served.
+    /// Returns whether LUNs of the device of this queue are served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
-    /// Returns the counter of LUNs of the device of this queue, which identifies its lane; `None`: none are served.
+    /// Returns the LUN counter of the device of this queue, which identifies its lane, or `None` if no lane
+    /// is served.
     pub fn lane_clients(&self, queue: QueueId) -> Option<&Arc<AtomicU32>> {
         let lane = self.lanes.get(usize::from(queue.0))?.as_ref()?;
         (!lane.closing).then_some(&lane.clients)
     }
 
-    /// Updates the facts about the device of this queue. Its logical unit knows the size.
+    /// Updates the facts about the device of this queue. The size is known to its logical unit.
     pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts) {
         if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
             lane.facts = facts;
@@ -146,15 +148,15 @@ impl Front {
     }
 
     /// Sets the limits of connections. `alarm` schedules [`tick`](Front::tick); without it no connection is
-    /// closed and no ping is sent. `wake`: schedules [`woken`](Front::woken), from any thread; without it task
-    /// management reaches the sessions of this reactor only.
+    /// closed and no ping is sent. `wake` schedules [`woken`](Front::woken), from any thread; without it
+    /// task management reaches only the sessions of this reactor.
     pub fn limit(&mut self, limits: Limits, alarm: Option<Alarm>, wake: Option<Wake>) {
         self.budget.set(limits, alarm);
         self.inbox = wake.map(Inbox::new);
     }
 
-    /// Starts a session. It has no connection yet, and ends with its last one; one without any is ended by
-    /// [`end_session`](Front::end_session).
+    /// Starts a session. It has no connection yet, and ends with its last one; a session without any
+    /// connection is ended by [`end_session`](Front::end_session).
     pub fn open_session(&mut self, setup: SessionSetup) -> SessionId {
         let index = self.sessions.iter().position(Option::is_none).unwrap_or_else(|| {
             self.sessions.push(None);
@@ -175,8 +177,8 @@ impl Front {
         id
     }
 
-    /// Adds a connection to a session after its login. `leftover`: bytes after the login that were received
-    /// already.
+    /// Adds a connection to a session after its login. `leftover`: bytes that were already received after
+    /// the login.
     ///
     /// # Errors
     /// The session is ending or gone, or the socket cannot be added to the ring.
@@ -212,7 +214,7 @@ impl Front {
         Ok(ConnectionId(index as u32))
     }
 
-    /// Replaces the LUNs of a session. Commands of removed ones are finished first; later ones end with
+    /// Replaces the LUNs of a session. Commands of removed LUNs are finished first; later ones end with
     /// LOGICAL UNIT NOT SUPPORTED.
     pub fn change_luns(&mut self, session: SessionId, luns: Vec<LunSetup>) {
         let mut luns = luns;
@@ -332,7 +334,8 @@ impl crate::Front for Front {
         !self.dirty.is_empty() || self.budget.has_next() || !self.ending.is_empty() || !self.kicks.is_empty()
     }
 
-    /// LUNs of the device accept no more commands. With `now`, those in progress end without a response.
+    /// Stops accepting commands for LUNs of the device. With `now`, commands in progress end without a
+    /// response.
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
         lane.closing = true;

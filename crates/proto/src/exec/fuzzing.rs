@@ -1,8 +1,8 @@
-//! Bodies of the fuzz targets. Replayed over the kept corpora by `cargo test`.
+//! Bodies of the exec protocol's fuzz targets. `cargo test` replays them over the committed corpora.
 
 use super::{HELLO_LEN, Hello, READY_LEN, Ready, Replies};
 
-/// Feeds a program's answer and its replies to a host, in pieces of the length in the first byte.
+/// Feeds a program's answer and its replies to a host, in chunks of the length in the first byte.
 pub fn replies(data: &[u8]) {
     let Some((&piece, data)) = data.split_first() else { return };
     let hello = Hello { transfer_max: 1 << 20, depth_max: 64, read_only: piece & 1 == 1 };

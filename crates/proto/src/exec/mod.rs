@@ -28,22 +28,24 @@ const BLOCK_MAX: u32 = 65536;
 const ERRNO_MAX: u32 = 4095;
 
 bitflags::bitflags! {
-    /// What a program supports.
+    /// Operations and properties that a driver program declares in its answer.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Features: u32 {
-        /// Writes fail.
+        /// The disk is read-only: writes fail.
         const READ_ONLY = 1;
-        /// FLUSH: data is volatile until then. Without it a write is durable when it is answered.
+        /// FLUSH is supported: written data is volatile until then. Without it a write is durable when it
+        /// is answered.
         const FLUSH = 1 << 1;
-        /// The flag FUA of writes.
+        /// Writes support the FUA flag.
         const FUA = 1 << 2;
-        /// DISCARD.
+        /// DISCARD is supported.
         const DISCARD = 1 << 3;
-        /// WRITE_ZEROES.
+        /// WRITE_ZEROES is supported.
         const WRITE_ZEROES = 1 << 4;
-        /// A rotating disk.
+        /// The disk is rotational.
         const ROTATIONAL = 1 << 5;
-        /// Several connections at a time. A flush on one covers the answered writes of all.
+        /// The program serves several connections at a time. A flush on one covers the answered writes of
+        /// all.
         const MULTI = 1 << 6;
     }
 }
@@ -51,9 +53,9 @@ bitflags::bitflags! {
 /// The host's hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Most data of one request, in bytes.
+    /// Largest data of one request, in bytes.
     pub transfer_max: u32,
-    /// Most requests in flight on a connection.
+    /// Maximum number of requests in flight on a connection.
     pub depth_max: u32,
     /// The device will be read-only.
     pub read_only: bool,
@@ -66,36 +68,36 @@ pub struct Ready {
     pub features: Features,
     /// Size in bytes.
     pub size: u64,
-    /// Ranges of requests are multiples of it: a power of two.
+    /// Block size in bytes, a power of two: offsets and lengths of requests are multiples of it.
     pub block: u32,
-    /// Most data of one request, in bytes: at least a block.
+    /// Largest data of one request, in bytes: at least one block.
     pub transfer_max: u32,
-    /// Most requests in flight on a connection, at least one.
+    /// Maximum number of requests in flight on a connection, at least one.
     pub depth_max: u32,
 }
 
-/// Why an answer is refused.
+/// Reasons to refuse a program's answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refused {
-    /// Its length is wrong.
+    /// The answer's length is wrong.
     #[error("its answer has {0} bytes rather than {READY_LEN}")]
     Length(usize),
-    /// It does not begin with the magic number.
+    /// The answer does not begin with [`MAGIC`].
     #[error("its answer does not begin with BLKYEXEC")]
     Magic,
     /// The version is unknown.
     #[error("it speaks version {0} of the protocol, and this host speaks {VERSION}")]
     Version(u32),
-    /// It has unknown flags.
+    /// The answer has unknown feature flags.
     #[error("its answer has unknown flags: {0:#x}")]
     Flags(u32),
     /// The block size is invalid.
     #[error("its block size {0} is not a power of two up to {BLOCK_MAX}")]
     Block(u32),
-    /// The size is not that of a disk.
+    /// The size is not valid for a disk.
     #[error("its size {0} is not a positive multiple of 512 and of its block size")]
     Size(u64),
-    /// A limit is unusable.
+    /// The largest transfer is smaller than a block or not a multiple of it.
     #[error("its largest transfer {0} is less than a block, or no multiple of one")]
     Transfer(u32),
     /// Reserved bytes are set.
@@ -112,7 +114,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Hello {
-    /// Encodes it.
+    /// Encodes the hello.
     pub fn encode(&self) -> [u8; HELLO_LEN] {
         let mut bytes = [0; HELLO_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -150,7 +152,7 @@ impl Ready {
         if size == 0 || size % whole != 0 || size > i64::MAX as u64 {
             return Err(Refused::Size(size));
         }
-        // 0: no limit of its own.
+        // 0 means that the program has no limit of its own.
         let least = |own: u32, most: u32| if own == 0 { most } else { own.min(most) };
         let (transfer, depth) = (u32_at(bytes, 28), u32_at(bytes, 32));
         if transfer != 0 && (u64::from(transfer) < whole || u64::from(transfer) % whole != 0) {
@@ -189,7 +191,7 @@ pub enum Operation {
     WriteZeroes = 4,
 }
 
-/// Flag of a request: it is durable when it is answered.
+/// Flag of a write: the data is durable when the request is answered.
 pub const FUA: u16 = 1;
 /// Flag of WRITE_ZEROES: the range stays allocated.
 pub const NO_UNMAP: u16 = 1 << 1;
@@ -197,22 +199,22 @@ pub const NO_UNMAP: u16 = 1 << 1;
 /// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Its number, which the reply returns.
+    /// Tag that identifies the request; the reply repeats it.
     pub tag: u64,
     /// The operation.
     pub operation: Operation,
-    /// [`FUA`], [`NO_UNMAP`].
+    /// Flags: [`FUA`], [`NO_UNMAP`].
     pub flags: u16,
     /// Length in bytes.
     pub len: u32,
     /// Offset on the disk in bytes.
     pub offset: u64,
-    /// Offset of its data in the shared memory.
+    /// Offset of the request's data in the shared memory.
     pub place: u64,
 }
 
 impl Request {
-    /// Encodes it.
+    /// Encodes the request into the start of `bytes`.
     pub fn put(&self, bytes: &mut [u8]) {
         bytes[..8].copy_from_slice(&self.tag.to_le_bytes());
         bytes[8..10].copy_from_slice(&(self.operation as u16).to_le_bytes());
@@ -233,7 +235,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Parses a reply. `None`: it violates the protocol.
+    /// Parses a reply. Returns `None` if it violates the protocol.
     ///
     /// # Panics
     /// If there are fewer than [`REPLY_LEN`] bytes.
@@ -252,8 +254,8 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Takes bytes of the stream up to the end of the next reply: the number taken, and that reply once it is
-    /// complete (`None` inside: it violates the protocol).
+    /// Consumes bytes of the stream up to the end of the next reply. Returns the number consumed, and the
+    /// reply once it is complete (the inner `None` means that it violates the protocol).
     #[inline]
     pub fn take(&mut self, bytes: &[u8]) -> (usize, Option<Option<Reply>>) {
         if self.stashed == 0 && bytes.len() >= REPLY_LEN {

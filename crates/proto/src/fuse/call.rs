@@ -1,4 +1,4 @@
-//! FUSE requests, parsed.
+//! Parses FUSE requests.
 
 use super::wire::{self, Fields, IN_HEADER_LEN, TRANSFER_IN_LEN, fattr, opcode};
 
@@ -15,7 +15,8 @@ pub struct Header {
     pub node: u64,
 }
 
-/// The kernel sent bytes that are no valid request. It never does; the connection cannot continue.
+/// The kernel sent bytes that are not a valid request. This never happens in practice; the connection
+/// cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a FUSE request of {0} bytes whose header has another length")]
 pub struct Malformed(pub usize);
@@ -49,7 +50,7 @@ pub struct Transfer {
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
-    /// The open file's flags, as `open` has them.
+    /// Flags of the open file, as passed to `open`.
     pub flags: u32,
 }
 
@@ -96,7 +97,7 @@ pub enum Call {
         major: u32,
         /// The kernel's minor protocol version.
         minor: u32,
-        /// Bytes that the kernel would read ahead at most.
+        /// Maximum read-ahead of the kernel, in bytes.
         max_readahead: u32,
         /// Features of the kernel ([`wire::init`]).
         flags: u64,
@@ -138,7 +139,7 @@ pub enum Call {
     /// Requests without a reply: FORGET, and INTERRUPT, which is ignored because requests in flight complete
     /// soon.
     Unanswered,
-    /// An operation that a single regular file does not have.
+    /// An operation that does not apply to a file system of one regular file.
     Unknown,
 }
 

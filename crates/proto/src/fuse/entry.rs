@@ -1,5 +1,5 @@
-//! FUSE requests over io_uring: each arrives in the memory of an *entry*, header and payload apart, in one of
-//! as many queues as the machine may have processors.
+//! FUSE requests over io_uring. Each request arrives in the memory of a ring *entry*, with header and
+//! payload in separate areas. There are as many queues as the machine may have processors.
 
 use super::call::{Call, Header, Malformed};
 use super::wire::uring::{ARGUMENTS_AT, COMMAND_LEN, COMMIT_ID_AT, ENTRY_AT, HEADER_LEN, PAYLOAD_LEN_AT};
@@ -22,7 +22,7 @@ impl Arrival {
     /// Parses the header of an entry, all [`HEADER_LEN`] bytes of it.
     ///
     /// # Errors
-    /// [`Malformed`]: the bytes are no request. The kernel never sends that.
+    /// [`Malformed`]: the bytes are not a request. The kernel never sends such bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Arrival, Malformed> {
         let header = Header::read(bytes);

@@ -2,9 +2,9 @@
 
 use super::wire::{MAJOR, MINOR, MINOR_MIN, init};
 
-/// Pages of one request where the kernel does not negotiate it (no MAX_PAGES): 128 KiB.
+/// Pages per request of kernels that do not negotiate the number (without MAX_PAGES): 128 KiB.
 const PAGES_DEFAULT: u16 = 32;
-/// Bytes of a page; FUSE counts pages of 4 KiB on every machine that this runs on.
+/// Bytes of a page. FUSE counts pages of 4 KiB on all supported machines.
 const PAGE_LEN: u32 = 4096;
 
 /// The features that this server would like.
@@ -12,7 +12,7 @@ const PAGE_LEN: u32 = 4096;
 pub struct Offer {
     /// Largest read or write in bytes: a multiple of a page.
     pub transfer_max: u32,
-    /// Most background requests in flight (`max_background`).
+    /// Maximum number of background requests in flight (`max_background`).
     pub background_max: u16,
     /// Use passthrough: reads and writes bypass the server and go to a backing file.
     pub passthrough: bool,
@@ -27,13 +27,13 @@ pub struct Agreement {
     pub minor: u32,
     /// Flags that both sides know.
     pub flags: u64,
-    /// Bytes of one write at most.
+    /// Largest write in bytes.
     pub write_max: u32,
-    /// Pages of one request at most.
+    /// Largest request in pages.
     pub pages_max: u16,
-    /// Most background requests in flight (`max_background`).
+    /// Maximum number of background requests in flight (`max_background`).
     pub background_max: u16,
-    /// Bytes of read-ahead at most: the kernel's own value.
+    /// Maximum read-ahead in bytes: the kernel's own value.
     pub readahead_max: u32,
 }
 
@@ -49,7 +49,8 @@ impl Agreement {
     }
 }
 
-/// Negotiates with the kernel. `None`: the kernel's protocol version is too old or has another major number.
+/// Negotiates with the kernel. Returns `None` if the kernel's minor version is too old or its major version
+/// differs.
 pub fn negotiate(offer: &Offer, major: u32, minor: u32, readahead_max: u32, flags: u64) -> Option<Agreement> {
     if major != MAJOR || minor < MINOR_MIN {
         return None;

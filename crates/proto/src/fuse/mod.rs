@@ -1,8 +1,8 @@
 //! FUSE for a file system that is a single regular file: parses requests, encodes replies.
 //!
-//! No I/O: the owner of `/dev/fuse` reads and writes it. The root inode is the only one, a regular file
-//! mounted on a file. The kernel sends no operations on names and directories for such a root; like all
-//! others that do not apply they are refused.
+//! This module does no I/O: the owner of `/dev/fuse` reads and writes it. The only inode is the root, a
+//! regular file mounted on a file. For such a root the kernel sends no operations on names and directories;
+//! these are refused, like all operations that do not apply.
 //!
 //! *Invariant:* the structures are the kernel's, in native byte order. Nothing that the kernel sends causes a
 //! panic, and unknown flags are neither requested nor refused.

@@ -118,19 +118,20 @@ pub fn put_init(into: &mut [u8], unique: u64, of: &Agreement) -> usize {
     put(body, 8, of.readahead_max.to_ne_bytes());
     put(body, 12, (of.flags as u32).to_ne_bytes());
     put(body, 16, of.background_max.to_ne_bytes());
-    // The congestion threshold: three quarters, the kernel's own default.
+    // The congestion threshold is three quarters of the maximum, the kernel's own default.
     put(body, 18, (of.background_max - of.background_max / 4).to_ne_bytes());
     put(body, 20, of.write_max.to_ne_bytes());
     put(body, 24, 1u32.to_ne_bytes());
     put(body, 28, of.pages_max.to_ne_bytes());
     put(body, 32, ((of.flags >> 32) as u32).to_ne_bytes());
-    // The maximum stacking depth of file systems over the backing file: one.
+    // File systems may stack one level deep over the backing file.
     put(body, 36, u32::from(of.has_passthrough()).to_ne_bytes());
     header(into, INIT_OUT_LEN, 0, unique)
 }
 
-/// Writes a notification that invalidates the kernel's cached attributes of the file, above all its size;
-/// with `pages`, its page cache as well. Sending the latter waits for pages that are being read or written.
+/// Writes a notification that invalidates the kernel's cached attributes of the file, above all its size.
+/// With `pages`, it invalidates the page cache as well; sending it then waits for pages that are being read
+/// or written.
 pub fn put_inval_inode(into: &mut [u8], pages: bool) -> usize {
     put(into, OUT_HEADER_LEN, ROOT.to_ne_bytes());
     put(into, OUT_HEADER_LEN + 8, (if pages { 0i64 } else { -1 }).to_ne_bytes());

@@ -1,11 +1,11 @@
-//! FUSE constants of the kernel: operations, flags, sizes of structures. All in native byte order.
+//! FUSE constants of the kernel: operations, flags and sizes of structures, all in native byte order.
 //!
 //! Source: `include/uapi/linux/fuse.h`, protocol 7.45. `tests/fuse_abi.rs` checks the sizes and offsets used
 //! here against the header of the system that it runs on. This module has no logic.
 
-/// Major protocol version: the only one there is.
+/// Major protocol version, the only one in use.
 pub const MAJOR: u32 = 7;
-/// Newest minor version known here; both sides use the lower one.
+/// Newest minor version implemented here; both sides use the lower of theirs.
 pub const MINOR: u32 = 45;
 /// Oldest supported minor version: Linux 4.20, which introduced `max_pages`.
 pub const MINOR_MIN: u32 = 28;
@@ -18,7 +18,7 @@ pub const OUT_HEADER_LEN: usize = 16;
 pub const TRANSFER_IN_LEN: usize = 40;
 /// Bytes before the data of a write: header and arguments.
 pub const HEAD_LEN: usize = IN_HEADER_LEN + TRANSFER_IN_LEN;
-/// Longest request other than a write that is supported: a header and `fuse_setattr_in`.
+/// Longest supported request other than a write: a header and `fuse_setattr_in`.
 pub const CALL_LEN_MAX: usize = IN_HEADER_LEN + 88;
 /// The kernel refuses reads of the device with a smaller buffer (`FUSE_MIN_READ_BUFFER`).
 pub const READ_BUFFER_MIN: usize = 8192;
@@ -69,7 +69,7 @@ pub mod uring {
     pub const COMMAND_LEN: usize = 24;
     /// Bytes of `fuse_uring_req_header`.
     pub const HEADER_LEN: usize = 288;
-    /// Offset of the operation's arguments; before them is space for `fuse_in_header` or `fuse_out_header`.
+    /// Offset of the operation's arguments; `fuse_in_header` or `fuse_out_header` precedes them.
     pub const ARGUMENTS_AT: usize = 128;
     /// Offset of `fuse_uring_ent_in_out`.
     pub const ENTRY_AT: usize = 256;

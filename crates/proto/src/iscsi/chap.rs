@@ -41,7 +41,7 @@ impl Algorithm {
         self as u8
     }
 
-    /// Bytes of a response; also the length of our challenges, as LIO's.
+    /// Bytes of a response, which is also the length of our challenges, as in LIO.
     pub const fn response_len(self) -> usize {
         match self {
             Algorithm::Md5 => 16,
@@ -73,7 +73,7 @@ fn hash<D: sha1::Digest>(parts: [&[u8]; 3]) -> Vec<u8> {
     hasher.finalize().to_vec()
 }
 
-/// Chooses the first algorithm of a CHAP_A list that exists.
+/// Chooses the first algorithm of a CHAP_A list that is supported.
 pub fn choose(list: &str) -> Option<Algorithm> {
     list.split(',').find_map(|code| Algorithm::from_code(super::text::number(code)?))
 }

@@ -13,7 +13,7 @@ impl Digest {
         Digest(0)
     }
 
-    /// Appends bytes. Pieces may have any length.
+    /// Appends bytes, in chunks of any length.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, bytes);
@@ -30,7 +30,7 @@ impl Digest {
     }
 }
 
-/// Returns the digest of a single piece, as four bytes on the wire.
+/// Returns the digest of `bytes`, as the four bytes on the wire.
 pub fn of(bytes: &[u8]) -> [u8; 4] {
     let mut digest = Digest::new();
     digest.update(bytes);

@@ -6,21 +6,21 @@ use super::login::SessionType;
 use super::name;
 use super::text::put;
 
-/// What a SendTargets request asks for.
+/// Targets that a SendTargets request asks for.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum SendTargets {
     /// All targets that the initiator may use; in discovery sessions only.
     All,
-    /// One target, by its name in normal form: the one of the session, or a given one.
+    /// One target, by its name in normal form: the session's own target, or the one that the request names.
     One(String),
 }
 
 impl SendTargets {
     /// Parses the value of the key. Returns `None` if it is not valid.
     ///
-    /// An empty value asks for the session's own target, which a discovery session does not have. `All` is for
-    /// discovery sessions; a normal one that asks for it learns of its own target: libiscsi's suite wants an
-    /// answer, and LIO gives one.
+    /// An empty value asks for the session's own target, which a discovery session does not have. `All` is
+    /// for discovery sessions. A normal session that sends it gets the record of its own target: libiscsi's
+    /// suite expects an answer, and LIO gives one.
     pub fn parse(value: &str, session: &SessionType) -> Option<SendTargets> {
         match (value, session) {
             ("All", SessionType::Discovery) => Some(SendTargets::All),
@@ -35,7 +35,7 @@ impl SendTargets {
     }
 }
 
-/// A target and where to reach it.
+/// A target and the addresses of its portals.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Record {
     /// Name of the target.
@@ -48,13 +48,13 @@ pub struct Record {
 pub fn put_record(out: &mut Vec<u8>, record: &Record) {
     put(out, "TargetName", &record.target);
     for (address, tag) in &record.portals {
-        // The zone of a link-local address means something on this host only.
+        // The zone of a link-local address is meaningful on this host only.
         let address = SocketAddr::new(address.ip(), address.port());
         put(out, "TargetAddress", &format!("{address},{tag}"));
     }
 }
 
-/// Reads the records of an answer, for initiators. Addresses that are no IP addresses are left out.
+/// Parses the records of an answer, for initiators. Skips addresses that are not IP addresses.
 pub fn records(pairs: &[(&str, &str)]) -> Vec<Record> {
     let mut records: Vec<Record> = Vec::new();
     for (key, value) in pairs {

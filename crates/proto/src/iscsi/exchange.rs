@@ -21,7 +21,8 @@ pub const MAX_PART: u32 = 64 << 10;
 /// (see [`super::discovery`]), or `None` if the value is not valid.
 pub type AnswerSendTargets<'a> = &'a dyn Fn(&[u8]) -> Option<Vec<u8>>;
 
-/// A text response: the fields that the exchange decides. The LUN is 0, the initiator task tag the request's.
+/// A text response: the fields that the exchange decides. The LUN is 0, and the initiator task tag is the
+/// request's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
     /// F bit.
@@ -38,18 +39,18 @@ pub struct Reply {
 #[derive(Clone, Debug)]
 pub struct Exchange {
     incoming: Collector,
-    /// The answer; `answer[sent..]` is still to be fetched.
+    /// The answer; `answer[sent..]` has not been fetched yet.
     answer: Vec<u8>,
     sent: usize,
-    /// Our tag of the exchange in progress.
+    /// Target transfer tag of the exchange in progress.
     tag: Option<u32>,
     next_tag: u32,
     send_segment_limit: u32,
 }
 
 impl Exchange {
-    /// Creates the state of a new connection, of whose data segments the longest to send has `send_segment_limit`
-    /// bytes, even if the initiator receives longer ones.
+    /// Creates the state of a new connection. `send_segment_limit` is the longest data segment to send in
+    /// bytes, even if the initiator accepts longer ones.
     pub fn new(send_segment_limit: u32) -> Exchange {
         Exchange {
             incoming: Collector::default(),
@@ -61,7 +62,7 @@ impl Exchange {
         }
     }
 
-    /// Whether no exchange is in progress.
+    /// Returns whether no exchange is in progress.
     pub fn is_idle(&self) -> bool {
         self.tag.is_none()
     }
@@ -78,9 +79,9 @@ impl Exchange {
     /// MaxRecvDataSegmentLength of the initiator changes it.
     ///
     /// # Errors
-    /// The reason for a Reject PDU; the exchange is dropped. That is also the answer to a request of which nothing
-    /// is understood and to a wrong value of SendTargets: LIO's answer, which libiscsi takes for a failed request
-    /// rather than a failed connection.
+    /// Returns the reason for a Reject PDU, and drops the exchange. A request whose keys are all unknown,
+    /// or whose SendTargets value is invalid, is rejected as well: so does LIO, and libiscsi takes a Reject
+    /// for a failed request rather than a failed connection.
     pub fn request(
         &mut self,
         request: &Text,
@@ -106,11 +107,11 @@ impl Exchange {
             return Err(RejectReason::ProtocolError);
         }
         if request.ttt == RESERVED_TAG {
-            // A new exchange, which resets the one before (section 6.4).
+            // A new exchange drops the previous one (section 6.4).
             self.reset();
         } else if self.tag != Some(request.ttt) {
-            // Requests of an exchange have one initiator task tag (section 11.10.3); as a connection has one
-            // exchange, an initiator that changes it is understood.
+            // All requests of an exchange carry one initiator task tag (section 11.10.3). As a connection
+            // has only one exchange, a changed tag is tolerated.
             return Err(RejectReason::InvalidPduField);
         }
         let fetches = self.sent < self.answer.len();
@@ -132,7 +133,7 @@ impl Exchange {
         Ok(self.part(request, *max_send_segment))
     }
 
-    /// Keeps the exchange, and returns its tag.
+    /// Keeps the exchange open, and returns its target transfer tag.
     fn keep(&mut self) -> u32 {
         let next = self.next_tag;
         *self.tag.get_or_insert_with(|| {
@@ -148,7 +149,7 @@ impl Exchange {
         let (part, after) = rest.split_at_checked(max).unwrap_or((rest, &[]));
         let (text, continues) = (part.to_vec(), !after.is_empty());
         self.sent += text.len();
-        // With more to come, or if the initiator has more to negotiate, the exchange continues.
+        // The exchange continues if more of the answer follows, or if the initiator has more to negotiate.
         if continues || !request.is_final {
             let ttt = self.keep();
             return Reply { is_final: false, continues, ttt, text };
@@ -176,7 +177,7 @@ impl Exchange {
                     *max_send_segment = declared.min(self.send_segment_limit);
                     understood = true;
                 }
-                // The alias may be declared again; nothing depends on it.
+                // The initiator may declare its alias again; nothing depends on it.
                 ("InitiatorAlias", _) => understood = true,
                 // All other keys are negotiated during the login only.
                 (_, Some(_)) | ("AuthMethod" | "SessionType" | "InitiatorName" | "TargetName", _) => {
@@ -211,12 +212,12 @@ mod tests {
         Text { is_final, continues, lun: 0, itt: 9, ttt, cmd_sn: 0, exp_stat_sn: 0 }
     }
 
-    /// SendTargets of a portal with 100 targets, in a discovery session.
+    /// Answers SendTargets for a portal with 100 targets, in a discovery session.
     fn targets(value: &[u8]) -> Option<Vec<u8>> {
         answer(value, &SessionType::Discovery)
     }
 
-    /// SendTargets of that portal in a session with target 7.
+    /// Answers SendTargets for that portal in a session with target 7.
     fn own(value: &[u8]) -> Option<Vec<u8>> {
         answer(value, &SessionType::Normal { target: format!("{TARGET}7") })
     }
@@ -239,7 +240,7 @@ mod tests {
         }
     }
 
-    /// One final request on a fresh connection of a normal session.
+    /// Sends one final request on a fresh connection of a normal session.
     fn ask(data: &str) -> Result<String, RejectReason> {
         let request = text(true, false, RESERVED_TAG);
         let reply = Exchange::new(1 << 16).request(&request, data.as_bytes(), &mut (1 << 16), &own)?;

@@ -4,8 +4,8 @@
 //! stays bounded, and that our parsers accept what our encoders write. The targets under `fuzz/` only call
 //! these functions; `tests/corpus.rs` replays the corpora.
 //!
-//! Input of the state machines starts with two bytes: settings, and the size of the pieces in which the rest
-//! is fed.
+//! The input of the state machines starts with two bytes: the settings, and the size of the chunks in which
+//! the rest is fed.
 
 use super::chap::NONCE_LEN;
 use super::discovery::{Record, SendTargets, put_record, records};
@@ -66,14 +66,14 @@ impl Directory for Portal {
     }
 }
 
-/// Splits the input into settings, size of pieces, and stream.
+/// Splits the input into settings, chunk size, and stream.
 fn split(data: &[u8]) -> Option<(u8, usize, &[u8])> {
     let (&[settings, piece], stream) = data.split_first_chunk()?;
     Some((settings, usize::from(piece) + 1, stream))
 }
 
-/// Parses headers in both directions, 48 bytes each, and the rest as additional headers. What is valid survives
-/// encoding. Requests pass the command window, and writes their plan.
+/// Parses headers in both directions, 48 bytes each, and the rest as additional headers. Valid headers must
+/// survive re-encoding. Requests go through the command window, and writes through their plan.
 pub fn headers(data: &[u8]) {
     let mut window = CommandWindow::new(0, 8);
     let mut plan = None;
@@ -94,7 +94,7 @@ pub fn headers(data: &[u8]) {
     let _ = Ahs::parse(rest);
 }
 
-/// Passes a request to the window of commands and the plan of a write.
+/// Passes a request to the command window and to the plan of a write.
 fn follow(header: &Header<Request>, window: &mut CommandWindow, plan: &mut Option<WritePlan>) {
     let before = window.max().wrapping_sub(window.expected());
     if let (Some(cmd_sn), false) = (header.pdu.cmd_sn(), header.immediate)
@@ -154,7 +154,7 @@ pub fn login(data: &[u8]) {
 /// Answers text requests of a connection until the bytes end.
 fn texts(done: &LoginDone, mut stream: &[u8]) {
     let mut connection = done.connection;
-    // A fuzzer does not find digests.
+    // A fuzzer cannot guess digests, so they are off.
     let mut receiver = Receiver::new(connection.max_receive_segment);
     let mut exchange = Exchange::new(connection.send_segment_limit);
     while !stream.is_empty() {
@@ -172,7 +172,7 @@ fn texts(done: &LoginDone, mut stream: &[u8]) {
     }
 }
 
-/// The text of one target's record, once or many times.
+/// Returns the text of one target's record, once or many times.
 fn answer(wanted: &SendTargets) -> Option<Vec<u8>> {
     let portals = vec![(([192, 0, 2, 1], 3260).into(), 1)];
     let record = Record { target: TARGET.to_owned(), portals };
@@ -185,7 +185,7 @@ fn answer(wanted: &SendTargets) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Decodes what an initiator wants from a settings byte: the one of the targets' inputs.
+/// Decodes the initiator's options from a settings byte, the one that the fuzz inputs carry.
 pub fn options(settings: u8) -> Options {
     let target = (settings & 1 == 0).then_some(TARGET);
     Options {

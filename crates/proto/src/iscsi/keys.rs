@@ -1,8 +1,9 @@
-//! Keys of operational negotiation (RFC 7143, section 13), as a table: name, function of the result, range, and
-//! where a key may be used; and both sides of the negotiation by it.
+//! Keys of operational negotiation (RFC 7143, section 13), as a table of name, result function, range and
+//! permitted use, and both sides of the negotiation that the table drives.
 //!
-//! A target answers the initiator's offers ([`Responder`]); an initiator makes them and takes the answers
-//! ([`accept`]). The result of a key is a function of both sides' values, so it does not matter who offers.
+//! A target answers the initiator's offers ([`Responder`]); an initiator makes offers and processes the
+//! answers ([`accept`]). The result of a key is a function of both sides' values, so it does not matter
+//! which side offers.
 
 use super::login::Status;
 use super::parameters::{ConnectionParameters, DigestOffer, Offer, Parameters, TaskReporting};
@@ -54,7 +55,7 @@ pub enum Key {
     IfMarkInt,
 }
 
-/// How the values of both sides make the result (section 6.2).
+/// Function that derives a key's result from both sides' values (section 6.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Function {
     /// The first value of the offered list that the other side supports.
@@ -63,13 +64,13 @@ pub enum Function {
     Minimum,
     /// The larger number.
     Maximum,
-    /// `Yes` if both say so.
+    /// `Yes` if both sides say `Yes`.
     And,
-    /// `Yes` if one says so.
+    /// `Yes` if either side says `Yes`.
     Or,
     /// No result: each side declares its own number.
     Declared,
-    /// Obsolete boolean: the answer is `No` (LIO's, and that of every initiator).
+    /// Obsolete boolean: the answer is `No`, as LIO and all initiators give it.
     ObsoleteBoolean,
     /// Obsolete range: the answer is `Reject`.
     ObsoleteRange,
@@ -78,15 +79,15 @@ pub enum Function {
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Key.
+    /// The key.
     pub key: Key,
-    /// Its name on the wire.
+    /// Name of the key on the wire.
     pub name: &'static str,
-    /// Function of the result.
+    /// Function that derives the result.
     pub function: Function,
-    /// Smallest number allowed.
+    /// Smallest permitted number.
     pub min: u32,
-    /// Largest number allowed.
+    /// Largest permitted number.
     pub max: u32,
     /// The key concerns the session, and is negotiated by its first connection only.
     pub leading_only: bool,
@@ -105,18 +106,18 @@ const fn rule(
     Rule { key, name, function, min: range.0, max: range.1, leading_only, in_discovery }
 }
 
-/// Numbers that are no range.
+/// Range of keys that are not numbers.
 const NONE: (u32, u32) = (0, 0);
-/// Range of lengths of data.
+/// Range of data lengths in bytes.
 const LENGTH: (u32, u32) = (512, (1 << 24) - 1);
-/// Concerns a connection, of any session.
+/// The key concerns a connection, in sessions of any type.
 const CONNECTION: (bool, bool) = (false, true);
-/// Concerns a session, of any type.
+/// The key concerns a session of any type.
 const SESSION: (bool, bool) = (true, true);
-/// Concerns a normal session.
+/// The key concerns a normal session.
 const NORMAL: (bool, bool) = (true, false);
 
-/// All keys.
+/// All keys, in the order of [`Key`].
 pub const RULES: [Rule; 20] = [
     rule(Key::HeaderDigest, "HeaderDigest", Function::List, NONE, CONNECTION),
     rule(Key::DataDigest, "DataDigest", Function::List, NONE, CONNECTION),
@@ -158,7 +159,7 @@ impl Rule {
     }
 }
 
-/// Number that a target brings for a key of [`Function::Minimum`] or [`Function::Maximum`].
+/// Returns the target's own number for a key of [`Function::Minimum`] or [`Function::Maximum`].
 fn own_number(offer: &Offer, key: Key) -> u32 {
     match key {
         Key::MaxConnections => offer.max_connections.into(),
@@ -174,12 +175,12 @@ fn own_number(offer: &Offer, key: Key) -> u32 {
     }
 }
 
-/// Boolean that a target brings.
+/// Returns the target's own boolean for a key.
 fn own_boolean(offer: &Offer, key: Key) -> bool {
     match key {
         Key::InitialR2t => offer.initial_r2t,
         Key::ImmediateData => offer.immediate_data,
-        // Our targets insist on order, which the function OR allows.
+        // Our targets require in-order data, which the function OR allows them to insist on.
         _ => true,
     }
 }
@@ -221,13 +222,13 @@ pub struct Responder {
     pub connection: ConnectionParameters,
     /// Bit `key as u8` is set once the key was offered.
     seen: u32,
-    /// Digests that this side offered itself and that the initiator has not answered, as bits of `seen`.
+    /// Digests that this side offered and the initiator has not answered yet, as bits of `seen`.
     asked: u32,
     declared: bool,
 }
 
 impl Responder {
-    /// Starts a negotiation. `leading`: for the first connection of a session.
+    /// Starts a negotiation. `leading`: the login is for the first connection of a session.
     pub fn new(offer: Offer, leading: bool, discovery: bool) -> Responder {
         Responder {
             connection: ConnectionParameters {
@@ -244,18 +245,18 @@ impl Responder {
         }
     }
 
-    /// Answers a text: a pair for each key that wants an answer, and once the declarations of this side.
+    /// Answers a text: appends a pair for each key that needs an answer, and once this side's declarations.
     ///
     /// # Errors
     /// An offer violates the protocol in a way that the answer `Reject` does not cover: a key offered twice, a
     /// declaration out of range, a digest that this side requires and the initiator refuses.
     pub fn answer(&mut self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), Status> {
-        // FirstBurstLength depends on MaxBurstLength, in whatever order they come.
+        // FirstBurstLength depends on MaxBurstLength and is processed last, in whatever order they arrive.
         let is_first_burst = |pair: &&(&str, &str)| pair.0 == "FirstBurstLength";
         let others = pairs.iter().filter(|pair| !is_first_burst(pair));
         for (name, value) in others.chain(pairs.iter().filter(is_first_burst)) {
             match find(name) {
-                // Keys of the security stage are known, and late.
+                // Keys of the security stage are known, but come too late here.
                 None if *name == "AuthMethod" || name.starts_with("CHAP_") => put(out, name, REJECT),
                 None => put(out, name, NOT_UNDERSTOOD),
                 Some(rule) => self.answer_key(rule, value, out)?,
@@ -335,11 +336,11 @@ impl Responder {
         Ok(())
     }
 
-    /// Answers a list with its first value that this side supports, else with `Reject`.
+    /// Answers a list with the first of its values that this side supports, or with `Reject`.
     fn answer_list(&mut self, rule: &Rule, value: &str, out: &mut Vec<u8>) -> Result<(), Status> {
         let mut values = value.split(',');
         let chosen = match rule.key {
-            // Our targets report tasks as RFC 3720 says.
+            // Our targets implement task reporting as in RFC 3720.
             Key::TaskReporting => values.find(|value| *value == "RFC3720"),
             key => {
                 let offer = self.digest_offer(key);
@@ -372,11 +373,11 @@ impl Responder {
         }
     }
 
-    /// Asks for digests that this side requires and the initiator did not offer. Returns whether the login may
-    /// end now; if not, the initiator has to answer first.
+    /// Requests digests that this side requires and the initiator did not offer. Returns whether the login
+    /// may end now; otherwise the initiator has to answer first.
     ///
     /// # Errors
-    /// The initiator did not answer.
+    /// The initiator did not answer the digests offered before.
     pub fn settle(&mut self, out: &mut Vec<u8>) -> Result<bool, Status> {
         if self.asked != 0 {
             return Err(Status::InitiatorError);
@@ -392,10 +393,10 @@ impl Responder {
     }
 }
 
-/// Takes the answer of a target to an offer of this initiator, or a target's declaration.
+/// Processes a target's answer to an offer of this initiator, or a target's declaration.
 ///
 /// # Errors
-/// The value is outside the key's range, or refuses a key.
+/// The value is outside the key's range, or the target refuses the key.
 pub fn accept(
     parameters: &mut Parameters,
     connection: &mut ConnectionParameters,

@@ -22,7 +22,7 @@ pub enum NameError {
     /// The date or the naming authority of an `iqn.` name is missing.
     #[error("an iqn. name has the form iqn.YYYY-MM.REVERSED-DOMAIN[:NAME]")]
     Iqn,
-    /// An `eui.` or `naa.` name has not the right number of hexadecimal digits.
+    /// The number of hexadecimal digits of an `eui.` or `naa.` name is wrong.
     #[error("eui. is followed by 16 hexadecimal digits, naa. by 16 or 32")]
     Digits,
 }
@@ -49,11 +49,11 @@ pub fn normalise(text: &str) -> Result<String, NameError> {
     }
 }
 
-/// Checks a name that a peer sent, and returns its normal form: bounded, without control characters, spaces or
-/// commas.
+/// Checks a name that a peer sent, and returns its normal form: of bounded length, without control
+/// characters, spaces or commas.
 ///
 /// # Errors
-/// The text is empty, too long, or has a character that cannot be in a name.
+/// The text is empty, too long, or has a character that is not allowed in a name.
 pub fn of_peer(text: &str) -> Result<String, NameError> {
     let name = lower(text)?;
     match name.chars().find(|c| c.is_control() || c.is_whitespace() || *c == ',') {
@@ -62,13 +62,13 @@ pub fn of_peer(text: &str) -> Result<String, NameError> {
     }
 }
 
-/// Maps to lower case, and checks the length.
+/// Converts to lower case, and checks the length.
 fn lower(text: &str) -> Result<String, NameError> {
     if text.is_empty() || text.len() > MAX_NAME {
         return Err(NameError::Length);
     }
     let name = text.to_lowercase();
-    // Some characters are longer in lower case.
+    // Some characters are longer in lower case, so the length is checked again.
     if name.len() > MAX_NAME { Err(NameError::Length) } else { Ok(name) }
 }
 

@@ -1,12 +1,13 @@
-//! Parameters: what a target offers ([`Offer`]), and what a login agreed on ([`Parameters`] for the session,
-//! [`ConnectionParameters`] for one connection). Defaults and ranges: RFC 7143, section 13, and LIO's.
+//! Parameters of a login: a target's offer ([`Offer`]), and the negotiated result ([`Parameters`] for the
+//! session, [`ConnectionParameters`] for one connection). Defaults and ranges are those of RFC 7143,
+//! section 13, and LIO.
 
 use super::transfer::{ReadPlan, WriteRules};
 
-/// When a target reports that tasks were aborted (TaskReporting, RFC 7143, section 13.23).
+/// Time at which a target reports that tasks were aborted (TaskReporting, RFC 7143, section 13.23).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum TaskReporting {
-    /// As RFC 3720: the response waits for the initiator's acknowledgements.
+    /// As in RFC 3720: the response waits for the initiator's acknowledgements.
     #[default]
     Rfc3720,
     /// Response fence: the response waits until other connections acknowledged earlier ones.
@@ -15,28 +16,28 @@ pub enum TaskReporting {
     FastAbort,
 }
 
-/// Session-wide parameters that a login agreed on. The default is what applies if neither side negotiates.
+/// Negotiated session-wide parameters. The default applies if neither side negotiates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parameters {
-    /// MaxConnections: most connections of the session.
+    /// MaxConnections: maximum number of connections of the session.
     pub max_connections: u16,
     /// InitialR2T: the initiator sends no unsolicited Data-Out PDUs.
     pub initial_r2t: bool,
-    /// ImmediateData: commands may carry data.
+    /// ImmediateData: commands may carry immediate data.
     pub immediate_data: bool,
-    /// MaxBurstLength: most bytes of a Data-In or solicited Data-Out sequence.
+    /// MaxBurstLength: longest Data-In or solicited Data-Out sequence, in bytes.
     pub max_burst_length: u32,
-    /// FirstBurstLength: most bytes of unsolicited data of a command.
+    /// FirstBurstLength: maximum of a command's unsolicited data, in bytes.
     pub first_burst_length: u32,
     /// DefaultTime2Wait: seconds to wait before connecting again.
     pub default_time2wait: u16,
     /// DefaultTime2Retain: seconds for which tasks could be reassigned; useless at error recovery level 0.
     pub default_time2retain: u16,
-    /// MaxOutstandingR2T: most R2Ts of a command in flight.
+    /// MaxOutstandingR2T: maximum number of a command's R2Ts in flight.
     pub max_outstanding_r2t: u16,
-    /// ErrorRecoveryLevel. Targets of ours agree on 0.
+    /// ErrorRecoveryLevel. Our targets negotiate 0 only.
     pub error_recovery_level: u8,
-    /// TaskReporting.
+    /// TaskReporting: when to report aborted tasks.
     pub task_reporting: TaskReporting,
     /// iSCSIProtocolLevel: 1 is RFC 7143, 2 adds RFC 7144. 0 if it was not negotiated.
     pub protocol_level: u8,
@@ -78,16 +79,16 @@ impl Parameters {
     }
 }
 
-/// Parameters of one connection. The default is what applies if neither side negotiates.
+/// Parameters of one connection. The default applies if neither side negotiates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectionParameters {
     /// Every PDU has a header digest.
     pub header_digest: bool,
     /// Every data segment has a data digest.
     pub data_digest: bool,
-    /// Most bytes of a data segment that the peer may send: our MaxRecvDataSegmentLength.
+    /// Longest data segment that the peer may send, in bytes: our MaxRecvDataSegmentLength.
     pub max_receive_segment: u32,
-    /// Most bytes of a data segment that we may send: the peer's MaxRecvDataSegmentLength, bounded by our
+    /// Longest data segment that we may send, in bytes: the peer's MaxRecvDataSegmentLength, bounded by our
     /// own limit.
     pub max_send_segment: u32,
     /// Our own limit for `max_send_segment`, whatever the peer declares later.
@@ -106,7 +107,8 @@ impl Default for ConnectionParameters {
     }
 }
 
-/// MaxRecvDataSegmentLength of a side that declares none, and of both sides during the login (section 13.12).
+/// MaxRecvDataSegmentLength of a side that declares none, and of both sides during the login (section
+/// 13.12), in bytes.
 pub const DEFAULT_SEGMENT: u32 = 8192;
 
 /// Digests that a side accepts, in order of preference (HeaderDigest and DataDigest, section 13.1).
@@ -134,25 +136,25 @@ impl DigestOffer {
         }
     }
 
-    /// Parses the value of the key, or returns `None`.
+    /// Parses the value of the key. Returns `None` if it is invalid.
     pub fn parse(text: &str) -> Option<DigestOffer> {
         [DigestOffer::None, DigestOffer::NoneOrCrc32c, DigestOffer::Crc32cOrNone, DigestOffer::Crc32c]
             .into_iter()
             .find(|offer| offer.as_str() == text)
     }
 
-    /// Whether CRC32C is accepted.
+    /// Returns whether CRC32C is accepted.
     pub const fn allows_crc32c(self) -> bool {
         !matches!(self, DigestOffer::None)
     }
 
-    /// Whether `None` is accepted.
+    /// Returns whether `None` is accepted.
     pub const fn allows_none(self) -> bool {
         !matches!(self, DigestOffer::Crc32c)
     }
 }
 
-/// What a target brings to the negotiation: LIO's `param` directory. [`Offer::default`] has LIO's values
+/// A target's offer in the negotiation, as in LIO's `param` directory. [`Offer::default`] has LIO's values
 /// (inventory 2.8).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
@@ -162,7 +164,7 @@ pub struct Offer {
     pub data_digest: DigestOffer,
     /// MaxConnections: 1 to 65535.
     pub max_connections: u16,
-    /// TargetAlias, at most 255 bytes; none is sent if empty.
+    /// TargetAlias, at most 255 bytes; if empty, no alias is sent.
     pub target_alias: String,
     /// InitialR2T.
     pub initial_r2t: bool,
@@ -170,7 +172,7 @@ pub struct Offer {
     pub immediate_data: bool,
     /// MaxRecvDataSegmentLength that the target declares: 512 to 16777215.
     pub max_recv_data_segment_length: u32,
-    /// Most bytes of a data segment that the target sends, even if the initiator would receive more.
+    /// Longest data segment that the target sends, in bytes, even if the initiator would receive more.
     pub max_xmit_data_segment_length: u32,
     /// MaxBurstLength: 512 to 16777215.
     pub max_burst_length: u32,

@@ -1,27 +1,30 @@
 //! Numbering of commands and statuses (RFC 7143, section 4.2.2): CmdSN per session, StatSN per connection.
 //!
-//! *Invariants:* numbers are compared with serial arithmetic (RFC 1982, 32 bits). ExpCmdSN and MaxCmdSN never go
-//! back, and at most `depth` non-immediate commands are between arrival and completion. Nothing allocates.
+//! *Invariants:* numbers are compared with serial arithmetic (RFC 1982, 32 bits). ExpCmdSN and MaxCmdSN
+//! never decrease, and at most `depth` non-immediate commands are between arrival and completion. Nothing
+//! allocates.
 
 use super::pdu::Numbers;
 
 /// Largest window of commands: LIO's limit of `default_cmdsn_depth` (inventory 2.8).
 pub const MAX_DEPTH: u32 = 512;
 
-/// Whether `a` comes before `b` in serial arithmetic (section 4.2.2).
+/// Returns whether `a` precedes `b` in serial arithmetic (section 4.2.2).
 pub const fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// What to do with a non-immediate command.
+/// Verdict on a non-immediate command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrival {
-    /// It is the next one: process it, then those that [`CommandWindow::take_held`] returns.
+    /// The command is the next one: process it, then the commands that [`CommandWindow::take_held`]
+    /// returns.
     InOrder,
-    /// Commands before it are missing; another connection may bring them. Keep it until
+    /// Commands before it are missing; they may arrive on another connection. Keep the command until
     /// [`CommandWindow::take_held`] returns its CmdSN.
     Held,
-    /// Outside the window, or a duplicate: ignore it silently, with its data (section 4.2.2.1).
+    /// The command is outside the window, or a duplicate: ignore it silently, with its data (section
+    /// 4.2.2.1).
     Ignored,
 }
 
@@ -37,19 +40,19 @@ pub struct CommandWindow {
 }
 
 impl CommandWindow {
-    /// Creates the window of a session whose first command will have the number `first`: the CmdSN of the leading
-    /// login. `depth` is clamped to 1..=[`MAX_DEPTH`].
+    /// Creates the window of a session whose first command has the number `first`, which is the CmdSN of
+    /// the leading login. `depth` is clamped to 1..=[`MAX_DEPTH`].
     pub fn new(first: u32, depth: u32) -> CommandWindow {
         let depth = depth.clamp(1, MAX_DEPTH);
         CommandWindow { expected: first, max: first.wrapping_add(depth - 1), held: [0; _] }
     }
 
-    /// ExpCmdSN.
+    /// Returns ExpCmdSN.
     pub const fn expected(&self) -> u32 {
         self.expected
     }
 
-    /// MaxCmdSN. One less than ExpCmdSN if no command may come.
+    /// Returns MaxCmdSN. It is one less than ExpCmdSN if the window is closed.
     pub const fn max(&self) -> u32 {
         self.max
     }
@@ -64,7 +67,8 @@ impl CommandWindow {
         (&mut self.held[index as usize / 64], 1 << (index % 64))
     }
 
-    /// Judges a non-immediate command.
+    /// Checks a non-immediate command against the window, and advances ExpCmdSN if the command is the next
+    /// one.
     pub fn receive(&mut self, cmd_sn: u32) -> Arrival {
         if before(cmd_sn, self.expected) || before(self.max, cmd_sn) {
             return Arrival::Ignored;
@@ -81,7 +85,7 @@ impl CommandWindow {
         Arrival::Held
     }
 
-    /// Returns the number of the next held command, if it is its turn now.
+    /// Returns the number of the next held command, if all commands before it have arrived.
     pub fn take_held(&mut self) -> Option<u32> {
         let cmd_sn = self.expected;
         if before(self.max, cmd_sn) {
@@ -96,8 +100,8 @@ impl CommandWindow {
         })
     }
 
-    /// Forgets a held command whose connection failed, so that the initiator may send it again on another one. A
-    /// command that is not held is left alone.
+    /// Drops a held command whose connection failed, so that the initiator may send it again on another
+    /// one. Does nothing if the command is not held.
     pub fn forget_held(&mut self, cmd_sn: u32) {
         if before(cmd_sn, self.expected) || before(self.max, cmd_sn) {
             return;
@@ -106,17 +110,17 @@ impl CommandWindow {
         *word &= !bit;
     }
 
-    /// Opens the window for a further command: call it once for every non-immediate command that ended, with or
+    /// Opens the window by one command. Call it once for every non-immediate command that ended, with or
     /// without a response.
     pub fn complete(&mut self) {
-        // Saturates rather than opening the window further than the bits can tell apart.
+        // Saturates, so that the window never exceeds the number of bits in `held`.
         if self.max.wrapping_add(1).wrapping_sub(self.expected) < MAX_DEPTH {
             self.max = self.max.wrapping_add(1);
         }
     }
 }
 
-/// StatSN of a connection, at the target.
+/// StatSN counter of a connection, at the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusCounter {
     next: u32,
@@ -124,12 +128,13 @@ pub struct StatusCounter {
 }
 
 impl StatusCounter {
-    /// Starts at a number: the one after the final login response.
+    /// Starts at `next`: the number after the final login response.
     pub const fn new(next: u32) -> StatusCounter {
         StatusCounter { next, acknowledged: next }
     }
 
-    /// The next StatSN, for PDUs that do not consume one (R2T, Data-In without status, NOP-In as a ping).
+    /// Returns the next StatSN, for PDUs that do not consume one (R2T, Data-In without status, NOP-In as a
+    /// ping).
     pub const fn next(&self) -> u32 {
         self.next
     }
@@ -152,7 +157,7 @@ impl StatusCounter {
         true
     }
 
-    /// Number of statuses that the initiator has not acknowledged.
+    /// Returns the number of statuses that the initiator has not acknowledged.
     pub const fn unacknowledged(&self) -> u32 {
         self.next.wrapping_sub(self.acknowledged)
     }

@@ -1,23 +1,24 @@
 //! Cuts a byte stream into PDUs and checks their digests, one PDU at a time.
 //!
-//! For logins, lean initiators and tests; a target's data path places data segments itself. *Invariant:* at most
-//! one PDU of at most the header's 1068 bytes and the given data limit is buffered.
+//! Used by logins, simple initiators and tests; a target's data path places data segments itself.
+//! *Invariant:* at most one PDU is buffered: a header of at most 1068 bytes, and data up to the given
+//! limit.
 
 use super::digest;
 use super::pdu::{BHS_LEN, Bhs, DIGEST_LEN, lengths, padded};
 
-/// Reason why a stream cannot be cut further.
+/// Reason why a stream cannot be split into further PDUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
     /// The data segment is longer than allowed.
     #[error("data segment of {len} bytes, more than {max}")]
     TooLong {
-        /// Its length in bytes.
+        /// Length of the data segment in bytes.
         len: u32,
-        /// Bytes allowed.
+        /// Longest allowed data segment in bytes.
         max: u32,
     },
-    /// The header digest is wrong: the length of the PDU is not known.
+    /// The header digest is wrong, so the length of the PDU is unknown.
     #[error("wrong header digest")]
     HeaderDigest,
     /// The data digest is wrong.
@@ -43,22 +44,22 @@ pub struct Receiver {
     header_digest: bool,
     data_digest: bool,
     data_max: u32,
-    /// The buffered PDU was returned and gives way to the next one.
+    /// The buffered PDU was returned; the next input replaces it.
     returned: bool,
 }
 
 impl Receiver {
-    /// Creates a receiver without digests. `data_max`: most bytes of a data segment.
+    /// Creates a receiver without digests. `data_max` is the longest accepted data segment in bytes.
     pub fn new(data_max: u32) -> Receiver {
         Receiver { data_max, ..Receiver::default() }
     }
 
-    /// Expects digests from the next PDU on, and other lengths.
+    /// Sets digests and the longest data segment in bytes, from the next PDU on.
     pub fn configure(&mut self, header_digest: bool, data_digest: bool, data_max: u32) {
         (self.header_digest, self.data_digest, self.data_max) = (header_digest, data_digest, data_max);
     }
 
-    /// Bytes of the buffered PDU on the wire, as far as its header is known.
+    /// Returns the length of the buffered PDU on the wire, as far as its header is known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let Some(bhs) = self.buffer.first_chunk::<BHS_LEN>() else { return Ok(BHS_LEN) };
         let (ahs_len, data_len) = lengths(bhs);
@@ -83,10 +84,10 @@ impl Receiver {
         Ok(header_end + data)
     }
 
-    /// Takes bytes up to the end of the current PDU, and returns how many.
+    /// Consumes bytes up to the end of the current PDU, and returns how many.
     ///
     /// # Errors
-    /// The PDU is too long, or its header digest is wrong: nothing after it can be understood.
+    /// The PDU is too long, or its header digest is wrong: nothing after it can be parsed.
     pub fn input(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
         if self.returned {
             self.buffer.clear();
@@ -105,7 +106,7 @@ impl Receiver {
         }
     }
 
-    /// Returns the PDU if it is whole. It is replaced by the next [`Receiver::input`].
+    /// Returns the PDU if it is complete. The next [`Receiver::input`] replaces it.
     ///
     /// # Errors
     /// The data digest is wrong. The stream continues after the PDU.
@@ -201,7 +202,7 @@ mod tests {
             let fed = receiver.input(&stream);
             let error = fed.err().or_else(|| receiver.frame().err());
             let expected = if at < BHS_LEN + DIGEST_LEN { StreamError::HeaderDigest } else { StreamError::DataDigest };
-            // Damaged lengths move the digest: it is then missing rather than wrong.
+            // Damaged lengths move the digest, which may then be missing rather than wrong.
             prop_assert!(error == Some(expected) || at == 4);
         }
     }

@@ -12,11 +12,11 @@ pub const MAX_KEY: usize = 63;
 /// Longest value in bytes (section 6.1: 255, or 8192 for some keys; binary values have up to 1024 bytes).
 pub const MAX_VALUE: usize = 8192;
 
-/// Value that refuses an offer.
+/// Value that rejects an offer.
 pub const REJECT: &str = "Reject";
 /// Value that answers an unknown key.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// Value that answers a key without meaning in this session.
+/// Value that answers a key that has no meaning in this session.
 pub const IRRELEVANT: &str = "Irrelevant";
 
 /// Reason why a text is malformed.
@@ -58,12 +58,12 @@ impl Collector {
         Ok(())
     }
 
-    /// Takes the whole text.
+    /// Takes the whole text, and leaves the collector empty.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Drops what was gathered.
+    /// Drops the text gathered so far.
     pub fn clear(&mut self) {
         self.buffer = Vec::new();
     }
@@ -71,8 +71,8 @@ impl Collector {
 
 /// Splits a text into its pairs.
 ///
-/// Surplus NULs between pairs are ignored, and the last one may be missing: initiators exist that pad the text
-/// so.
+/// Surplus NULs between pairs are ignored, and the last NUL may be missing: some initiators pad the text
+/// this way.
 ///
 /// # Errors
 /// The text is malformed.
@@ -95,7 +95,7 @@ pub fn pairs(text: &[u8]) -> Result<Vec<(&str, &str)>, TextError> {
     Ok(pairs)
 }
 
-/// Appends a pair.
+/// Appends a pair and its NUL.
 pub fn put(out: &mut Vec<u8>, key: &str, value: &str) {
     out.extend_from_slice(key.as_bytes());
     out.push(b'=');
@@ -109,7 +109,7 @@ pub fn number(value: &str) -> Option<u64> {
         Some(digits) => (digits, 16),
         None => (value, 10),
     };
-    // `from_str_radix` accepts a sign, and the standard does not.
+    // `from_str_radix` accepts a sign, which the standard does not allow.
     let valid = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if valid { u64::from_str_radix(digits, radix).ok() } else { None }
 }

@@ -23,10 +23,10 @@ pub enum NbdError {
     /// No space left, or a write past the end.
     #[error("no space left on device")]
     NoSpace = 28,
-    /// Too long for an unfragmented reply (DF).
+    /// The data is too long for an unfragmented reply (DF).
     #[error("value too large")]
     Overflow = 75,
-    /// A fast zero that would be slow.
+    /// A write-zeroes request with FAST_ZERO would be slow.
     #[error("operation not supported")]
     NotSupported = 95,
     /// The server is shutting down.
@@ -47,13 +47,13 @@ impl NbdError {
         NbdError::Shutdown,
     ];
 
-    /// Number on the wire.
+    /// Returns the number on the wire.
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// Converts a number from the wire; 0 is success. "Error values": a client SHOULD treat an unexpected
-    /// number as `EINVAL`.
+    /// Converts a number from the wire; 0 is success (`None`). "Error values": a client SHOULD treat an
+    /// unexpected number as `EINVAL`.
     pub fn from_code(code: u32) -> Option<NbdError> {
         (code != 0).then(|| {
             NbdError::ALL.into_iter().find(|error| error.code() == code).unwrap_or(NbdError::Invalid)
@@ -63,8 +63,8 @@ impl NbdError {
 
 /// Converts the status of a request to the error in its reply; `None` is success.
 ///
-/// "Error values": `ENOTSUP` is only for a `WRITE_ZEROES` with `FAST_ZERO`, so `flags` must be those of the
-/// request. `ENOMEM` SHOULD be avoided: it is used for lack of memory only.
+/// "Error values": `ENOTSUP` is reserved for a `WRITE_ZEROES` with `FAST_ZERO`, so `flags` must be those of
+/// the request. `ENOMEM` SHOULD be avoided, so only a lack of memory maps to it.
 pub const fn error_of(status: Status, flags: CommandFlags) -> Option<NbdError> {
     Some(match status {
         Status::Ok => return None,
@@ -102,7 +102,7 @@ pub const fn status_of(error: Option<NbdError>) -> Status {
     }
 }
 
-/// A protocol violation after which the stream has no meaning, so the connection must be dropped.
+/// A protocol violation that leaves the stream unparseable, so the connection must be dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Fatal {
     /// A message does not start with the negotiated magic.
@@ -113,7 +113,7 @@ pub enum Fatal {
         /// The magic expected.
         expected: u64,
     },
-    /// A payload is longer than the limit for data that is read and discarded.
+    /// A payload is longer than the limit up to which it is read and discarded.
     #[error("the payload of {len} bytes exceeds the limit of {limit}")]
     PayloadTooLong {
         /// Its length in bytes.
@@ -135,10 +135,10 @@ pub enum Fatal {
         /// Type of the chunk.
         kind: u16,
     },
-    /// A chunk lies outside the request that it answers, comes twice, or leaves part of it unanswered.
+    /// A chunk lies outside the request that it answers, is repeated, or leaves part of it unanswered.
     #[error("a reply does not fit its request: {why}")]
     ReplyMismatch {
-        /// What does not match.
+        /// The mismatch.
         why: &'static str,
     },
 }

@@ -10,20 +10,20 @@ pub struct ExportId(pub usize);
 /// Block size constraints, in bytes ("Block size constraints").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSizes {
-    /// Offsets and lengths are multiples of this power of two, at most 64 KiB.
+    /// Alignment of offsets and lengths: a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// Requests of at least this power of two are efficient; at least 512 and the minimum.
+    /// Preferred I/O size: a power of two, at least 512 and at least the minimum.
     pub preferred: u32,
-    /// No read or write is longer: a multiple of the minimum, or `u32::MAX` for no limit.
+    /// Longest read or write: a multiple of the minimum, or `u32::MAX` for no limit.
     pub maximum: u32,
 }
 
 impl BlockSizes {
-    /// The constraints that apply when none are negotiated.
+    /// The constraints that apply if none are negotiated.
     pub const DEFAULT: BlockSizes = BlockSizes { minimum: 1, preferred: 4096, maximum: u32::MAX };
 
-    /// Whether the constraints are valid for an export of `size` bytes ("Block size constraints"). A server
-    /// that advertises others violates its MUSTs.
+    /// Returns whether the constraints are valid for an export of `size` bytes ("Block size constraints").
+    /// A server that advertises invalid ones violates a MUST.
     pub fn is_valid(&self, size: u64) -> bool {
         let BlockSizes { minimum, preferred, maximum } = *self;
         minimum.is_power_of_two()

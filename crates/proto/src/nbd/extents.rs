@@ -1,9 +1,9 @@
 //! Block status: converts the extents of a backend to the descriptors of one chunk.
 //!
 //! Rules of "`NBD_REPLY_TYPE_BLOCK_STATUS`" and "`NBD_CMD_BLOCK_STATUS`": adjacent descriptors differ where
-//! feasible; with `REQ_ONE` there is exactly one descriptor and it ends with the range; without it only the
-//! last may extend past the range; every length is a multiple of the minimum block size. A block with several
-//! states gets the flags that hold for all of it: 0 is always correct.
+//! feasible; with `REQ_ONE` there is exactly one descriptor and it ends within the range; without it only
+//! the last may extend past the range; every length is a multiple of the minimum block size. A block with
+//! mixed states gets the flags that hold for all of it; 0 is always correct.
 
 use block::Extent;
 
@@ -24,7 +24,7 @@ pub struct StatusQuery {
     pub offset: u64,
     /// Length of the range, in bytes.
     pub len: u64,
-    /// Return a single descriptor that does not extend past the range.
+    /// Return a single descriptor that does not extend past the range (`REQ_ONE`).
     pub one: bool,
 }
 
@@ -47,23 +47,23 @@ pub fn allocation_state(extent: &Extent) -> u32 {
     hole | zero
 }
 
-/// Bytes of a reply with this many descriptors.
+/// Returns the length in bytes of a reply with this many descriptors.
 pub const fn reply_len(style: Style, descriptors: usize) -> usize {
     let (fixed, each) = layout(style);
     style.chunk_header_len() + fixed + each * descriptors
 }
 
-/// Payload bytes before the descriptors, and bytes per descriptor. With extended headers the server always
-/// uses the 64-bit chunk.
+/// Returns the payload bytes before the descriptors, and the bytes per descriptor. With extended headers
+/// the server always uses the 64-bit chunk.
 const fn layout(style: Style) -> (usize, usize) {
     if matches!(style, Style::Extended) { (8, 16) } else { (4, 8) }
 }
 
 /// Writes the complete reply to `query` to the front of `out`: a single chunk with as many of `extents` as
-/// the rules and `out` allow. `extents` are contiguous from `query.offset` on and may end before or after the
-/// range.
+/// the rules and `out` allow. `extents` are contiguous, start at `query.offset`, and may end before or
+/// after the range.
 ///
-/// Returns `None` when there is no extent: a status MUST have a descriptor, so the request must fail then.
+/// Returns `None` if there is no extent: a status MUST have a descriptor, so the request must then fail.
 ///
 /// # Panics
 /// If `out` is shorter than [`reply_len`] of one descriptor: a bug of the caller.
@@ -86,7 +86,8 @@ pub fn put_block_status(
         covered: 0,
         last: None,
         wanted: query.len,
-        // Past the range, but not past the export, nor at all when one is asked for.
+        // The status may extend past the range but not past the export, and with REQ_ONE not past the range
+        // either.
         limit: if query.one { query.len } else { session.size.saturating_sub(query.offset).max(query.len) },
         max_count: if query.one { 1 } else { usize::MAX },
     };
@@ -142,11 +143,11 @@ struct Descriptors<'a> {
     count: u32,
     /// Bytes covered so far, including `last`.
     covered: u64,
-    /// Length and state of the held descriptor; empty before the first.
+    /// Length and state of the descriptor held back; `None` before the first.
     last: Option<(u64, u32)>,
     /// Bytes of the query: once they are covered, no descriptor may follow.
     wanted: u64,
-    /// Bytes that may be covered.
+    /// Maximum number of bytes that may be covered.
     limit: u64,
     max_count: usize,
 }
@@ -162,7 +163,7 @@ impl Descriptors<'_> {
         taken < self.max_count && self.out.len() >= (taken + 1) * each
     }
 
-    /// Adds an extent; false once no more are wanted.
+    /// Adds an extent; returns `false` once no more are wanted.
     fn push(&mut self, len: u64, state: u32) -> bool {
         let mut left = len.min(self.limit - self.covered);
         while left > 0 {
@@ -203,7 +204,7 @@ impl Descriptors<'_> {
         self.count += 1;
     }
 
-    /// Number of descriptors and their bytes; `None` if there are none.
+    /// Returns the number of descriptors and their length in bytes, or `None` if there are none.
     fn finish(mut self) -> Option<(u32, usize)> {
         self.write_last();
         let each = if self.wide { 16 } else { 8 };

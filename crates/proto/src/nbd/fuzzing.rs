@@ -4,8 +4,8 @@
 //! stays bounded, and that our parsers accept what our encoders write. The targets under `fuzz/` only call
 //! these functions; `tests/corpus.rs` replays the corpora.
 //!
-//! Input of the state machines starts with two bytes: settings, and the size of the pieces in which the rest
-//! is fed.
+//! The input of the state machines starts with two bytes: the settings, and the size of the chunks in which
+//! the rest is fed.
 
 use block::{Bytes, Extent};
 
@@ -19,7 +19,7 @@ use super::uri::Uri;
 
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 
-/// The catalogue for handshakes: two exports that differ in all relevant properties.
+/// Returns the catalogue for handshakes: two exports that differ in all relevant properties.
 pub fn catalogue() -> Vec<Found> {
     let disk = ExportInfo {
         description: "a disk".to_owned(),
@@ -60,7 +60,7 @@ fn requested(bits: u8) -> HandshakeOptions {
     }
 }
 
-/// Splits the input into settings, size of pieces, and stream.
+/// Splits the input into settings, chunk size, and stream.
 fn split(data: &[u8]) -> Option<(u8, usize, &[u8])> {
     let (&[settings, piece], stream) = data.split_first_chunk()?;
     Some((settings, usize::from(piece) + 1, stream))
@@ -163,7 +163,7 @@ fn answer(session: &Session, request: &Request, accepted: Accepted, payload: &[u
     read_back(session, request, &out[..len]);
 }
 
-/// Checks that our client accepts what our server answers.
+/// Checks that our client accepts our server's reply.
 fn read_back(session: &Session, request: &Request, bytes: &[u8]) {
     let (reply, taken) = client::parse_reply(bytes, session.style)
         .expect("our replies are well-formed")

@@ -1,7 +1,7 @@
 //! Encodes replies of a server in the negotiated style.
 //!
-//! An encoder writes to the caller's memory and returns the number of bytes written. None allocates. Data
-//! follows its header on the wire and is left to the caller.
+//! An encoder writes to the caller's memory and returns the number of bytes written. No encoder allocates.
+//! The data of a read follows its header on the wire and is left to the caller.
 //!
 //! *Panics:* if the caller's memory is too short, which is a bug. [`MAX_FIXED`] bytes hold everything except
 //! messages and descriptors.
@@ -35,7 +35,8 @@ pub fn simple(cookie: u64, error: Option<NbdError>) -> [u8; wire::SIMPLE_REPLY_L
 }
 
 impl Style {
-    /// Bytes of a chunk header. Not meaningful for [`Style::Simple`], whose replies have no chunks.
+    /// Returns the bytes of a chunk header. Not meaningful for [`Style::Simple`], whose replies have no
+    /// chunks.
     pub const fn chunk_header_len(self) -> usize {
         match self {
             Style::Simple => wire::SIMPLE_REPLY_LEN,
@@ -44,7 +45,7 @@ impl Style {
         }
     }
 
-    /// Bytes before the data of a read: the header, and the offset where the style has one.
+    /// Returns the bytes before the data of a read: the header, and the offset if the style has one.
     pub const fn data_header_len(self) -> usize {
         match self {
             Style::Simple => wire::SIMPLE_REPLY_LEN,
@@ -53,8 +54,8 @@ impl Style {
         }
     }
 
-    /// Writes the header of a chunk with `len` bytes of payload. "Extended reply": its offset is that of the
-    /// request, whatever the chunk's content.
+    /// Writes the header of a chunk with `len` bytes of payload. "Extended reply": the header's offset is
+    /// the request's, whatever the chunk contains.
     #[inline]
     pub(super) fn put_chunk_header(
         self,
@@ -93,8 +94,8 @@ impl Style {
         put(out, at, &offset.to_be_bytes())
     }
 
-    /// Writes a hole: a range of a read that is all zeroes, which are not sent. Not for the simple style, nor
-    /// for part of a read with `DF`.
+    /// Writes a hole: a range of a read that is all zeroes, which are not sent. Not permitted in the simple
+    /// style, nor for part of a read with `DF`.
     pub fn put_hole(self, out: &mut [u8], to: &Request, offset: u64, len: u32, done: bool) -> usize {
         let at = self.put_chunk_header(out, to, done, chunk::OFFSET_HOLE, 12);
         let at = put(out, at, &offset.to_be_bytes());
@@ -104,9 +105,9 @@ impl Style {
     /// Writes the complete reply to a request without data to send: one that is neither a read nor a block
     /// status query, or one that failed.
     ///
-    /// "Simple reply message": with structured replies it MAY be simple unless it answers a read, which saves
-    /// four bytes; block status queries are answered in chunks as well. With extended headers it MUST NOT be
-    /// simple.
+    /// "Simple reply message": with structured replies the reply MAY be simple unless it answers a read,
+    /// which saves four bytes; block status queries are always answered in chunks. With extended headers it
+    /// MUST NOT be simple.
     #[inline]
     pub fn put_end(self, out: &mut [u8], to: &Request, error: Option<NbdError>) -> usize {
         let chunked = match self {
@@ -121,9 +122,9 @@ impl Style {
         }
     }
 
-    /// Writes an error chunk with a message for people, and the offset of the error if known. The message is
-    /// truncated to [`wire::MAX_STRING`] bytes and to the space in `out`. A simple reply has the error number
-    /// only.
+    /// Writes an error chunk with a human-readable message, and the offset of the error if known. The
+    /// message is truncated to [`wire::MAX_STRING`] bytes and to the space in `out`. A simple reply
+    /// contains the error number only.
     pub fn put_error(
         self,
         out: &mut [u8],

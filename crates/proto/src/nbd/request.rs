@@ -25,7 +25,7 @@ pub enum Command {
     WriteZeroes,
     /// Report the block status of the range.
     BlockStatus,
-    /// Unknown.
+    /// Unknown command.
     Other(u16),
 }
 
@@ -45,7 +45,7 @@ impl Command {
         }
     }
 
-    /// Number on the wire.
+    /// Returns the number on the wire.
     pub const fn code(self) -> u16 {
         match self {
             Command::Read => 0,

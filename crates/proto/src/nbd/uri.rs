@@ -36,11 +36,11 @@ pub struct Uri {
     pub tls: bool,
     /// User name for TLS modes that need one.
     pub user: Option<String>,
-    /// Other parameters in their order: `tls-…` and `x-…`.
+    /// Other parameters in their original order: `tls-…` and `x-…`.
     pub params: Vec<(String, String)>,
 }
 
-/// Why a text is not an NBD URI.
+/// The error for text that is not an NBD URI.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{text}\" is not an NBD URI: {why}")]
 pub struct ParseUriError {
@@ -66,7 +66,7 @@ impl Uri {
         Uri { server, export: export.into(), tls: false, user: None, params: Vec::new() }
     }
 
-    /// Value of a parameter.
+    /// Returns the value of a parameter.
     pub fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }

@@ -40,7 +40,7 @@ pub const SIMPLE_REPLY_LEN: usize = 16;
 pub const CHUNK_LEN: usize = 20;
 /// Bytes of an extended chunk's header.
 pub const EXTENDED_CHUNK_LEN: usize = 32;
-/// Zeroes after the answer to `EXPORT_NAME`, unless the client set `NO_ZEROES`.
+/// Number of zero bytes after the answer to `EXPORT_NAME`, unless the client set `NO_ZEROES`.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
 /// The longest string the protocol allows, in bytes ("Conventions").
@@ -74,11 +74,11 @@ pub mod option {
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// Types of replies to options. Bit 31 marks an error; an error's data is a message for people.
+/// Types of replies to options. Bit 31 marks an error, whose data is a human-readable message.
 pub mod rep {
-    /// Done.
+    /// The option succeeded; no more replies follow.
     pub const ACK: u32 = 1;
-    /// An export of a list.
+    /// An export in a list.
     pub const SERVER: u32 = 2;
     /// An item of information about an export.
     pub const INFO: u32 = 3;
@@ -88,11 +88,11 @@ pub mod rep {
     pub const ERR: u32 = 1 << 31;
     /// The server does not know the option.
     pub const ERR_UNSUP: u32 = ERR | 1;
-    /// The server's configuration forbids it.
+    /// The server's configuration forbids the option.
     pub const ERR_POLICY: u32 = ERR | 2;
     /// The option's data is invalid, or the option is invalid at this point.
     pub const ERR_INVALID: u32 = ERR | 3;
-    /// The server's platform cannot do it.
+    /// The server's platform does not support the option.
     pub const ERR_PLATFORM: u32 = ERR | 4;
     /// TLS is required.
     pub const ERR_TLS_REQD: u32 = ERR | 5;
@@ -114,7 +114,7 @@ pub mod info {
     pub const EXPORT: u16 = 0;
     /// The canonical name.
     pub const NAME: u16 = 1;
-    /// A description for people.
+    /// A human-readable description.
     pub const DESCRIPTION: u16 = 2;
     /// Block size constraints.
     pub const BLOCK_SIZE: u16 = 3;
@@ -162,7 +162,7 @@ macro_rules! flag_set {
         }
 
         impl $name {
-            /// Adds `other` if `condition` holds.
+            /// Returns the flags, with `other` added if `condition` holds.
             #[must_use]
             pub const fn with_if(self, condition: bool, other: $name) -> $name {
                 if condition { self.union(other) } else { self }
@@ -194,7 +194,7 @@ flag_set! {
 flag_set! {
     /// Properties of an export.
     TransmissionFlags: u16 {
-        /// Always set.
+        /// Must always be set.
         HAS_FLAGS = 0;
         /// Writes are refused.
         READ_ONLY = 1;
@@ -202,7 +202,7 @@ flag_set! {
         SEND_FLUSH = 2;
         /// `FUA` is supported.
         SEND_FUA = 3;
-        /// Rotational: seeks are slow.
+        /// The disk is rotational: seeks are slow.
         ROTATIONAL = 4;
         /// `TRIM` is supported.
         SEND_TRIM = 5;
@@ -224,7 +224,7 @@ flag_set! {
 flag_set! {
     /// Flags of a command.
     CommandFlags: u16 {
-        /// On stable storage before the reply.
+        /// The data must be on stable storage before the reply.
         FUA = 0;
         /// `WRITE_ZEROES`: keep the range allocated.
         NO_HOLE = 1;
@@ -234,7 +234,7 @@ flag_set! {
         REQ_ONE = 3;
         /// `WRITE_ZEROES`: fail at once unless it is faster than writing zeroes.
         FAST_ZERO = 4;
-        /// The header's length is that of a payload; with extended headers only.
+        /// The header's length field is that of the payload; with extended headers only.
         PAYLOAD_LEN = 5;
     }
 }
@@ -247,22 +247,22 @@ flag_set! {
     }
 }
 
-/// The `N` bytes at offset `at`, if present.
+/// Returns the `N` bytes at offset `at`, if present.
 pub(crate) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk::<N>().copied()
 }
 
-/// The big-endian number at offset `at`, if present.
+/// Returns the big-endian number at offset `at`, if present.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes_at(bytes, at).map(u16::from_be_bytes)
 }
 
-/// The big-endian number at offset `at`, if present.
+/// Returns the big-endian number at offset `at`, if present.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes_at(bytes, at).map(u32::from_be_bytes)
 }
 
-/// The big-endian number at offset `at`, if present.
+/// Returns the big-endian number at offset `at`, if present.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes_at(bytes, at).map(u64::from_be_bytes)
 }

@@ -1,6 +1,6 @@
-//! Body of the fuzz target `vhost_user`: a front-end that sends anything.
+//! Body of the fuzz target `vhost_user`, whose front-end sends arbitrary messages.
 //!
-//! The input is a sequence of messages, each with a byte before it that says how many descriptors are beside
+//! The input is a sequence of messages. A byte before each gives the number of file descriptors sent with
 //! it. Every message goes through the parser and the session; replies are parsed back.
 
 use super::message::{Header, Request};

@@ -5,7 +5,7 @@ use super::wire::{
     VRING_INDEX_MASK, VRING_NO_FD, backend_request, flag, request,
 };
 
-/// Why bytes are not a message of the protocol.
+/// Reasons why bytes are not a valid message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Malformed {
     /// The version is not 1.
@@ -14,10 +14,10 @@ pub enum Malformed {
     /// The front-end sent a reply, or the back-end a request.
     #[error("the message goes in the wrong direction")]
     Direction,
-    /// The payload is longer than any.
+    /// The payload is longer than [`PAYLOAD_MAX`].
     #[error("the payload has {0} bytes")]
     TooLong(u32),
-    /// The payload does not have the length of the request's.
+    /// The payload does not have the length that the request requires.
     #[error("request {request} has a payload of {len} bytes")]
     Length {
         /// Number of the request.
@@ -25,7 +25,7 @@ pub enum Malformed {
         /// Length of its payload.
         len: usize,
     },
-    /// The request came with another number of descriptors than it needs.
+    /// The request came with a wrong number of file descriptors.
     #[error("request {request} has {count} descriptors beside it")]
     Descriptors {
         /// Number of the request.
@@ -50,7 +50,7 @@ impl Header {
     /// Parses a header of either direction.
     ///
     /// # Errors
-    /// The version is unknown, or the payload is longer than any.
+    /// The version is unknown, or the payload is longer than [`PAYLOAD_MAX`].
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, Malformed> {
         let fields = Fields(bytes);
         let header = Header { request: fields.u32(0), flags: fields.u32(4), len: fields.u32(8) };
@@ -63,12 +63,12 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether the message is a reply.
+    /// Returns whether the message is a reply.
     pub const fn is_reply(&self) -> bool {
         self.flags & flag::REPLY != 0
     }
 
-    /// Whether the sender wants an acknowledgement.
+    /// Returns whether the sender requests an acknowledgement.
     pub const fn needs_reply(&self) -> bool {
         self.flags & flag::NEED_REPLY != 0
     }
@@ -80,7 +80,7 @@ impl Header {
     }
 }
 
-/// A ring and a number.
+/// A ring and a number: the payload of several requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VringState {
     /// The ring.
@@ -89,12 +89,12 @@ pub struct VringState {
     pub num: u32,
 }
 
-/// Addresses of the parts of a ring, in the front-end's address space.
+/// Addresses of a ring's parts, in the front-end's address space.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct VringAddress {
     /// The ring.
     pub index: u32,
-    /// [`VRING_LOG`](super::wire::VRING_LOG) or nothing.
+    /// [`VRING_LOG`](super::wire::VRING_LOG) or 0.
     pub flags: u32,
     /// Descriptor table, or descriptor ring of a packed virtqueue.
     pub descriptors: u64,
@@ -102,20 +102,20 @@ pub struct VringAddress {
     pub used: u64,
     /// Available ring, or the driver's event suppression structure.
     pub available: u64,
-    /// Guest-physical address under which writes to the used ring are logged.
+    /// Guest-physical address at which writes to the used ring are logged.
     pub log: u64,
 }
 
-/// A ring and whether a descriptor belongs to it.
+/// A ring, and whether the message carries a file descriptor for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VringFile {
     /// The ring.
     pub index: u32,
-    /// Whether a descriptor is beside the message; without one, the ring is polled.
+    /// Whether a file descriptor accompanies the message; without one, the ring is polled.
     pub has_fd: bool,
 }
 
-/// A part of guest memory.
+/// A region of guest memory.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct MemoryRegion {
     /// Guest-physical address.
@@ -129,19 +129,19 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Whether both describe one place, wherever it is in a file.
+    /// Returns whether both regions have the same addresses and length, whatever their offsets in a file.
     pub fn is_at(&self, other: &MemoryRegion) -> bool {
         (self.guest_address, self.user_address, self.len)
             == (other.guest_address, other.user_address, other.len)
     }
 
-    /// Whether guest-physical addresses of both coincide.
+    /// Returns whether the guest-physical addresses of both regions overlap.
     pub fn overlaps(&self, other: &MemoryRegion) -> bool {
         self.guest_address < other.guest_address.saturating_add(other.len)
             && other.guest_address < self.guest_address.saturating_add(self.len)
     }
 
-    /// Whether neither of its ends is past 2^64.
+    /// Returns whether the region is not empty and none of its ends is past 2^64.
     pub fn is_sound(&self) -> bool {
         self.len > 0
             && [self.guest_address, self.user_address, self.mmap_offset]
@@ -165,7 +165,7 @@ impl MemoryRegion {
     }
 }
 
-/// The log of dirty pages.
+/// The dirty page log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogArea {
     /// Length in bytes.
@@ -174,7 +174,7 @@ pub struct LogArea {
     pub offset: u64,
 }
 
-/// The memory in which requests in flight are recorded.
+/// The shared memory that records requests in flight.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct InflightArea {
     /// Length in bytes.
@@ -183,11 +183,11 @@ pub struct InflightArea {
     pub offset: u64,
     /// Number of virtqueues.
     pub queues: u16,
-    /// Size of each.
+    /// Size of each virtqueue.
     pub queue_size: u16,
 }
 
-/// Why the configuration space is written.
+/// Reason for a write to the configuration space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConfigKind {
     /// The guest wrote a writable field.
@@ -201,9 +201,9 @@ pub enum ConfigKind {
 pub struct Config<'a> {
     /// Offset in the space.
     pub offset: u32,
-    /// The reason of a write.
+    /// The reason for a write.
     pub kind: ConfigKind,
-    /// The content; in a request to read it, only its length counts.
+    /// The content; in a read request only its length is used.
     pub content: &'a [u8],
 }
 
@@ -240,15 +240,15 @@ pub enum Request<'a> {
     RemMemReg(MemoryRegion),
     SetStatus(u64),
     GetStatus,
-    /// A request that a block device has no use for.
+    /// A request that is irrelevant for block devices.
     Unknown(u32),
 }
 
 impl<'a> Request<'a> {
-    /// Parses a request with its payload and the number of descriptors beside it.
+    /// Parses a request with its payload and the number of file descriptors that came with it.
     ///
     /// # Errors
-    /// Length or number of descriptors do not fit the request.
+    /// The length or the number of descriptors does not fit the request.
     pub fn parse(header: &Header, payload: &'a [u8], fds: usize) -> Result<Request<'a>, Malformed> {
         if header.is_reply() {
             return Err(Malformed::Direction);
@@ -281,7 +281,7 @@ impl<'a> Request<'a> {
                 queues: fields.u16(16),
                 queue_size: fields.u16(18),
             };
-            // C compilers pad the structure; QEMU's is packed.
+            // C compilers pad the structure to 24 bytes; QEMU packs it to 20.
             len(20).or(len(24)).map(|()| area)
         };
         Ok(match number {
@@ -291,7 +291,7 @@ impl<'a> Request<'a> {
             request::RESET_OWNER => nothing(Request::ResetOwner)?,
             request::SET_MEM_TABLE => {
                 let regions = fields.u32(0) as usize;
-                // Some front-ends send room for all eight regions, used or not.
+                // Some front-ends always send space for all eight regions.
                 let fits = regions <= FDS_MAX
                     && (8 + regions * REGION_LEN..=8 + FDS_MAX * REGION_LEN).contains(&payload.len());
                 if !fits {
@@ -347,7 +347,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Number of the request.
+    /// Returns the number of the request.
     pub fn number(&self) -> u32 {
         match self {
             Request::GetFeatures => request::GET_FEATURES,
@@ -383,7 +383,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Number of descriptors that a front-end sends beside the request.
+    /// Returns the number of file descriptors that a front-end sends with the request.
     pub fn fds(&self) -> usize {
         match self {
             Request::SetMemTable(regions) => regions.len(),
@@ -399,7 +399,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Encodes the request. With `acknowledged`, the back-end is asked for an acknowledgement.
+    /// Encodes the request. With `acknowledged`, it requests an acknowledgement from the back-end.
     pub fn encode(&self, acknowledged: bool) -> Vec<u8> {
         let mut payload = Vec::new();
         let file = |file: &VringFile| {
@@ -467,7 +467,7 @@ impl Config<'_> {
 }
 
 impl InflightArea {
-    /// Bytes of the structure as QEMU packs it.
+    /// Bytes of the structure, packed as in QEMU.
     pub const LEN: usize = 20;
 
     fn put(&self, into: &mut Vec<u8>) {
@@ -517,7 +517,7 @@ pub fn put_vring_state(request: u32, state: VringState) -> Vec<u8> {
     reply(request, &payload)
 }
 
-/// Encodes the reply to [`Request::GetConfig`]. Without content, the request is refused.
+/// Encodes the reply to [`Request::GetConfig`]. Without content, the reply refuses the request.
 pub fn put_config(config: Option<Config<'_>>) -> Vec<u8> {
     let mut payload = Vec::new();
     if let Some(config) = config {
@@ -526,7 +526,7 @@ pub fn put_config(config: Option<Config<'_>>) -> Vec<u8> {
     reply(request::GET_CONFIG, &payload)
 }
 
-/// Encodes the reply to [`Request::GetInflightFd`], beside which a descriptor is sent unless the length is 0.
+/// Encodes the reply to [`Request::GetInflightFd`]. A descriptor accompanies it unless the length is 0.
 pub fn put_inflight(area: &InflightArea) -> Vec<u8> {
     let mut payload = Vec::new();
     area.put(&mut payload);
@@ -541,21 +541,22 @@ pub enum BackendRequest {
 }
 
 impl BackendRequest {
-    /// Encodes the request. It asks for no acknowledgement: a front-end that is busy does not delay others.
+    /// Encodes the request. It requests no acknowledgement, so a busy front-end does not delay the
+    /// back-end.
     pub fn encode(self) -> Vec<u8> {
         match self {
             BackendRequest::ConfigChange => message(backend_request::CONFIG_CHANGE_MSG, flag::VERSION, &[]),
         }
     }
 
-    /// Parses a request; `None`: a front-end of a block device has no use for it.
+    /// Parses a request. Returns `None` if it is irrelevant for the front-end of a block device.
     pub fn parse(header: &Header) -> Option<BackendRequest> {
         let is_change = header.request == backend_request::CONFIG_CHANGE_MSG;
         (is_change && !header.is_reply() && header.len == 0).then_some(BackendRequest::ConfigChange)
     }
 }
 
-/// Reads fields of a payload. Missing bytes read as 0; lengths are checked by the callers.
+/// Reads fields of a payload. Missing bytes read as 0; the callers check lengths.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {

@@ -1,12 +1,13 @@
-//! vhost-user: how a virtual machine monitor shares its virtqueues with a process that serves a device.
+//! vhost-user: a virtual machine monitor shares its virtqueues with a process that serves a device.
 //!
-//! The *front-end* (QEMU, Cloud Hypervisor, crosvm) sends requests over a Unix socket, with file descriptors
-//! beside some of them; the *back-end* answers. A second socket carries the back-end's own requests. Both
-//! directions are encoded and parsed here, and [`Session`] is the back-end's state machine for a block device.
-//! The owner of the socket moves bytes and descriptors; descriptors never enter this module, only their number.
+//! The *front-end* (QEMU, Cloud Hypervisor, crosvm) sends requests over a Unix socket, some of them with
+//! file descriptors; the *back-end* answers. The back-end sends its own requests over a second socket. This
+//! module encodes and parses both directions, and [`Session`] is the back-end's state machine for a block
+//! device. The owner of the socket moves bytes and descriptors; this module sees only the number of
+//! descriptors.
 //!
 //! *Invariant:* all numbers are in native byte order. No message causes a panic, and a message that
-//! contradicts the session ends it: front-ends have no use for a device in an unknown state.
+//! contradicts the session ends it, because a front-end cannot use a device in an unknown state.
 //!
 //! Source: QEMU's `docs/interop/vhost-user.rst`.
 

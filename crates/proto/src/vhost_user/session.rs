@@ -1,7 +1,8 @@
-//! The back-end's side of a connection: checks each request against what came before, and says what to do.
+//! The back-end's side of a connection: checks each request against the session's state, and returns the
+//! action to take.
 //!
 //! The owner receives a message, passes it to [`Session::receive`], performs the [`Action`], and sends the
-//! reply: the action's own, or the one of [`Session::acknowledge`].
+//! reply, which is either the action's own or the one from [`Session::acknowledge`].
 
 use super::message::{
     ConfigKind, Header, InflightArea, LogArea, Malformed, MemoryRegion, Request, VringAddress, VringFile,
@@ -10,13 +11,13 @@ use super::message::{
 use super::vring::Vring;
 use super::wire::{FDS_MAX, feature, protocol};
 
-/// Bits of the device's status that the device itself may set (virtio 1.2, 2.1).
+/// DEVICE_NEEDS_RESET, the only status bit that the device itself may set (virtio 1.2, 2.1).
 const NEEDS_RESET: u8 = 64;
 
-/// The properties of the device that a session offers.
+/// The device properties that a session offers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// Features of the device, without those of vhost itself.
+    /// Device features, without those of vhost itself.
     pub features: u64,
     /// Protocol features.
     pub protocol: u64,
@@ -24,60 +25,61 @@ pub struct Offer {
     pub queues: u16,
     /// Largest size of a virtqueue.
     pub queue_size_max: u16,
-    /// Most regions of guest memory.
+    /// Maximum number of guest memory regions.
     pub regions_max: u16,
 }
 
-/// What the owner has to do for a request.
+/// Action that the owner has to perform for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Nothing but to acknowledge it.
+    /// Only acknowledge the request.
     Acknowledge,
     /// Reply with this number.
     Number(u64),
-    /// Logging of written pages was switched on or off: see [`Session::logs`].
+    /// Start or stop logging of written pages, see [`Session::logs`].
     LogSwitched,
-    /// Map all regions of [`Session::regions`] from the descriptors, in that order, in place of those before.
+    /// Map all regions of [`Session::regions`] from the descriptors, in that order, and unmap the previous
+    /// ones.
     SetMemory,
     /// Map the last region of [`Session::regions`] from the descriptor.
     AddMemory,
-    /// Unmap the region that had this position.
+    /// Unmap the region that was at this position.
     RemoveMemory(usize),
     /// Map the log of dirty pages from the descriptor, and reply with 0.
     SetLog(LogArea),
     /// The descriptor is an eventfd to signal when the log has changed.
     SetLogFd,
-    /// The settings of a ring have changed: start, update, suspend or continue it.
+    /// Apply the changed settings of a ring: start, update, suspend or continue it.
     Ring(u16),
     /// Stop the ring, and reply with the index at which it continues.
     StopRing(u16),
-    /// The ring's kicks come through the descriptor, if there is one. Continue as with [`Action::Ring`].
+    /// Receive the ring's kicks through the descriptor, if there is one. Continue as with [`Action::Ring`].
     SetKick(VringFile),
-    /// Interrupts of the ring go to the descriptor, if there is one.
+    /// Send the ring's interrupts to the descriptor, if there is one.
     SetCall(VringFile),
-    /// Errors of the ring go to the descriptor, if there is one.
+    /// Send the ring's errors to the descriptor, if there is one.
     SetErr(VringFile),
-    /// The descriptor is the socket for the back-end's own requests.
+    /// Use the descriptor as the socket for the back-end's own requests.
     SetBackendSocket,
-    /// Reply with that part of the configuration space.
+    /// Reply with this part of the configuration space.
     ReadConfig {
         /// Offset in the space.
         offset: u32,
-        /// Length.
+        /// Length in bytes.
         len: u32,
     },
     /// Write the request's content to the configuration space.
     WriteConfig {
         /// Offset in the space.
         offset: u32,
-        /// The reason.
+        /// Reason for the write.
         kind: ConfigKind,
     },
-    /// Create memory for the record of requests in flight, and reply with it.
+    /// Create memory for the record of requests in flight, and send it in the reply.
     CreateInflight(InflightArea),
     /// Map the record of requests in flight from the descriptor.
     SetInflight(InflightArea),
-    /// Stop all rings, and forget what the driver has negotiated.
+    /// Stop all rings, and discard everything that the driver has negotiated.
     Reset,
 }
 
@@ -86,7 +88,7 @@ pub enum Action {
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Why a session ends.
+/// Reasons why a session ends.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     /// A message is malformed.
@@ -119,50 +121,50 @@ impl Session {
         Session { offer, features: 0, protocol: 0, vrings, regions: Vec::new(), status: 0 }
     }
 
-    /// The rings, by number.
+    /// Returns the rings, by number.
     pub fn vrings(&self) -> &[Vring] {
         &self.vrings
     }
 
-    /// The regions of guest memory.
+    /// Returns the regions of guest memory.
     pub fn regions(&self) -> &[MemoryRegion] {
         &self.regions
     }
 
-    /// The features that the driver accepted.
+    /// Returns the features that the driver accepted.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// The protocol features that the front-end accepted.
+    /// Returns the protocol features that the front-end accepted.
     pub fn protocol(&self) -> u64 {
         self.protocol
     }
 
-    /// Whether the virtqueues are packed.
+    /// Returns whether the virtqueues are packed.
     pub fn is_packed(&self) -> bool {
         self.features & feature::RING_PACKED != 0
     }
 
-    /// Whether written pages are logged.
+    /// Returns whether written pages are logged.
     pub fn logs(&self) -> bool {
         self.features & feature::LOG_ALL != 0
     }
 
-    /// Records where a ring that was stopped continues.
+    /// Records the index at which a stopped ring continues.
     pub fn stopped(&mut self, index: u16, base: u32) {
         if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
             vring.base = base;
         }
     }
 
-    /// Records that the device needs a reset, which the front-end reads as its status.
+    /// Records that the device needs a reset, which the front-end reads in the device's status.
     pub fn needs_reset(&mut self) {
         self.status |= NEEDS_RESET;
     }
 
-    /// Whether a ring is to be processed: it is started, and enabled unless the front-end does not know
-    /// protocol features.
+    /// Returns whether a ring is to be processed: it is started, and it is enabled unless protocol features
+    /// were not negotiated.
     pub fn is_active(&self, index: u16) -> bool {
         let knows_protocol = self.features & feature::PROTOCOL_FEATURES != 0;
         self.vrings
@@ -170,11 +172,11 @@ impl Session {
             .is_some_and(|vring| vring.is_active() || !knows_protocol && vring.is_started())
     }
 
-    /// Returns the acknowledgement of a request whose action has no reply of its own; `None`: the front-end
-    /// expects none.
+    /// Returns the acknowledgement of a request whose action has no reply of its own, or `None` if the
+    /// front-end expects no acknowledgement.
     ///
     /// # Errors
-    /// The request was refused, and the front-end would not learn of it.
+    /// The request was refused, and the front-end would not learn of the refusal.
     pub fn acknowledge(
         &self,
         header: &Header,
@@ -188,10 +190,10 @@ impl Session {
         }
     }
 
-    /// Processes a request: checks it, and records what it says.
+    /// Processes a request: checks it, and records its settings.
     ///
     /// # Errors
-    /// It cannot be fulfilled; nothing has changed.
+    /// The request cannot be fulfilled; no state has changed.
     pub fn receive(&mut self, request: &Request<'_>) -> Result<Action, Refused> {
         match *request {
             Request::GetFeatures => {
@@ -350,8 +352,8 @@ impl Session {
     }
 
     fn reset(&mut self) -> Action {
-        // "Reset all internal device state to the initial state": memory and protocol features are the
-        // connection's, and stay.
+        // "Reset all internal device state to the initial state": memory and protocol features belong to
+        // the connection, so they are kept.
         self.vrings.fill(Vring::default());
         self.features = 0;
         self.status = 0;
@@ -359,7 +361,7 @@ impl Session {
     }
 }
 
-/// Checks regions of guest memory as a whole.
+/// Checks all regions of guest memory together.
 fn check_regions(regions: &[MemoryRegion]) -> Result<(), Refused> {
     for (position, region) in regions.iter().enumerate() {
         if !region.is_sound() {

@@ -23,7 +23,7 @@ fn state(index: u32, num: u32) -> VringState {
     VringState { index, num }
 }
 
-/// Brings ring 0 to the point where it is started, but not enabled.
+/// Returns a session whose ring 0 is started but not enabled.
 fn started() -> Session {
     let mut session = Session::new(OFFER);
     for request in [

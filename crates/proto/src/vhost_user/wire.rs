@@ -7,7 +7,7 @@ pub const HEADER_LEN: usize = 12;
 pub const PAYLOAD_MAX: usize = 512;
 /// Longest message.
 pub const MESSAGE_MAX: usize = HEADER_LEN + PAYLOAD_MAX;
-/// Most descriptors beside a message (`VHOST_MEMORY_BASELINE_NREGIONS`).
+/// Maximum number of file descriptors with a message (`VHOST_MEMORY_BASELINE_NREGIONS`).
 pub const FDS_MAX: usize = 8;
 /// Bytes of a memory region's description.
 pub const REGION_LEN: usize = 32;
@@ -24,7 +24,7 @@ pub mod flag {
     pub const VERSION_MASK: u32 = 3;
     /// The message is a reply.
     pub const REPLY: u32 = 1 << 2;
-    /// The sender wants an acknowledgement (`VHOST_USER_PROTOCOL_F_REPLY_ACK`).
+    /// The sender requests an acknowledgement (`VHOST_USER_PROTOCOL_F_REPLY_ACK`).
     pub const NEED_REPLY: u32 = 1 << 3;
 }
 
@@ -80,7 +80,7 @@ pub mod protocol {
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
-    /// All that a block device can make use of.
+    /// All protocol features that are useful for a block device.
     pub const ALL: u64 = MQ
         | LOG_SHMFD
         | REPLY_ACK
@@ -92,7 +92,7 @@ pub mod protocol {
         | STATUS;
 }
 
-/// Feature bits of vhost itself, among those of the device.
+/// Feature bits of vhost itself, which share a word with those of the device.
 pub mod feature {
     /// The back-end logs the pages of guest memory that it writes (`VHOST_F_LOG_ALL`).
     pub const LOG_ALL: u64 = 1 << 26;

@@ -21,7 +21,7 @@ pub enum Stages {
     Security,
 }
 
-/// What the initiator wants.
+/// Options of an initiator's login.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     /// InitiatorName.
@@ -36,11 +36,11 @@ pub struct Options {
     pub cid: u16,
     /// CmdSN of the first command.
     pub cmd_sn: u32,
-    /// Stages.
+    /// Login stages to go through.
     pub stages: Stages,
-    /// Name and secret for CHAP; without, only `None` is offered.
+    /// Name and secret for CHAP; if absent, only the method `None` is offered.
     pub credentials: Option<Credentials>,
-    /// What the target has to prove (mutual CHAP).
+    /// Name and secret that the target has to prove (mutual CHAP).
     pub target_credentials: Option<Credentials>,
     /// CHAP algorithms, in order of preference.
     pub algorithms: Vec<Algorithm>,
@@ -48,16 +48,16 @@ pub struct Options {
     pub base64: bool,
     /// Parameters to offer.
     pub offer: Offer,
-    /// Keys that are not offered.
+    /// Keys to leave out of the offer.
     pub omitted: Vec<keys::Key>,
-    /// Further keys for the operational stage.
+    /// Additional keys for the operational stage.
     pub further: Vec<(String, String)>,
-    /// Most bytes of text in a request; longer text continues in the next one (C bit).
+    /// Largest text in a request, in bytes; longer text continues in the next request (C bit).
     pub text_max: usize,
 }
 
 impl Options {
-    /// Options for a target, or for discovery, without authentication.
+    /// Creates options for a target, or for discovery, without authentication.
     pub fn new(initiator: &str, target: Option<&str>) -> Options {
         Options {
             initiator: initiator.to_owned(),
@@ -90,14 +90,14 @@ pub struct LoggedIn {
     pub parameters: Parameters,
     /// Parameters of the connection.
     pub connection: ConnectionParameters,
-    /// Numbers to continue with.
+    /// Sequence numbers to continue with.
     pub numbers: CommandNumbers,
 }
 
 /// Reason why a login failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The target refused.
+    /// The target refused the login.
     #[error("login refused: {0}")]
     Refused(Status),
     /// The target violates the protocol.
@@ -106,22 +106,22 @@ pub enum Failure {
     /// The target could not prove that it knows its secret.
     #[error("the target is not authenticated")]
     TargetNotAuthenticated,
-    /// A value of the target is not acceptable.
+    /// The target sent an unacceptable value.
     #[error(transparent)]
     Value(#[from] keys::Refused),
-    /// The stream is broken.
+    /// The byte stream is malformed.
     #[error(transparent)]
     Stream(#[from] StreamError),
 }
 
-/// What the login waits for.
+/// The next action of the login's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Send the output; more bytes from the target.
+    /// Send the output, then feed more bytes from the target.
     NeedInput,
     /// The full-feature phase started.
     Ready(Box<LoggedIn>),
-    /// Close.
+    /// Close the connection.
     Failed(Failure),
 }
 
@@ -137,7 +137,7 @@ enum State {
     Operational,
 }
 
-/// Most responses of a target in one login.
+/// Maximum number of responses of a target in one login.
 const MAX_RESPONSES: u32 = 64;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
@@ -153,7 +153,7 @@ pub struct Login {
     output: Vec<u8>,
     state: State,
     stage: u8,
-    /// Text that awaits an empty response (C bit), the T bit, and the next stage.
+    /// Text still to be sent once the target returns an empty response (C bit), and the T bit for its end.
     pending: Option<(Vec<u8>, bool)>,
     text: Collector,
     exp_stat_sn: u32,
@@ -205,17 +205,17 @@ impl Login {
         login
     }
 
-    /// Bytes to send; the caller removes what it sent.
+    /// Returns the bytes to send; the caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Returns what the login waits for.
+    /// Returns the next action of the login's owner.
     pub fn poll(&self) -> Step {
         self.step.clone()
     }
 
-    /// Takes bytes, at most up to the end of a response, and returns how many.
+    /// Consumes bytes, at most up to the end of a response, and returns how many.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
         if self.step != Step::NeedInput {
             return 0;
@@ -237,13 +237,13 @@ impl Login {
         taken.unwrap_or(bytes.len())
     }
 
-    /// The next stage after the current one.
+    /// Returns the stage after the current one.
     fn next_stage(&self) -> u8 {
         let leaves_security = self.stage == 0 && self.options.stages == Stages::Both;
         if leaves_security { OPERATIONAL } else { FULL_FEATURE }
     }
 
-    /// Sends text, the first part of it if it is long.
+    /// Sends text; if it is too long, sends the first part and keeps the rest.
     fn send(&mut self, mut text: Vec<u8>, transit: bool) {
         let rest = text.split_off(text.len().min(self.options.text_max.max(1)));
         let continues = !rest.is_empty();
@@ -378,7 +378,8 @@ impl Login {
         self.options.target_credentials.is_some()
     }
 
-    /// Processes the target's text, and prepares the next request, if the stage continues. Returns its T bit.
+    /// Processes the target's text, and prepares the next request if the stage continues. Returns that
+    /// request's T bit.
     fn process(
         &mut self,
         pairs: &[(&str, &str)],
@@ -446,7 +447,7 @@ impl Login {
         if self.options.base64 { chap::encode_base64(bytes) } else { chap::encode(bytes) }
     }
 
-    /// Responds to the target's challenge, and challenges the target if it has to prove something.
+    /// Responds to the target's challenge, and sends a challenge if mutual CHAP is required.
     fn respond(
         &mut self,
         algorithm: Algorithm,

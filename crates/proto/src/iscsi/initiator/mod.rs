@@ -1,7 +1,7 @@
-//! The initiator's side, for tests, simulations and benchmarks: a login, and the numbering of commands.
+//! The initiator's side, for tests, simulations and benchmarks: login, and numbering of commands.
 //!
-//! *Invariants:* bounded like the target's side; no byte of a target causes a panic. It does not recover from
-//! errors: a session that fails is replaced by a new login of the caller.
+//! *Invariants:* memory is bounded as at the target's side; no byte of a target causes a panic. There is no
+//! error recovery: after a failure, the caller replaces the session by a new login.
 
 mod login;
 mod numbers;

@@ -1,4 +1,4 @@
-//! Numbering at the initiator (RFC 7143, section 4.2.2): CmdSN, and the target's window.
+//! Command numbering at the initiator (RFC 7143, section 4.2.2): CmdSN, and the target's window.
 
 use super::super::pdu::{RESERVED_TAG, Response};
 use super::super::sequence::before;
@@ -13,7 +13,7 @@ pub struct CommandNumbers {
 }
 
 impl CommandNumbers {
-    /// Starts with the numbers of the final login response.
+    /// Starts with the numbers from the final login response.
     pub(super) const fn new(cmd_sn: u32, max_cmd_sn: u32, exp_stat_sn: u32) -> CommandNumbers {
         CommandNumbers { cmd_sn, exp_cmd_sn: cmd_sn, max_cmd_sn, exp_stat_sn }
     }
@@ -34,25 +34,25 @@ impl CommandNumbers {
         Some(cmd_sn)
     }
 
-    /// The CmdSN of an immediate command, which does not advance it.
+    /// Returns the CmdSN for an immediate command, which does not advance it.
     pub const fn immediate(&self) -> u32 {
         self.cmd_sn
     }
 
-    /// ExpStatSN of the next request.
+    /// Returns the ExpStatSN for the next request.
     pub const fn exp_stat_sn(&self) -> u32 {
         self.exp_stat_sn
     }
 
-    /// ExpCmdSN of the target: commands before it arrived.
+    /// Returns the target's ExpCmdSN: all commands before it have arrived.
     pub const fn exp_cmd_sn(&self) -> u32 {
         self.exp_cmd_sn
     }
 
-    /// Takes note of the numbers of a PDU (sections 4.2.2.1 and 4.2.2.2).
+    /// Updates the window and ExpStatSN from a PDU's numbers (sections 4.2.2.1 and 4.2.2.2).
     pub fn received(&mut self, response: &Response) {
         let numbers = response.numbers();
-        // A target whose MaxCmdSN precedes ExpCmdSN - 1 sent nonsense: both are ignored.
+        // If MaxCmdSN precedes ExpCmdSN - 1, the target's numbers are invalid, and both are ignored.
         if !before(numbers.max_cmd_sn, numbers.exp_cmd_sn.wrapping_sub(1)) {
             if before(self.max_cmd_sn, numbers.max_cmd_sn) {
                 self.max_cmd_sn = numbers.max_cmd_sn;

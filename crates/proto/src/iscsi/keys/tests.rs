@@ -16,7 +16,7 @@ fn answers(responder: &mut Responder, offers: &[(&str, &str)]) -> Result<Vec<(St
     Ok(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
 }
 
-/// The answer to a single offer.
+/// Returns the answer to a single offer.
 fn answer(offer: &Offer, key: &str, value: &str) -> String {
     let answers = answers(&mut responder(offer.clone()), &[(key, value)]).expect("the login continues");
     let [(name, value)] = &answers[..] else { panic!("{answers:?}") };
@@ -133,7 +133,7 @@ fn results_are_stored() {
         initial_r2t: false,
         immediate_data: false,
         max_burst_length: 16_384,
-        // It must not exceed MaxBurstLength, which came later.
+        // FirstBurstLength must not exceed MaxBurstLength, which came later.
         first_burst_length: 16_384,
         default_time2wait: 5,
         default_time2retain: 7,

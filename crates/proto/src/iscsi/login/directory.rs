@@ -1,4 +1,4 @@
-//! What a login asks the owner of the portal.
+//! Questions that a login asks the owner of the portal.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::super::parameters::Offer;
 use super::super::pdu::Isid;
 use super::{SessionType, Status};
 
-/// A secret of CHAP. It is never printed, and overwritten when dropped.
+/// A CHAP secret. It is never printed, and it is overwritten when dropped.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// Takes the bytes of a secret.
+    /// Creates a secret from its bytes.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Secret {
         Secret(Zeroizing::new(bytes.into()))
     }
@@ -39,21 +39,21 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
-/// A name and its secret.
+/// A CHAP name and its secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credentials {
     /// CHAP_N.
     pub name: String,
-    /// Secret.
+    /// The secret.
     pub secret: Secret,
 }
 
 /// How initiators authenticate themselves by CHAP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chap {
-    /// What the initiator proves to know.
+    /// Credentials that the initiator has to prove.
     pub initiator: Credentials,
-    /// What the target proves to know, if the initiator asks (mutual CHAP).
+    /// Credentials that the target proves if the initiator asks (mutual CHAP).
     pub target: Option<Credentials>,
 }
 
@@ -72,14 +72,14 @@ pub enum Authentication {
     Impossible,
 }
 
-/// What an initiator asks for.
+/// An initiator's request for a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission<'a> {
     /// The initiator's name, in normal form.
     pub initiator: &'a str,
     /// Initiator session identifier.
     pub isid: Isid,
-    /// What the session is for.
+    /// Session type, with the target's name if it is a normal session.
     pub session: &'a SessionType,
 }
 
@@ -88,15 +88,15 @@ pub struct Admission<'a> {
 pub struct Policy {
     /// Portal group tag of the portal.
     pub portal_group_tag: u16,
-    /// Authentication.
+    /// Required authentication of the initiator.
     pub authentication: Authentication,
-    /// What to negotiate.
+    /// Parameters to offer in the negotiation.
     pub offer: Offer,
-    /// Window of commands: LIO's `default_cmdsn_depth` or the ACL's depth, 1 to 512.
+    /// Depth of the command window: LIO's `default_cmdsn_depth` or the ACL's depth, 1 to 512.
     pub window: u32,
 }
 
-/// A session that exists.
+/// An existing session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Existing {
     /// Its TSIH.
@@ -105,26 +105,26 @@ pub struct Existing {
     pub cids: Vec<u16>,
     /// Its negotiated MaxConnections.
     pub max_connections: u16,
-    /// Its ExpCmdSN now; may lag behind.
+    /// Its current ExpCmdSN; the value may lag behind.
     pub exp_cmd_sn: u32,
-    /// Its MaxCmdSN now; may lag behind.
+    /// Its current MaxCmdSN; the value may lag behind.
     pub max_cmd_sn: u32,
 }
 
 /// What the login asks the owner of a portal: one value for each portal, or for each connection.
 pub trait Directory {
-    /// Judges an initiator that wants a session.
+    /// Decides whether an initiator may open a session.
     ///
     /// # Errors
     /// The status to refuse it with: [`Status::NotFound`], [`Status::AuthorisationFailure`],
     /// [`Status::TargetRemoved`], [`Status::ServiceUnavailable`] or [`Status::OutOfResources`].
     fn admit(&self, admission: &Admission<'_>) -> Result<Policy, Status>;
 
-    /// Returns the session of this initiator, ISID, target and portal group, if it exists. It is asked for normal
-    /// sessions only.
+    /// Returns the session of this initiator, ISID, target and portal group, if it exists. Called for
+    /// normal sessions only.
     fn session(&self, initiator: &str, isid: Isid, target: &str, portal_group_tag: u16) -> Option<Existing>;
 
-    /// Returns an unused TSIH for a new session: not 0. The number is taken until the session ends, or the login
-    /// fails.
+    /// Returns an unused TSIH for a new session, not 0. It stays reserved until the session ends, or the
+    /// login fails.
     fn new_tsih(&self) -> u16;
 }

@@ -1,7 +1,7 @@
 //! The login phase of a target (RFC 7143, sections 6.3, 11.12 and 11.13).
 //!
-//! [`Target`] is the state machine. [`Directory`] is how it asks its owner about targets, initiators and sessions;
-//! [`Policy`] is the answer; [`LoginDone`] is the result.
+//! [`Target`] is the state machine. Through [`Directory`] it asks its owner about targets, initiators and
+//! sessions; [`Policy`] is the owner's answer; [`LoginDone`] is the result.
 
 mod directory;
 mod security;
@@ -17,7 +17,7 @@ pub use target::{MAX_REQUESTS, Step, Target};
 use super::parameters::{ConnectionParameters, Parameters};
 use super::pdu::Isid;
 
-/// What a session is for (SessionType, section 13.21).
+/// Session type (SessionType, section 13.21).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum SessionType {
     /// SendTargets only.
@@ -29,7 +29,7 @@ pub enum SessionType {
     },
 }
 
-/// How the connection relates to the sessions that exist (section 6.3.1).
+/// Relation of a new connection to the existing sessions (section 6.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Join {
     /// A new session.
@@ -60,11 +60,11 @@ pub struct LoginDone {
     pub tsih: u16,
     /// Connection identifier.
     pub cid: u16,
-    /// What the session is for.
+    /// Session type, with the target's name if it is a normal session.
     pub session: SessionType,
     /// Portal group tag of the portal.
     pub portal_group_tag: u16,
-    /// How the connection relates to other sessions.
+    /// Relation of the connection to other sessions.
     pub join: Join,
     /// Parameters of the session. For a further connection, the caller keeps those of the session.
     pub parameters: Parameters,
@@ -76,6 +76,6 @@ pub struct LoginDone {
     pub stat_sn: u32,
     /// CmdSN of the session's first command, for [`super::sequence::CommandWindow::new`].
     pub cmd_sn: u32,
-    /// Window of commands, for [`super::sequence::CommandWindow::new`].
+    /// Depth of the command window, for [`super::sequence::CommandWindow::new`].
     pub window: u32,
 }

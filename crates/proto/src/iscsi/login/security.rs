@@ -34,13 +34,13 @@ impl Security {
         Security { authentication, nonce, state: State::Method, user: None }
     }
 
-    /// The name with which the initiator authenticated itself.
+    /// Returns the name with which the initiator authenticated itself.
     pub(super) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// Answers the keys of this stage, and returns the other ones. What authenticates a peer must come in the
-    /// order of section 12.1.3; anything else is a failure, not a negotiation.
+    /// Answers the keys of this stage, and returns the remaining pairs. The CHAP keys must come in the
+    /// order of section 12.1.3; any other order is an authentication failure, not a negotiation.
     pub(super) fn answer<'a>(
         &mut self,
         pairs: &[(&'a str, &'a str)],
@@ -48,7 +48,7 @@ impl Security {
     ) -> Result<Vec<(&'a str, &'a str)>, Status> {
         let (own, rest): (Vec<_>, Vec<_>) = pairs.iter().copied().partition(|pair| KEYS.contains(&pair.0));
         let value = |key| own.iter().find(|pair| pair.0 == key).map(|pair| pair.1);
-        // A key that occurs twice could be judged by one value and used by the other.
+        // With a duplicated key, one value could be checked and the other one used.
         if own
             .iter()
             .enumerate()
@@ -109,7 +109,7 @@ impl Security {
         Ok(())
     }
 
-    /// The identifier and challenge of this login.
+    /// Returns the identifier and challenge of this login.
     fn challenge(&self, algorithm: Algorithm) -> (u8, &[u8]) {
         let [identifier, challenge @ ..] = &self.nonce;
         (*identifier, challenge.get(..algorithm.response_len()).unwrap_or(challenge))
@@ -148,8 +148,8 @@ impl Security {
         let identifier = number(identifier).and_then(|number| u8::try_from(number).ok());
         let identifier = identifier.ok_or(Status::AuthenticationFailure)?;
         let challenge = chap::decode(challenge).ok_or(Status::AuthenticationFailure)?;
-        // Reflection: a target that answers its own challenge, or uses one secret for both directions, tells an
-        // impostor what to respond (section 12.1.3, and RFC 1994, section 7).
+        // Reflection: a target that answers its own challenge, or uses one secret for both directions,
+        // gives an impostor the response (section 12.1.3, and RFC 1994, section 7).
         let nonce = self.nonce.get(1..).unwrap_or_default();
         if nonce.starts_with(&challenge)
             || challenge.starts_with(self.challenge(algorithm).1)
@@ -163,8 +163,8 @@ impl Security {
         Ok(())
     }
 
-    /// Decides whether the stage may end. An initiator that never offered a method gets `None`, if the target
-    /// accepts that.
+    /// Decides whether the stage may end. An initiator that never offered a method gets `None`, if the
+    /// target accepts that method.
     ///
     /// # Errors
     /// The initiator wants to end the stage, and the target requires authentication that has not begun.
@@ -178,7 +178,7 @@ impl Security {
     /// Checks that the initiator is authenticated, or need not be.
     ///
     /// # Errors
-    /// It must be, and is not.
+    /// Authentication is required and has not succeeded.
     pub(super) fn require(&mut self) -> Result<(), Status> {
         match (self.state, &self.authentication) {
             (State::Done, _) => Ok(()),

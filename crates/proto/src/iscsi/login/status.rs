@@ -6,10 +6,10 @@ pub enum Status {
     /// The login proceeds.
     #[error("success")]
     Success,
-    /// The target moved; TargetAddress says where.
+    /// The target moved temporarily; TargetAddress has its new address.
     #[error("the target moved temporarily")]
     MovedTemporarily,
-    /// The target moved for good; TargetAddress says where.
+    /// The target moved permanently; TargetAddress has its new address.
     #[error("the target moved permanently")]
     MovedPermanently,
     /// Miscellaneous error of the initiator: a malformed request or an unacceptable value.
@@ -27,10 +27,10 @@ pub enum Status {
     /// The target was removed.
     #[error("target removed")]
     TargetRemoved,
-    /// No version of the protocol in common.
+    /// Both sides have no protocol version in common.
     #[error("unsupported protocol version")]
     UnsupportedVersion,
-    /// The session has as many connections as it may have.
+    /// The session has its maximum number of connections.
     #[error("too many connections")]
     TooManyConnections,
     /// A required key is missing.
@@ -39,7 +39,7 @@ pub enum Status {
     /// The session cannot have a connection to this portal.
     #[error("the connection cannot be included in the session")]
     CannotInclude,
-    /// The session type is not supported, or not the session's.
+    /// The session type is not supported, or differs from the existing session's.
     #[error("unsupported session type")]
     SessionType,
     /// The TSIH belongs to no session.
@@ -48,16 +48,16 @@ pub enum Status {
     /// A PDU other than a login request came during the login.
     #[error("invalid request during login")]
     InvalidDuringLogin,
-    /// Error of the target.
+    /// Internal error of the target.
     #[error("target error")]
     TargetError,
     /// The target does not accept logins now.
     #[error("service unavailable")]
     ServiceUnavailable,
-    /// The target lacks memory, or has as many sessions as it may have.
+    /// The target lacks memory, or has its maximum number of sessions.
     #[error("out of resources")]
     OutOfResources,
-    /// Unknown class and detail, from a foreign target.
+    /// Unknown class and detail, from another target implementation.
     #[error("login status {0:#06x}")]
     Other(u16),
 }

@@ -14,9 +14,9 @@
 //! }
 //! ```
 //!
-//! *Invariants:* a request has at most 8192 bytes of data, a text [`text::MAX_TEXT`], a login [`MAX_REQUESTS`]
-//! requests; no input is consumed while output is pending, so an initiator that never reads gets a single
-//! response. Random bytes come from the caller, time limits too.
+//! *Invariants:* a request has at most 8192 bytes of data, a text [`text::MAX_TEXT`], a login
+//! [`MAX_REQUESTS`] requests. No input is consumed while output is pending, so an initiator that never
+//! reads gets a single response. The caller supplies random bytes and enforces time limits.
 
 use super::super::chap::NONCE_LEN;
 use super::super::keys::Responder;
@@ -28,7 +28,7 @@ use super::super::text::{self, Collector};
 use super::security::Security;
 use super::{Admission, Directory, Existing, Join, LoginDone, Policy, SessionType, Status};
 
-/// Most requests of a login. Initiators need two to six.
+/// Maximum number of requests in a login. Initiators need two to six.
 pub const MAX_REQUESTS: u32 = 32;
 
 /// The only version of the protocol (section 11.12.4).
@@ -38,10 +38,10 @@ const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
 
-/// What the login waits for.
+/// The next action of the login's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More bytes from the initiator; send the output first.
+    /// Send the output first, then feed more bytes from the initiator.
     NeedInput,
     /// End the sessions or connections that the new one replaces, then send the output: the full-feature phase
     /// starts.
@@ -59,7 +59,7 @@ struct Peer {
     policy: Policy,
     security: Security,
     keys: Responder,
-    /// Portal group tag and alias were sent.
+    /// Whether portal group tag and alias were sent.
     introduced: bool,
     /// The numbers of the session that this connection joins.
     existing: Option<Existing>,
@@ -71,7 +71,7 @@ pub struct Target {
     receiver: Receiver,
     output: Vec<u8>,
     nonce: [u8; NONCE_LEN],
-    /// The first request: all others must agree with it.
+    /// The first request, with which all later ones must agree.
     first: Option<Login>,
     stage: u8,
     stat_sn: u32,
@@ -109,23 +109,23 @@ impl Target {
         }
     }
 
-    /// Bytes to send; the caller removes what it sent.
+    /// Returns the bytes to send; the caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Returns what the login waits for.
+    /// Returns the next action of the login's owner.
     pub fn poll(&self) -> Step {
         self.step.clone()
     }
 
-    /// Returns the names of the initiator and the target, as far as they are known, for messages.
+    /// Returns the names of the initiator and the target, as far as they are known, for log messages.
     pub fn names(&self) -> Option<(&str, &SessionType)> {
         self.names.as_ref().map(|(initiator, session)| (initiator.as_str(), session))
     }
 
-    /// Takes bytes, at most up to the end of a request, and returns how many. Takes none while output is pending
-    /// or when the login ended.
+    /// Consumes bytes, at most up to the end of a request, and returns how many. Consumes none while output
+    /// is pending or after the login has ended.
     pub fn input(&mut self, bytes: &[u8], directory: &dyn Directory) -> usize {
         if self.step != Step::NeedInput || !self.output.is_empty() {
             return 0;
@@ -146,7 +146,8 @@ impl Target {
     fn request(&mut self, frame: stream::Frame<'_>, directory: &dyn Directory) {
         let request = match pdu::parse(frame.bhs) {
             Ok(pdu::Header { pdu: Request::Login(request), ahs_len: 0, .. }) => request,
-            // Anything else is invalid during a login (section 6.3); before one, there is nobody to answer.
+            // Any other PDU is invalid during a login (section 6.3); before the first request there is no
+            // one to answer.
             _ => return self.refuse(Status::InvalidDuringLogin),
         };
         self.requests += 1;
@@ -166,7 +167,7 @@ impl Target {
             return Err(Status::InitiatorError);
         }
         let Some(first) = self.first else {
-            // LIO starts StatSN where the initiator expects it.
+            // As in LIO, StatSN starts where the initiator expects it.
             self.stat_sn = request.exp_stat_sn;
             self.stage = request.csg;
             self.first = Some(*request);
@@ -226,12 +227,12 @@ impl Target {
                 text::put(&mut out, key, if known { text::REJECT } else { text::NOT_UNDERSTOOD });
             });
             transit &= peer.security.settle(request.transit)?;
-            // Without an operational stage nobody can agree on the digests that the target requires.
+            // Without an operational stage, the digests that the target requires cannot be negotiated.
             if transit && request.nsg == FULL_FEATURE && !peer.keys.settle(&mut Vec::new())? {
                 return Err(Status::InitiatorError);
             }
         } else {
-            // An initiator that starts here has not authenticated itself.
+            // An initiator that starts in this stage has not authenticated itself.
             peer.security.require()?;
             peer.keys.answer(&pairs, &mut out)?;
             transit &= !request.transit || peer.keys.settle(&mut out)?;
@@ -252,7 +253,8 @@ impl Target {
         Ok(Some(Answer { transit, nsg: request.nsg, tsih, text: out }))
     }
 
-    /// CmdSN of the login: as its requests are immediate, also that of the first command.
+    /// Returns the CmdSN of the login. Login requests are immediate, so it is also the CmdSN of the first
+    /// command.
     fn first_cmd_sn(&self) -> u32 {
         self.first.map_or(0, |first| first.cmd_sn)
     }
@@ -290,8 +292,8 @@ impl Target {
         self.stat_sn = self.stat_sn.wrapping_add(1);
     }
 
-    /// Replaces the final response, which was not sent yet, by a refusal: for an owner that cannot register the
-    /// session after all. Does nothing unless the login is [`Step::Ready`].
+    /// Replaces the final response, which was not sent yet, by a refusal, when the owner cannot register
+    /// the session. Does nothing unless the login is [`Step::Ready`].
     pub fn withdraw(&mut self, status: Status) {
         if matches!(self.step, Step::Ready(_)) {
             self.output.clear();
@@ -300,7 +302,8 @@ impl Target {
         }
     }
 
-    /// Ends the login with a status. Before the first request, nobody could understand it.
+    /// Ends the login with a status. Before the first request no response is sent, as it would lack the
+    /// identifiers.
     fn refuse(&mut self, status: Status) {
         self.step = Step::Closed(status);
         self.text.clear();
@@ -312,7 +315,7 @@ impl Target {
     }
 }
 
-/// Takes the value of a key out of the pairs. Two different values are an error.
+/// Removes a key from the pairs and returns its value. Two different values are an error.
 fn take<'a>(pairs: &mut Vec<(&'a str, &'a str)>, key: &str) -> Result<Option<&'a str>, Status> {
     let mut found = None;
     for (_, value) in pairs.extract_if(.., |pair| pair.0 == key) {
@@ -325,7 +328,7 @@ fn take<'a>(pairs: &mut Vec<(&'a str, &'a str)>, key: &str) -> Result<Option<&'a
 }
 
 impl Peer {
-    /// Reads who logs in from the first text, and asks the directory.
+    /// Reads the initiator and session type from the first text, and asks the directory to admit them.
     fn admit<'a>(
         request: &Login,
         pairs: &mut Vec<(&'a str, &'a str)>,
@@ -344,7 +347,7 @@ impl Peer {
             Some("Discovery") => SessionType::Discovery,
             None | Some("Normal") => {
                 let target = target.ok_or(Status::MissingParameter)?;
-                // A name that cannot exist is that of no target.
+                // An invalid name cannot belong to any target.
                 SessionType::Normal { target: name::of_peer(target).map_err(|_| Status::NotFound)? }
             }
             Some(_) => return Err(Status::SessionType),
@@ -399,12 +402,12 @@ impl Peer {
         }
     }
 
-    /// Window of commands, as [`super::super::sequence::CommandWindow`] has it.
+    /// Returns the depth of the command window, bounded as in [`super::super::sequence::CommandWindow`].
     fn window(&self) -> u32 {
         self.policy.window.clamp(1, super::super::sequence::MAX_DEPTH)
     }
 
-    /// Enters the full-feature phase: decides how the connection relates to sessions that exist now.
+    /// Enters the full-feature phase: decides how the connection relates to the sessions that exist now.
     fn finish(
         &mut self,
         request: &Login,

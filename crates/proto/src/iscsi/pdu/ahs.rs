@@ -2,7 +2,7 @@
 
 use super::PduError;
 
-/// Most bytes of additional header segments: the length field counts 255 words.
+/// Maximum length of all additional header segments, in bytes: the length field counts 255 words.
 pub const MAX_AHS_LEN: u32 = 255 * 4;
 
 /// Additional headers of a SCSI Command.
@@ -33,7 +33,7 @@ impl<'a> Ahs<'a> {
             let (segment, _) = rest.split_at_checked(len).ok_or(cut_off)?;
             bytes = rest.get((len + 3).next_multiple_of(4) - 3..).ok_or(cut_off)?;
             match (kind & 0x3f, segment) {
-                // One byte is reserved, and a CDB is a multiple of four bytes long.
+                // The first byte is reserved, and the length of a CDB is a multiple of four bytes.
                 (EXTENDED_CDB, [_, cdb @ ..]) if !cdb.is_empty() => {
                     if ahs.extended_cdb.replace(cdb).is_some() {
                         return Err(PduError::InvalidAhs("two extended CDBs"));

@@ -52,7 +52,7 @@ pub const fn padded(len: u32) -> u32 {
     len.saturating_add(3) & !3
 }
 
-/// The parts of a header that all PDUs of a direction share.
+/// A PDU, with the header fields that all PDUs of a direction share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header<P> {
     /// The PDU.
@@ -75,8 +75,8 @@ impl<P> Header<P> {
     }
 }
 
-/// Reason why a header is not a valid PDU. The lengths of a header are known all the same
-/// ([`lengths`]), so a receiver can skip the PDU.
+/// Reason why a header is not a valid PDU. [`lengths`] still reads its lengths, so a receiver can skip the
+/// PDU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PduError {
     /// The opcode is not one that the peer may send.
@@ -159,11 +159,11 @@ pub mod opcodes {
 /// Sequence numbers that every PDU of a target carries (sections 4.2.2.1 and 4.2.2.2).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Numbers {
-    /// StatSN: of this status, or of the next one where the PDU has no status.
+    /// StatSN: the number of this status, or of the next one if the PDU has no status.
     pub stat_sn: u32,
-    /// ExpCmdSN: the next command that the target expects.
+    /// ExpCmdSN: number of the next command that the target expects.
     pub exp_cmd_sn: u32,
-    /// MaxCmdSN: the last command that the target would accept.
+    /// MaxCmdSN: number of the last command that the target would accept.
     pub max_cmd_sn: u32,
 }
 
@@ -178,7 +178,7 @@ impl std::fmt::Debug for Isid {
 }
 
 impl std::fmt::Display for Isid {
-    /// Writes twelve hexadecimal digits after `0x`, as in SCSI port names (section 4.4.1).
+    /// Formats twelve hexadecimal digits after `0x`, as in SCSI port names (section 4.4.1).
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("0x")?;
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -212,7 +212,7 @@ fn put<const N: usize>(bhs: &mut Bhs, at: usize, value: [u8; N]) {
     bhs[at..at + N].copy_from_slice(&value);
 }
 
-/// Clears a header and fills in what all PDUs share.
+/// Clears a header and fills in the fields that all PDUs share.
 fn begin(bhs: &mut Bhs, opcode: u8, flags: u8, ahs_len: u32, data_len: u32, task_tag: u32) {
     debug_assert!(data_len <= MAX_DATA_SEGMENT && ahs_len <= MAX_AHS_LEN && ahs_len.is_multiple_of(4));
     *bhs = [0; BHS_LEN];

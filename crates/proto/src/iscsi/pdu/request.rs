@@ -22,7 +22,7 @@ pub enum Request {
     DataOut(DataOut),
     /// A logout request.
     Logout(Logout),
-    /// A request to send PDUs again; for error recovery levels above 0.
+    /// A request to retransmit PDUs; for error recovery levels above 0.
     Snack(Snack),
 }
 
@@ -60,7 +60,7 @@ impl Request {
 pub struct NopOut {
     /// LUN field: copied from the NOP-In that this PDU answers.
     pub lun: u64,
-    /// Initiator task tag; [`super::RESERVED_TAG`] if no answer is wanted.
+    /// Initiator task tag; [`super::RESERVED_TAG`] if no answer is requested.
     pub itt: u32,
     /// Target transfer tag: that of the NOP-In that this PDU answers, else [`super::RESERVED_TAG`].
     pub ttt: u32,
@@ -73,16 +73,16 @@ pub struct NopOut {
 /// Task attribute of a SCSI command (section 11.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum TaskAttribute {
-    /// Untagged: as simple, but at most one per nexus.
+    /// Untagged: like simple, but at most one per nexus.
     #[default]
     Untagged,
-    /// May be reordered.
+    /// The task may be reordered.
     Simple,
-    /// A barrier.
+    /// The task is a barrier.
     Ordered,
-    /// To be executed before others.
+    /// The task is executed before the others.
     HeadOfQueue,
-    /// Executed while auto contingent allegiance is established.
+    /// The task is executed while auto contingent allegiance is established.
     Aca,
 }
 
@@ -106,7 +106,7 @@ pub struct ScsiCommand {
     pub is_final: bool,
     /// R bit: the command may return data.
     pub read: bool,
-    /// W bit: the command may take data.
+    /// W bit: the command may take data-out.
     pub write: bool,
     /// Task attribute.
     pub attribute: TaskAttribute,
@@ -114,7 +114,7 @@ pub struct ScsiCommand {
     pub lun: u64,
     /// Initiator task tag.
     pub itt: u32,
-    /// Expected data transfer length in bytes. For bidirectional commands that of the data-out.
+    /// Expected data transfer length in bytes; for bidirectional commands the length of the data-out.
     pub expected_len: u32,
     /// CmdSN.
     pub cmd_sn: u32,
@@ -151,7 +151,7 @@ pub enum TaskFunction {
     ItNexusReset,
     /// Report whether a unit attention condition is pending.
     QueryAsynchronousEvent,
-    /// Unknown.
+    /// Unknown function.
     Other(u8),
 }
 
@@ -175,7 +175,7 @@ impl TaskFunction {
         }
     }
 
-    /// Number on the wire.
+    /// Returns the number on the wire.
     pub const fn code(self) -> u8 {
         match self {
             TaskFunction::AbortTask => 1,
@@ -292,7 +292,7 @@ pub enum LogoutReason {
     CloseConnection,
     /// Remove a connection so that its tasks can be reassigned (error recovery level 2).
     RemoveForRecovery,
-    /// Unknown.
+    /// Unknown reason.
     Other(u8),
 }
 
@@ -344,9 +344,9 @@ pub struct Snack {
     pub ttt: u32,
     /// ExpStatSN.
     pub exp_stat_sn: u32,
-    /// First number to send again.
+    /// First number to retransmit.
     pub first: u32,
-    /// How many to send again; 0 stands for all.
+    /// Count of numbers to retransmit; 0 stands for all.
     pub count: u32,
 }
 

@@ -13,9 +13,9 @@ use super::{
 pub enum Response {
     /// A ping, or the answer to one.
     NopIn(NopIn),
-    /// The end of a SCSI command.
+    /// The response that ends a SCSI command.
     ScsiResponse(ScsiResponse),
-    /// The end of a task management function.
+    /// The response that ends a task management function.
     TaskManagement(TaskManagementResponse),
     /// The answer to a login request.
     Login(LoginResponse),
@@ -27,9 +27,9 @@ pub enum Response {
     Logout(LogoutResponse),
     /// A request for data of a write.
     R2t(R2t),
-    /// An event.
+    /// A notification of an event.
     AsyncMessage(AsyncMessage),
-    /// The refusal of a PDU.
+    /// The rejection of a PDU.
     Reject(Reject),
 }
 
@@ -57,9 +57,9 @@ pub enum Residual {
     /// The lengths are equal.
     #[default]
     None,
-    /// The command would have transferred so many bytes more than expected.
+    /// The command would have transferred this many bytes more than expected.
     Overflow(u32),
-    /// So many of the expected bytes were not transferred.
+    /// This many of the expected bytes were not transferred.
     Underflow(u32),
 }
 
@@ -112,7 +112,7 @@ pub enum ServiceResponse {
     Completed,
     /// The target failed before the command had a status.
     TargetFailure,
-    /// Unknown.
+    /// Unknown service response.
     Other(u8),
 }
 
@@ -141,7 +141,7 @@ pub struct ScsiResponse {
     pub numbers: Numbers,
     /// Number of Data-In and R2T PDUs that the target sent for the command.
     pub exp_data_sn: u32,
-    /// Residual of the command, of the data-out if it is bidirectional.
+    /// Residual of the command; of the data-out if the command is bidirectional.
     pub residual: Residual,
 }
 
@@ -178,7 +178,7 @@ pub enum TaskResult {
     Succeeded,
     /// The function was rejected.
     Rejected,
-    /// Unknown.
+    /// Unknown result.
     Other(u8),
 }
 
@@ -254,7 +254,7 @@ pub struct LoginResponse {
     pub version_active: u8,
     /// Initiator session identifier.
     pub isid: Isid,
-    /// Target session identifying handle: of the session, in the final response.
+    /// Target session identifying handle; set in the final response.
     pub tsih: u16,
     /// Initiator task tag of the login.
     pub itt: u32,
@@ -291,7 +291,7 @@ pub struct TextResponse {
     pub lun: u64,
     /// Initiator task tag.
     pub itt: u32,
-    /// Target transfer tag: not [`RESERVED_TAG`] if the initiator is to continue.
+    /// Target transfer tag; differs from [`RESERVED_TAG`] if the initiator is to continue.
     pub ttt: u32,
     /// Sequence numbers.
     pub numbers: Numbers,
@@ -319,7 +319,7 @@ pub struct DataIn {
     pub status: Option<u8>,
     /// Residual; meaningful with `status`.
     pub residual: Residual,
-    /// LUN; valid with a target transfer tag only.
+    /// LUN; valid only together with a target transfer tag.
     pub lun: u64,
     /// Initiator task tag.
     pub itt: u32,
@@ -334,7 +334,7 @@ pub struct DataIn {
 }
 
 impl DataIn {
-    /// Encodes the header. A PDU with a status is a final one.
+    /// Encodes the header. A PDU with a status is always final.
     pub fn encode(&self, bhs: &mut Bhs, data_len: u32) {
         let mut flags = flag(self.is_final, FINAL) | flag(self.acknowledge, 0x40);
         if self.status.is_some() {
@@ -364,13 +364,13 @@ pub struct R2t {
     pub itt: u32,
     /// Target transfer tag, which the Data-Out PDUs carry. Never [`RESERVED_TAG`].
     pub ttt: u32,
-    /// Sequence numbers. StatSN is the next one; it does not advance.
+    /// Sequence numbers. StatSN is the next one, which this PDU does not consume.
     pub numbers: Numbers,
     /// Number of this R2T within the command, from 0.
     pub r2t_sn: u32,
-    /// Offset of the wanted data within the command's data, in bytes.
+    /// Offset of the requested data within the command's data, in bytes.
     pub offset: u32,
-    /// Bytes of data wanted, at least 1, at most MaxBurstLength.
+    /// Bytes of data requested: at least 1, at most MaxBurstLength.
     pub desired_len: u32,
 }
 
@@ -394,14 +394,14 @@ pub struct NopIn {
     pub lun: u64,
     /// Initiator task tag of the NOP-Out that this PDU answers, else [`RESERVED_TAG`].
     pub itt: u32,
-    /// Target transfer tag, if the target wants an answer; else [`RESERVED_TAG`].
+    /// Target transfer tag, if the target requests an answer; else [`RESERVED_TAG`].
     pub ttt: u32,
     /// Sequence numbers. StatSN advances only if `itt` is valid.
     pub numbers: Numbers,
 }
 
 impl NopIn {
-    /// Encodes the header. `data_len` is that of the ping data that is returned.
+    /// Encodes the header. `data_len` is the length of the returned ping data.
     pub fn encode(&self, bhs: &mut Bhs, data_len: u32) {
         begin(bhs, opcodes::NOP_IN, FINAL, 0, data_len, self.itt);
         put(bhs, 8, self.lun.to_be_bytes());
@@ -421,7 +421,7 @@ pub enum LogoutResult {
     RecoveryNotSupported,
     /// Cleanup failed.
     Failed,
-    /// Unknown.
+    /// Unknown result.
     Other(u8),
 }
 
@@ -456,7 +456,7 @@ pub struct LogoutResponse {
     pub itt: u32,
     /// Sequence numbers.
     pub numbers: Numbers,
-    /// Seconds to wait before connecting again.
+    /// Seconds to wait before reconnecting.
     pub time2wait: u16,
     /// Seconds after `time2wait` during which tasks could be reassigned.
     pub time2retain: u16,
@@ -473,10 +473,10 @@ impl LogoutResponse {
     }
 }
 
-/// Reason of a Reject (section 11.17.1).
+/// Reason for a Reject (section 11.17.1).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RejectReason {
-    /// The data digest is wrong; the PDU may be sent again.
+    /// The data digest is wrong; the initiator may retransmit the PDU.
     DataDigestError,
     /// SNACK rejected.
     SnackReject,
@@ -496,7 +496,7 @@ pub enum RejectReason {
     LongOperationReject,
     /// The connection waits for a logout.
     WaitingForLogout,
-    /// Unknown.
+    /// Unknown reason.
     Other(u8),
 }
 
@@ -560,35 +560,36 @@ impl Reject {
 pub enum AsyncEvent {
     /// A SCSI event; the data segment has sense data.
     Scsi,
-    /// The target asks for a logout within so many seconds.
+    /// The target requests a logout within the given time.
     RequestLogout {
-        /// Seconds.
+        /// Time in seconds.
         within: u16,
     },
-    /// The target drops a connection, or will.
+    /// The target drops a connection, now or soon.
     DropConnection {
-        /// Connection.
+        /// CID of the connection.
         cid: u16,
-        /// Seconds to wait before connecting again.
+        /// Seconds to wait before reconnecting.
         time2wait: u16,
-        /// Seconds after that during which tasks could be reassigned.
+        /// Further seconds during which tasks could be reassigned.
         time2retain: u16,
     },
     /// The target drops all connections of the session.
     DropSession {
-        /// Seconds to wait before connecting again.
+        /// Seconds to wait before reconnecting.
         time2wait: u16,
-        /// Seconds after that during which tasks could be reassigned.
+        /// Further seconds during which tasks could be reassigned.
         time2retain: u16,
     },
-    /// The target asks for a text negotiation within so many seconds.
+    /// The target requests a text negotiation within the given time.
     RequestNegotiation {
-        /// Seconds.
+        /// Time in seconds.
         within: u16,
     },
-    /// All tasks of the logical unit that this session issued ended (FastAbort, section 4.2.3.4).
+    /// The target ended all tasks that this session issued to the logical unit (FastAbort, section
+    /// 4.2.3.4).
     TasksTerminated,
-    /// Unknown.
+    /// Unknown event.
     Other(u8),
 }
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Any header: opcodes are chosen among the known ones of a direction most of the time.
+/// Generates headers, most of them with a known opcode of the direction.
 fn headers(opcodes: &'static [u8]) -> impl Strategy<Value = Bhs> {
     (any::<[[u8; 16]; 3]>(), proptest::option::of(proptest::sample::select(opcodes))).prop_map(
         |(parts, opcode)| {
@@ -77,7 +77,7 @@ proptest! {
     }
 }
 
-/// A WRITE(10) of 8 blocks as libiscsi sends it.
+/// The header of a WRITE(10) of 8 blocks, as libiscsi sends it.
 #[test]
 fn scsi_command_has_the_layout_of_section_11_3() {
     let mut bhs = [0; BHS_LEN];

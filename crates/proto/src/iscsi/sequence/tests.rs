@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// libiscsi's iSCSIcmdsn.TooHigh and TooLow: ignored, and the session continues.
+/// As in libiscsi's iSCSIcmdsn.TooHigh and TooLow: they are ignored, and the session continues.
 #[test]
 fn commands_outside_the_window_are_ignored() {
     let mut window = CommandWindow::new(10, 4);

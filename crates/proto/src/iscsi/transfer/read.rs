@@ -1,4 +1,4 @@
-//! The plan of a read: Data-In PDUs.
+//! The plan of a read: its Data-In PDUs.
 
 /// A Data-In PDU to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -9,14 +9,14 @@ pub struct DataInPart {
     pub len: u32,
     /// DataSN.
     pub data_sn: u32,
-    /// F bit: the sequence ends here, as MaxBurstLength is reached or the data ends.
+    /// F bit: the sequence ends here, because MaxBurstLength is reached or the data ends.
     pub is_final: bool,
     /// Whether this is the last PDU, which can carry a GOOD status (S bit).
     pub is_last: bool,
 }
 
-/// How to split the data of a read into PDUs of at most the initiator's MaxRecvDataSegmentLength, and sequences
-/// of at most MaxBurstLength. Iterate over the PDUs.
+/// Splits the data of a read into PDUs of at most the initiator's MaxRecvDataSegmentLength, and sequences
+/// of at most MaxBurstLength. Iterate over it for the PDUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadPlan {
     len: u32,
@@ -35,12 +35,12 @@ impl ReadPlan {
         ReadPlan { len, done: 0, data_sn: 0, burst_left: burst_max, segment_max, burst_max }
     }
 
-    /// Number of PDUs so far, for ExpDataSN of the SCSI Response.
+    /// Returns the number of PDUs so far, for ExpDataSN of the SCSI Response.
     pub const fn data_sn(&self) -> u32 {
         self.data_sn
     }
 
-    /// Bytes that remain to be sent.
+    /// Returns how many bytes remain to be sent.
     pub const fn left(&self) -> u32 {
         self.len - self.done
     }

@@ -90,7 +90,7 @@ fn data_beyond_the_expected_length_or_the_first_burst_is_refused() {
     assert!(plan.data_out(&data_out(RESERVED_TAG, 0, 4000, true), 96).is_ok());
 }
 
-/// libiscsi's iSCSIdatasn.Invalid: DataSN repeated, ahead, behind, or exchanged.
+/// As in libiscsi's iSCSIdatasn.Invalid: DataSN is repeated, ahead, behind, or exchanged.
 #[test]
 fn wrong_data_sn_is_refused() {
     for wrong in [[0, 0], [27, 0], [u32::MAX, 0], [1, 0]] {
@@ -127,12 +127,12 @@ fn wrong_tags_offsets_and_lengths_are_refused_and_change_nothing() {
 
 #[test]
 fn bytes_beyond_what_the_command_takes_are_not_asked_for_or_discarded() {
-    // An initiator expects 8192 bytes to be written by a command that takes 512.
+    // The initiator expects to transfer 8192 bytes, but the command takes only 512.
     let (mut plan, placement) = WritePlan::begin(&rules(), 8192, 512, 1024, true).expect("allowed");
     assert_eq!(placement, Placement { offset: 0, keep: 512, discard: 512 });
     assert_eq!((plan.next_r2t(1), plan.is_complete(), plan.received()), (None, true, 512));
 
-    // A command that fails at once waits for unsolicited data only.
+    // A command that fails at once waits only for its unsolicited data.
     let (mut plan, _) = WritePlan::begin(&rules(), 8192, 8192, 0, false).expect("allowed");
     plan.want(0);
     assert!(!plan.is_complete());
@@ -158,7 +158,7 @@ fn last_data_without_final_bit_is_ended_by_an_empty_pdu() {
 }
 
 proptest! {
-    /// An honest initiator: every byte arrives once, in order, whatever is negotiated.
+    /// With a well-behaved initiator every byte arrives once, in order, whatever is negotiated.
     #[test]
     fn every_byte_of_a_write_arrives_once(
         len in 0u32..60_000,

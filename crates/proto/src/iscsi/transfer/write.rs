@@ -1,9 +1,9 @@
-//! The plan of a write: immediate data, unsolicited Data-Out PDUs, R2Ts.
+//! The plan of a write: its immediate data, unsolicited Data-Out PDUs, and R2Ts.
 
 use super::super::pdu::{DataOut, RESERVED_TAG, RejectReason};
 
-/// Most R2Ts that a plan keeps outstanding, whatever MaxOutstandingR2T allows: 1 MiB at the default
-/// MaxBurstLength.
+/// Maximum number of R2Ts that a plan keeps outstanding, whatever MaxOutstandingR2T allows: 1 MiB at the
+/// default MaxBurstLength.
 pub const MAX_R2TS: usize = 4;
 
 /// Negotiated rules for the data of writes (section 13).
@@ -11,13 +11,13 @@ pub const MAX_R2TS: usize = 4;
 pub struct WriteRules {
     /// InitialR2T: unsolicited Data-Out PDUs are not allowed.
     pub initial_r2t: bool,
-    /// ImmediateData: a command may carry data.
+    /// ImmediateData: a command may carry immediate data.
     pub immediate_data: bool,
-    /// FirstBurstLength: most bytes of immediate and unsolicited data.
+    /// FirstBurstLength: maximum of immediate and unsolicited data together, in bytes.
     pub first_burst_length: u32,
-    /// MaxBurstLength: most bytes that one R2T asks for.
+    /// MaxBurstLength: maximum that one R2T requests, in bytes.
     pub max_burst_length: u32,
-    /// MaxOutstandingR2T.
+    /// MaxOutstandingR2T: maximum number of R2Ts in flight.
     pub max_outstanding_r2t: u16,
 }
 
@@ -33,13 +33,13 @@ pub enum TransferError {
     /// More data than FirstBurstLength, an R2T, or the expected data transfer length allows.
     #[error("more data than allowed")]
     TooMuch,
-    /// The data ends before what the R2T asked for.
+    /// The data ends before the length that the R2T requested.
     #[error("final PDU before the end of the sequence")]
     TooShort,
     /// The target transfer tag is not that of the oldest outstanding R2T.
     #[error("unknown target transfer tag")]
     UnknownTag,
-    /// DataSN is not the next one of the sequence: a PDU is missing or repeated.
+    /// DataSN is not the next one in the sequence: a PDU is missing or repeated.
     #[error("DataSN out of sequence")]
     DataSn,
     /// The buffer offset is not where the sequence continues.
@@ -50,7 +50,7 @@ pub enum TransferError {
 impl TransferError {
     /// Returns the additional sense code and qualifier with which the task ends in CHECK CONDITION, ABORTED
     /// COMMAND (section 11.4.7.2): "unexpected unsolicited data", "incorrect amount of data", or "protocol
-    /// service CRC error" for what is missing (section 7.8).
+    /// service CRC error" for missing PDUs (section 7.8).
     pub const fn sense(self) -> (u8, u8) {
         match self {
             TransferError::ImmediateNotAllowed | TransferError::UnsolicitedNotAllowed => (0x0c, 0x0c),
@@ -59,7 +59,7 @@ impl TransferError {
         }
     }
 
-    /// Returns the reason for a Reject of the PDU.
+    /// Returns the reason to reject the PDU with.
     pub const fn reject_reason(self) -> RejectReason {
         match self {
             TransferError::UnknownTag | TransferError::Offset => RejectReason::InvalidPduField,
@@ -68,14 +68,14 @@ impl TransferError {
     }
 }
 
-/// Where the data segment of a PDU goes.
+/// Destination of a PDU's data segment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Placement {
     /// Offset within the command's data, in bytes.
     pub offset: u32,
     /// Bytes to keep, from the start of the segment.
     pub keep: u32,
-    /// Bytes to discard after those: more than the SCSI command takes.
+    /// Bytes to discard after those, because the SCSI command does not take them.
     pub discard: u32,
 }
 
@@ -86,7 +86,7 @@ pub struct R2tOrder {
     pub r2t_sn: u32,
     /// Offset within the command's data, in bytes.
     pub offset: u32,
-    /// Bytes to ask for.
+    /// Bytes to request.
     pub len: u32,
 }
 
@@ -97,26 +97,26 @@ struct Outstanding {
     end: u32,
 }
 
-/// Data of a write: how much arrived, what to ask for next. See [`super`] for the invariants.
+/// Data of a write: how much has arrived, and what to request next. See [`super`] for the invariants.
 ///
-/// Call [`WritePlan::begin`] with the command, [`WritePlan::data_out`] with each Data-Out PDU, and after each of
-/// them [`WritePlan::next_r2t`] until it returns `None`. The command has its data when
-/// [`WritePlan::is_complete`] says so.
+/// Call [`WritePlan::begin`] with the command, [`WritePlan::data_out`] with each Data-Out PDU, and after
+/// each of them [`WritePlan::next_r2t`] until it returns `None`. The command's data is complete when
+/// [`WritePlan::is_complete`] returns `true`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WritePlan {
-    /// Expected data transfer length.
+    /// Expected data transfer length, in bytes.
     expected: u32,
     /// Bytes that the SCSI command takes, at most `expected`.
     wanted: u32,
-    /// All bytes before this offset arrived.
+    /// All bytes before this offset have arrived.
     received: u32,
-    /// All bytes before this offset were asked for, or came unasked.
+    /// All bytes before this offset were requested or came unsolicited.
     requested: u32,
     /// DataSN of the next PDU of the current sequence.
     data_sn: u32,
-    /// Unsolicited PDUs may come until the one with the F bit.
+    /// Whether unsolicited PDUs may still arrive; the one with the F bit is the last.
     unsolicited: bool,
-    /// End of what may come unsolicited.
+    /// End offset of the data that may come unsolicited.
     first_burst_end: u32,
     burst_max: u32,
     r2t_sn: u32,
@@ -127,9 +127,9 @@ pub struct WritePlan {
 }
 
 impl WritePlan {
-    /// Starts a write: `expected` is the command's expected data transfer length, `wanted` the number of bytes
-    /// that the SCSI command takes (more than `expected` is not asked for), `immediate` the bytes in the
-    /// command's data segment, `is_final` the command's F bit.
+    /// Starts a write. `expected` is the command's expected data transfer length; `wanted` the number of
+    /// bytes that the SCSI command takes (bytes beyond `expected` are not requested); `immediate` the
+    /// number of bytes in the command's data segment; `is_final` the command's F bit.
     ///
     /// # Errors
     /// The command carries or announces data that the negotiated rules forbid.
@@ -143,7 +143,7 @@ impl WritePlan {
         if immediate > 0 && !rules.immediate_data {
             return Err(TransferError::ImmediateNotAllowed);
         }
-        // Without InitialR2T=No nothing unsolicited may follow, so F must be set (section 11.3.1).
+        // With InitialR2T=Yes no unsolicited data may follow, so F must be set (section 11.3.1).
         if !is_final && rules.initial_r2t {
             return Err(TransferError::UnsolicitedNotAllowed);
         }
@@ -170,7 +170,8 @@ impl WritePlan {
     }
 
     /// Changes the number of bytes that the SCSI command takes, for callers that learn it after
-    /// [`WritePlan::begin`]. What was already asked for still comes, and is discarded beyond `wanted`.
+    /// [`WritePlan::begin`]. Data that was already requested still arrives, and is discarded beyond
+    /// `wanted`.
     pub fn want(&mut self, wanted: u32) {
         self.wanted = wanted.min(self.expected);
     }
@@ -182,23 +183,24 @@ impl WritePlan {
         Placement { offset, keep, discard: len - keep }
     }
 
-    /// Whether nothing more will come: all wanted data arrived, no R2T is outstanding, and unsolicited data ended.
+    /// Returns whether no more data will come: all wanted data arrived, no R2T is outstanding, and
+    /// unsolicited data ended.
     pub const fn is_complete(&self) -> bool {
         !self.unsolicited && self.r2ts_len == 0 && self.received >= self.wanted
     }
 
-    /// Bytes of the command's data that arrived.
+    /// Returns how many bytes of the command's data have arrived.
     pub const fn received(&self) -> u32 {
         if self.received < self.wanted { self.received } else { self.wanted }
     }
 
-    /// Number of R2Ts so far, for ExpDataSN of the SCSI Response.
+    /// Returns the number of R2Ts so far, for ExpDataSN of the SCSI Response.
     pub const fn r2t_sn(&self) -> u32 {
         self.r2t_sn
     }
 
-    /// Returns the next R2T to send, which will carry the target transfer tag `ttt`, or `None` if enough are
-    /// outstanding, unsolicited data still comes, or nothing more is wanted.
+    /// Returns the next R2T to send, which will carry the target transfer tag `ttt`. Returns `None` if
+    /// enough R2Ts are outstanding, unsolicited data is still coming, or no more data is wanted.
     ///
     /// The tag must differ from those of other R2Ts in flight on the session, and from [`RESERVED_TAG`].
     pub fn next_r2t(&mut self, ttt: u32) -> Option<R2tOrder> {
@@ -215,7 +217,7 @@ impl WritePlan {
         Some(order)
     }
 
-    /// Checks a Data-Out PDU of `len` data bytes, and returns where they go.
+    /// Checks a Data-Out PDU of `len` data bytes, and returns where they belong.
     ///
     /// # Errors
     /// The PDU violates a rule. The plan is unchanged; the caller ends the task or the session.

@@ -1,9 +1,10 @@
 //! The client's side of the NBD handshake, from the first byte to the transmission phase.
 //!
-//! The client negotiates one option at a time, the most useful first: TLS, extended headers, otherwise
-//! structured replies, the metadata context, then `GO`, otherwise `EXPORT_NAME`. Options that the server
-//! refuses are left out, unless the [`HandshakeOptions`] requires them. It is driven as the server's side is: send the
-//! output, feed bytes, poll. A handshake that fails ends with `ABORT`, as a client MUST.
+//! The client negotiates one option at a time, the most useful first: TLS, extended headers or else
+//! structured replies, the metadata context, then `GO` or else `EXPORT_NAME`. It does without options that
+//! the server refuses, unless the [`HandshakeOptions`] requires them. It is driven like the server's side:
+//! send the output, feed bytes, poll. A handshake that fails ends with `ABORT`, as the protocol requires
+//! (MUST).
 //!
 //! *Invariants:* a reply of more than [`MAX_REPLY_BYTES`] or a list of more than [`MAX_LISTED`] exports ends
 //! the handshake; bytes past its end are left to the caller.
@@ -14,18 +15,18 @@ use super::super::wire::{self, ClientFlags, HandshakeFlags, TransmissionFlags, o
 
 /// Longest accepted reply to an option, in bytes.
 pub const MAX_REPLY_BYTES: u32 = 64 << 10;
-/// Most exports accepted from a list.
+/// Maximum number of exports accepted from a list.
 pub const MAX_LISTED: usize = 10_000;
 
 /// Whether the client requests TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum TlsPolicy {
-    /// No TLS.
+    /// Do not use TLS.
     #[default]
     Never,
-    /// TLS if the server offers it. An active attacker can prevent it.
+    /// Use TLS if the server offers it. An active attacker can prevent that.
     IfOffered,
-    /// TLS is required.
+    /// Require TLS.
     Always,
 }
 
@@ -57,7 +58,7 @@ pub struct HandshakeOptions {
 }
 
 impl HandshakeOptions {
-    /// Requests all options except TLS.
+    /// Creates options that request everything except TLS.
     pub fn new(export: impl Into<String>) -> HandshakeOptions {
         let (goal, tls) = (Goal::Go, TlsPolicy::Never);
         HandshakeOptions {
@@ -80,14 +81,14 @@ pub struct Listed {
     pub description: String,
 }
 
-/// What the handshake waits for.
+/// The next action of the handshake's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More bytes from the server; send the output first.
+    /// Send the output first, then feed more bytes from the server.
     NeedInput,
     /// Upgrade the stream, then call [`Handshake::tls_started`].
     StartTls,
-    /// Transmission starts.
+    /// Start transmission with this session.
     Ready(Session),
     /// The list is complete; send the output and close.
     Listed(Vec<Listed>),
@@ -95,10 +96,10 @@ pub enum Step {
     Failed(Failure),
 }
 
-/// Why a handshake failed.
+/// Reasons why a handshake failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// The greeting is not an NBD server's.
+    /// The greeting, whose first 8 bytes are given, is not an NBD server's.
     #[error("the peer does not speak NBD: its greeting has {0:#x}")]
     NotNbd(u64),
     /// The server speaks the oldstyle protocol (before 2011), which cannot name exports.
@@ -122,7 +123,7 @@ pub enum Failure {
     Broken(&'static str),
 }
 
-/// Advice to the user for an error type.
+/// Returns advice for the user on an error type.
 fn advice(kind: u32) -> &'static str {
     match kind {
         wire::rep::ERR_UNKNOWN => "; nbdinfo --list URI lists its exports",
@@ -131,7 +132,7 @@ fn advice(kind: u32) -> &'static str {
     }
 }
 
-/// What the next bytes from the server are.
+/// State: what the next bytes from the server contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Greeting,
@@ -154,7 +155,7 @@ pub struct Handshake {
     no_zeroes: bool,
     pub(super) tls: bool,
     pub(super) style: Style,
-    /// Number of `base:allocation`, once selected.
+    /// Id of `base:allocation`, once selected.
     pub(super) context: Option<u32>,
     /// Size and flags, once received.
     pub(super) export: Option<(u64, TransmissionFlags)>,
@@ -185,12 +186,12 @@ impl Handshake {
         }
     }
 
-    /// Bytes to send. The caller removes what it has sent.
+    /// Returns the bytes to send. The caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// What the handshake waits for.
+    /// Returns the next action of the handshake's owner.
     pub fn poll(&self) -> Step {
         match (&self.end, self.state) {
             (Some(end), _) => end.clone(),
@@ -272,7 +273,7 @@ impl Handshake {
             self.ask_first();
             return Ok(());
         }
-        // "Newstyle negotiation": nothing but EXPORT_NAME is possible.
+        // "Newstyle negotiation": without fixed newstyle, EXPORT_NAME is the only option that works.
         if self.requested.tls == TlsPolicy::Always {
             return Err(Failure::NoTls("it does not speak fixed newstyle".into()));
         }
@@ -327,10 +328,11 @@ impl Handshake {
         self.state = State::TlsUpgrade;
     }
 
-    /// Starts transmission.
+    /// Ends the handshake: transmission starts.
     pub(super) fn ready(&mut self) -> Result<(), Failure> {
         let (size, flags) = self.export.ok_or(Failure::Broken("it sent no size and flags"))?;
-        // "Block size constraints": without them a client SHOULD send no more than 32 MiB at once.
+        // "Block size constraints": without negotiated constraints a client SHOULD send at most 32 MiB per
+        // request.
         let portable = BlockSizes { maximum: wire::PORTABLE_PAYLOAD, ..BlockSizes::DEFAULT };
         self.state = State::Done;
         self.end = Some(Step::Ready(Session {
@@ -355,8 +357,8 @@ impl Handshake {
     }
 
     fn fail(&mut self, failure: Failure) {
-        // "Termination of the session": a client that gives up MUST send ABORT where it can. After
-        // EXPORT_NAME, or to a peer that is no NBD server, it cannot.
+        // "Termination of the session": a client that gives up MUST send ABORT if it can. It cannot after
+        // EXPORT_NAME, or if the peer is not an NBD server.
         let negotiating = matches!(self.state, State::ReplyHeader) && self.pending != 0;
         if negotiating && !matches!(failure, Failure::Broken(_)) {
             self.abort();

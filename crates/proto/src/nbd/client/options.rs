@@ -42,7 +42,7 @@ impl Handshake {
         self.ask(option::SET_META_CONTEXT, &[&name_len, name.as_bytes(), &count, &query_len, query]);
     }
 
-    /// "Block size constraints": a client that honours them SHOULD request them.
+    /// Requests GO. "Block size constraints": a client that honours the constraints SHOULD request them.
     fn ask_go(&mut self) {
         let name = self.requested.export.clone();
         let (count, item) = (1u16.to_be_bytes(), info::BLOCK_SIZE.to_be_bytes());
@@ -84,13 +84,13 @@ impl Handshake {
         Ok(())
     }
 
-    /// Leaves out an optional option that was refused, or fails.
+    /// Continues without an optional option that was refused, or fails if the option is required.
     fn refused(&mut self, kind: u32, data: &[u8]) -> Result<(), Failure> {
         let option = self.pending;
         let message = String::from_utf8_lossy(data);
         let why = if message.is_empty() { meaning(kind).to_owned() } else { message.into_owned() };
         let refused = Failure::Refused { option, kind, why: why.clone() };
-        // "`NBD_REP_ERR_SHUTDOWN`": the client MUST end the session softly.
+        // "`NBD_REP_ERR_SHUTDOWN`": the client MUST end the session with a soft disconnect.
         if kind == rep::ERR_SHUTDOWN {
             return Err(refused);
         }
@@ -98,8 +98,8 @@ impl Handshake {
             option::STARTTLS if self.requested.tls == TlsPolicy::Always => return Err(Failure::NoTls(why)),
             option::SET_META_CONTEXT => self.context = None,
             option::STARTTLS | option::EXTENDED_HEADERS | option::STRUCTURED_REPLY => {}
-            // "`NBD_OPT_GO`": SHOULD fall back when the server does not know it. Extended headers
-            // MUST NOT be followed by EXPORT_NAME.
+            // "`NBD_OPT_GO`": the client SHOULD fall back to EXPORT_NAME when the server does not know GO.
+            // Extended headers MUST NOT be followed by EXPORT_NAME.
             option::GO if kind == rep::ERR_UNSUP && self.style != Style::Extended => {
                 self.ask_export_name();
                 return Ok(());
@@ -123,7 +123,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// "`NBD_REP_INFO`": a type that is not known MUST be ignored.
+    /// Processes an information reply. "`NBD_REP_INFO`": the client MUST ignore unknown types.
     fn take_info(&mut self, data: &[u8]) -> Result<(), Failure> {
         match wire::u16_at(data, 0).ok_or(Failure::Broken("an information reply has no type"))? {
             info::EXPORT => {
@@ -143,7 +143,7 @@ impl Handshake {
             }
             _ => {}
         }
-        // The sizes may come before the export's own size.
+        // The block sizes may arrive before the export's own size.
         if let (Some(sizes), Some((size, _))) = (self.block_sizes, self.export)
             && !sizes.is_valid(size)
         {
@@ -165,7 +165,7 @@ fn len_field(bytes: &[u8]) -> [u8; 4] {
     (bytes.len() as u32).to_be_bytes()
 }
 
-/// Meaning of an error type, for servers that send no message.
+/// Returns the meaning of an error type, for servers that send no message.
 fn meaning(kind: u32) -> &'static str {
     match kind {
         rep::ERR_UNSUP => "it does not know the option",

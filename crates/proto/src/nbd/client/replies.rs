@@ -31,7 +31,7 @@ pub enum Reply<'a> {
         /// This is the last chunk.
         done: bool,
     },
-    /// A hole of a read, to be filled with zeroes; nothing follows.
+    /// A hole in a read: the range reads as zeroes, and no data follows.
     Hole {
         /// Cookie of the request.
         cookie: u64,
@@ -53,7 +53,7 @@ pub enum Reply<'a> {
         cookie: u64,
         /// The error.
         error: NbdError,
-        /// A message for people; not checked to be UTF-8.
+        /// A human-readable message; not checked to be UTF-8.
         message: &'a [u8],
         /// Offset of the error on the export, if given.
         offset: Option<u64>,
@@ -74,7 +74,7 @@ pub enum Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// Cookie of the request that it answers.
+    /// Returns the cookie of the request that the message answers.
     pub fn cookie(&self) -> u64 {
         match *self {
             Reply::Simple { cookie, .. }
@@ -130,9 +130,8 @@ struct Header {
 /// Parses the message at the front of `bytes`: the message and its length, or `None` while it is incomplete.
 /// The length does not include the data of a read.
 ///
-/// # Errors
-/// [`Fatal`], as "Structured reply types" demands that the client MUST disconnect: a magic of another style,
-/// an unknown chunk type that is no error, or a length that does not fit the type.
+/// Returns [`Fatal`] where "Structured reply types" says that the client MUST disconnect: the magic of
+/// another style, an unknown chunk type that is not an error, or a length that does not fit the type.
 #[inline]
 pub fn parse_reply(bytes: &[u8], style: Style) -> Result<Option<(Reply<'_>, usize)>, Fatal> {
     let Some(found) = wire::u32_at(bytes, 0) else { return Ok(None) };
@@ -165,7 +164,7 @@ fn header(bytes: &[u8], style: Style) -> Option<Header> {
     let cookie = wire::u64_at(bytes, 8)?;
     let len =
         if style == Style::Extended { wire::u64_at(bytes, 24)? } else { u64::from(wire::u32_at(bytes, 16)?) };
-    // The client MUST ignore flags that it does not know.
+    // The client MUST ignore unknown flags.
     Some(Header { kind, cookie, len, done: flags.contains(ReplyFlags::DONE) })
 }
 
@@ -195,13 +194,13 @@ fn check_length(header: &Header, style: Style) -> Result<(), Fatal> {
     let &Header { kind, len, done, .. } = header;
     let unexpected = Fatal::UnexpectedChunk { kind };
     let fits = match kind {
-        // It MUST be the last chunk, and empty.
+        // A NONE chunk MUST be the last one, and empty.
         chunk::NONE if !done => return Err(unexpected),
         chunk::NONE => len == 0,
         chunk::OFFSET_DATA => return if len >= 9 { Ok(()) } else { Err(Fatal::ChunkLength { kind, len }) },
         chunk::OFFSET_HOLE => len == 12,
         chunk::BLOCK_STATUS => len >= 12 && (len - 4).is_multiple_of(8),
-        // MUST NOT be used without extended headers.
+        // BLOCK_STATUS_EXT MUST NOT be used without extended headers.
         chunk::BLOCK_STATUS_EXT if style != Style::Extended => return Err(unexpected),
         chunk::BLOCK_STATUS_EXT => len >= 24 && (len - 8).is_multiple_of(16),
         chunk::ERROR_OFFSET => len >= 14,
@@ -250,7 +249,7 @@ fn status<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     Ok(Reply::Status { cookie: header.cookie, context, descriptors, done: header.done })
 }
 
-/// Parses an error chunk; unknown error types have the layout of known ones. The message MUST fit into the
+/// Parses an error chunk. Unknown error types have the layout of known ones. The message MUST fit into the
 /// chunk.
 fn error<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
     let malformed = Fatal::ChunkLength { kind: header.kind, len: header.len };
@@ -261,7 +260,7 @@ fn error<'a>(header: &Header, body: &'a [u8]) -> Result<Reply<'a>, Fatal> {
         chunk::ERROR_OFFSET => Some(wire::u64_at(rest, 0).ok_or(malformed)?),
         _ => None,
     };
-    // The code MUST NOT be 0; if it is, this is an error nevertheless.
+    // The code MUST NOT be 0; if it is, the chunk is treated as an error all the same.
     let error = NbdError::from_code(code).unwrap_or(NbdError::Invalid);
     Ok(Reply::Error { cookie: header.cookie, error, message, offset, done: header.done })
 }

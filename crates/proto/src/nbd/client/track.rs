@@ -9,7 +9,7 @@ use super::super::request::{Command, Request};
 use super::super::wire::CommandFlags;
 use super::replies::Reply;
 
-/// Effect of a message on its request.
+/// Effect of a message on the request that it answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// More messages follow.
@@ -19,12 +19,12 @@ pub enum Progress {
     Ended(Option<NbdError>),
 }
 
-/// A request in flight.
+/// State of a request in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Track {
     request: Request,
     style: Style,
-    /// Id of the metadata context that a status must have.
+    /// Id that the metadata context of a status must have.
     context: Option<u32>,
     /// Bytes of content received so far.
     received: u64,
@@ -35,7 +35,7 @@ pub struct Track {
 }
 
 impl Track {
-    /// Tracks `request` in a session of this style, with this id of `base:allocation`.
+    /// Tracks `request` in a session of this style; `context` is the session's id of `base:allocation`.
     pub const fn new(request: Request, style: Style, context: Option<u32>) -> Track {
         Track { request, style, context, received: 0, chunks: 0, error: None }
     }
@@ -48,8 +48,8 @@ impl Track {
         let mismatch = |why| Err(Fatal::ReplyMismatch { why });
         let done = match *reply {
             Reply::Simple { error, .. } => {
-                // "Simple reply message": reads and status queries MUST have chunks once these were
-                // negotiated.
+                // "Simple reply message": reads and status queries MUST be answered with chunks once
+                // structured replies were negotiated.
                 let chunked = matches!(self.request.command, Command::Read | Command::BlockStatus);
                 if chunked && self.style != Style::Simple {
                     return mismatch("a simple reply where structured replies were negotiated");
@@ -96,7 +96,8 @@ impl Track {
         Ok(Progress::Ended(self.error))
     }
 
-    /// "`NBD_REPLY_TYPE_OFFSET_DATA`": content MUST lie within the request and answers reads only.
+    /// Counts content. "`NBD_REPLY_TYPE_OFFSET_DATA`": it MUST lie within the request, and only reads have
+    /// content.
     fn content(&mut self, offset: u64, len: u64) -> Result<(), Fatal> {
         if self.request.command != Command::Read {
             return Err(Fatal::ReplyMismatch { why: "data for what is not a read" });
@@ -122,7 +123,7 @@ impl Track {
         }
     }
 
-    /// A successful reply MUST have answered the whole request.
+    /// Checks that a successful reply answered the whole request, as it MUST.
     fn check_whole(&self) -> Result<(), Fatal> {
         match self.request.command {
             Command::Read if self.received != self.request.len => {

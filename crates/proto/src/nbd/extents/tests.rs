@@ -34,7 +34,7 @@ fn zero(len: u64) -> Extent {
     Extent { len: Bytes(len), hole: false, zero: true }
 }
 
-/// Parses, as a client does, the reply for `extents` with space for `room` descriptors.
+/// Parses the reply for `extents` as a client does; the reply buffer has space for `room` descriptors.
 fn parsed(session: &Session, one: bool, len: u64, room: usize, extents: &[Extent]) -> Vec<(u64, u64)> {
     let flags = CommandFlags::empty().with_if(one, CommandFlags::REQ_ONE);
     let request = Request::new(Command::BlockStatus, 3, 0, len).with_flags(flags);
@@ -100,10 +100,10 @@ fn a_block_of_several_states_gets_what_holds_for_all_of_it() {
     let session = session(Style::Structured, 512, GIB);
     // 100 bytes of data, then a hole: the first block is plain data.
     assert_eq!(parsed(&session, false, 2048, 9, &[data(100), hole(1948)]), [(512, 0), (1536, 3)]);
-    // A hole, then allocated zeroes within one block: it reads as zeroes.
+    // A hole and allocated zeroes share a block, which reads as zeroes.
     let extents = [hole(600), zero(424), data(1024)];
     assert_eq!(parsed(&session, false, 2048, 9, &extents), [(512, 3), (512, 2), (1024, 0)]);
-    // Short extents that fill one block together.
+    // Short extents fill one block together.
     let extents = [hole(200), zero(200), hole(112), data(512)];
     assert_eq!(parsed(&session, false, 1024, 9, &extents), [(512, 2), (512, 0)]);
 }
@@ -112,7 +112,8 @@ fn a_block_of_several_states_gets_what_holds_for_all_of_it() {
 fn a_block_that_is_only_partly_known_is_plain_data() {
     let session = session(Style::Structured, 4096, GIB);
     assert_eq!(parsed(&session, false, 4096, 9, &[hole(100)]), [(4096, 0)]);
-    // After a known extent, the block is left for the next query.
+    // The extents end within a block that follows a complete descriptor: that block is left for the next
+    // query.
     assert_eq!(parsed(&session, false, 8192, 9, &[hole(4196)]), [(4096, 3)]);
 }
 

@@ -22,7 +22,7 @@ fn an_incomplete_header_is_not_parsed() {
 fn a_wrong_magic_is_fatal_at_its_fourth_byte() {
     assert_eq!(parse(b"GET", false), Ok(None));
     assert!(matches!(parse(b"GET ", false), Err(Fatal::BadMagic { found: 0x4745_5420, .. })));
-    // The magic of the other style is wrong as well.
+    // A magic of the other style is an error as well.
     assert!(parse(&COMPACT_WRITE, true).is_err());
 }
 

@@ -26,9 +26,9 @@ use super::{Catalogue, Found};
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 /// Longer options up to this size are skipped; beyond it the connection is closed.
 pub(super) const MAX_SKIPPED_BYTES: u32 = 16 << 20;
-/// Most options that a client may send.
+/// Maximum number of options that a client may send.
 pub const MAX_OPTIONS: u32 = 1000;
-/// Most bytes that a client may send before transmission starts.
+/// Maximum number of bytes that a client may send before transmission starts.
 pub const MAX_HANDSHAKE_BYTES: u64 = 64 << 20;
 
 /// TLS mode of the server ("TLS support").
@@ -37,7 +37,7 @@ pub enum TlsMode {
     /// TLS is not offered.
     #[default]
     Off,
-    /// TLS if the client wants it.
+    /// TLS is used if the client requests it.
     Optional,
     /// TLS is required: other options than `STARTTLS` and `ABORT` are refused without it.
     Required,
@@ -48,7 +48,7 @@ pub enum TlsMode {
 pub struct Config {
     /// TLS mode.
     pub tls: TlsMode,
-    /// Whether `LIST` is answered; otherwise it is refused by policy.
+    /// Whether `LIST` is answered; otherwise it is refused with ERR_POLICY.
     pub list: bool,
     /// Whether structured replies, and the features that need them, are offered.
     pub structured: bool,
@@ -57,33 +57,33 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Offers everything except TLS.
+    /// Returns a configuration that offers everything except TLS.
     fn default() -> Config {
         Config { tls: TlsMode::Off, list: true, structured: true, extended: true }
     }
 }
 
-/// What the handshake waits for.
+/// The next action of the handshake's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// More bytes from the client; send the output first.
+    /// Send the output first, then feed more bytes from the client.
     NeedInput,
     /// Send the output, upgrade the stream, then call [`Handshake::tls_started`]. Bytes received but not
     /// consumed belong to the TLS stream.
     StartTls,
-    /// Send the output; transmission starts.
+    /// Send the output, then start transmission with this session.
     Ready(Session),
     /// Send the output, if any, and close.
     Closed(Closed),
 }
 
-/// Why a handshake ended without a session.
+/// Reasons why a handshake ended without a session.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Closed {
     /// The client sent `ABORT`.
     #[error("the client ended the handshake")]
     Aborted,
-    /// The client set a flag that the server does not know.
+    /// The client set an unknown flag.
     #[error("unknown client flags {0:#x}")]
     UnknownClientFlags(u32),
     /// The client does not speak NBD.
@@ -105,7 +105,7 @@ pub enum Closed {
     Refused {
         /// Requested name.
         name: String,
-        /// Why it was refused.
+        /// The reason for the refusal.
         why: &'static str,
     },
 }
@@ -145,9 +145,9 @@ pub struct Handshake {
     /// Export name that `base:allocation` was last selected for; `None` if not selected.
     pub(super) context_of: Option<String>,
     pub(super) shutting_down: bool,
-    /// Present once ready.
+    /// The negotiated session, once ready.
     session: Option<Session>,
-    /// Present once closed.
+    /// The reason for closing, once closed.
     closed: Option<Closed>,
 }
 
@@ -177,12 +177,12 @@ impl Handshake {
         }
     }
 
-    /// Bytes to send. The caller removes what it has sent.
+    /// Returns the bytes to send. The caller removes what it has sent.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// What the handshake waits for.
+    /// Returns the next action of the handshake's owner.
     pub fn poll(&self) -> Step {
         match self.state {
             State::StartTls => Step::StartTls,
@@ -194,14 +194,14 @@ impl Handshake {
         }
     }
 
-    /// From now on refuses every option except `ABORT` ("Termination of the session": SHOULD be
+    /// Refuses every option except `ABORT` from now on ("Termination of the session": SHOULD be
     /// `ERR_SHUTDOWN`).
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
 
-    /// Continues after the stream has been upgraded to TLS. "TLS support": everything negotiated before is
-    /// void, so that an attacker who changed the unencrypted part has no influence on the rest.
+    /// Continues after the stream has been upgraded to TLS. "TLS support": discards everything negotiated
+    /// before, so that an attacker who changed the unencrypted part cannot influence the rest.
     pub fn tls_started(&mut self) {
         if self.state == State::StartTls {
             self.state = State::OptionHeader;
@@ -255,7 +255,7 @@ impl Handshake {
 
     fn client_flags(&mut self, item: &[u8]) {
         let flags = ClientFlags::from_bits_retain(wire::u32_at(item, 0).unwrap_or(u32::MAX));
-        // "Newstyle negotiation": the server MUST close on flags that it does not know.
+        // "Newstyle negotiation": the server MUST close the connection on unknown flags.
         if !flags.difference(ClientFlags::all()).is_empty() {
             return self.close(Closed::UnknownClientFlags(flags.bits()));
         }
@@ -320,7 +320,7 @@ impl Handshake {
         self.reply(option, rep::ACK, &[]);
     }
 
-    /// Sends an error reply with a message for people.
+    /// Sends an error reply with a human-readable message.
     pub(super) fn refuse(&mut self, option: u32, kind: u32, message: &str) {
         self.reply(option, kind, &[message.as_bytes()]);
     }

@@ -22,20 +22,21 @@ pub trait Catalogue {
     /// Calls `each` with name and description of every export that may be listed.
     fn list(&self, each: &mut dyn FnMut(&str, &str));
 
-    /// Finds the export of exactly this name.
+    /// Finds the export with exactly this name.
     fn look_up(&self, name: &str) -> Option<Found>;
 
-    /// Name of the export that the empty name stands for: the only one, if there is just one.
+    /// Returns the name of the export that the empty name stands for: if there is only one export, that
+    /// one.
     fn default_export(&self) -> Option<String>;
 
-    /// Why a client may not use an existing export, for example because of a connection limit; `None`: it
-    /// may.
+    /// Returns why a client may not use an existing export, for example because of a connection limit, or
+    /// `None` if it may.
     fn refusal(&self, found: &Found) -> Option<&'static str> {
         let _ = found;
         None
     }
 
-    /// Finds the export for a name in a request, which may be empty.
+    /// Finds the export for a requested name, which may be empty.
     fn resolve(&self, name: &str) -> Option<Found> {
         self.look_up(name).or_else(|| {
             let default = if name.is_empty() { self.default_export() } else { None };
@@ -47,7 +48,7 @@ pub trait Catalogue {
 /// An export of a catalogue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// The catalogue's number of the export.
+    /// The export's number in the catalogue.
     pub id: ExportId,
     /// Canonical name.
     pub name: String,
@@ -55,7 +56,7 @@ pub struct Found {
     pub info: ExportInfo,
 }
 
-/// A catalogue that is a list. The empty name stands for its only export.
+/// A catalogue in the form of a list. The empty name stands for its only export.
 impl Catalogue for Vec<Found> {
     fn list(&self, each: &mut dyn FnMut(&str, &str)) {
         for export in self {

@@ -23,27 +23,27 @@ impl<'a> Fields<'a> {
         self.take(4).and_then(|bytes| wire::u32_at(bytes, 0))
     }
 
-    /// A 32-bit length and a string of that length.
+    /// Takes a 32-bit length and a string of that length.
     pub(super) fn string(&mut self) -> Option<&'a str> {
         let len = self.u32()?;
         text(self.take(usize::try_from(len).ok()?)?)
     }
 
-    /// The data MUST end where its fields do.
+    /// Checks that no data follows the fields (MUST).
     pub(super) fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
-/// "Conventions": a string is UTF-8, has no NUL and MUST be no longer than 4096 bytes.
+/// Checks a string. "Conventions": it is UTF-8, has no NUL and MUST be no longer than 4096 bytes.
 pub(super) fn text(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     (text.len() <= wire::MAX_STRING && !text.contains('\0')).then_some(text)
 }
 
 impl Handshake {
-    /// Style of replies if transmission started now. "`NBD_OPT_EXTENDED_HEADERS`": they take precedence over
-    /// structured replies.
+    /// Returns the style of replies if transmission started now. "`NBD_OPT_EXTENDED_HEADERS`": extended
+    /// headers take precedence over structured replies.
     pub(super) fn style(&self) -> Style {
         match (self.extended, self.structured) {
             (true, _) => Style::Extended,
@@ -52,8 +52,9 @@ impl Handshake {
         }
     }
 
-    /// Whether `base:allocation` was selected for the export of this name. "`NBD_CMD_BLOCK_STATUS`":
-    /// the last selection MUST have been for the name that transmission starts with.
+    /// Returns whether `base:allocation` was selected for the export of this name.
+    /// "`NBD_CMD_BLOCK_STATUS`": the last selection MUST have been for the name that transmission starts
+    /// with.
     pub(super) fn has_context(&self, name: &str) -> bool {
         self.style() != Style::Simple && self.context_of.as_deref() == Some(name)
     }
@@ -62,7 +63,7 @@ impl Handshake {
 /// Handles `option` with its complete data.
 pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Catalogue) {
     if option == option::ABORT {
-        // "`NBD_OPT_ABORT`": ends the session, whatever its data.
+        // "`NBD_OPT_ABORT`": ABORT ends the session, whatever its data.
         at.ack(option);
         return at.close(Closed::Aborted);
     }
@@ -88,7 +89,8 @@ pub(super) fn handle(at: &mut Handshake, option: u32, data: &[u8], catalogue: &d
     }
 }
 
-/// "`NBD_OPT_EXPORT_NAME`": there is no error reply, so a refusal MUST end the session.
+/// Handles EXPORT_NAME. "`NBD_OPT_EXPORT_NAME`": there is no error reply, so a refusal MUST end the
+/// session.
 fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs_tls: bool) {
     let name = String::from_utf8_lossy(data).into_owned();
     let refused = |why| Closed::Refused { name: name.clone(), why };
@@ -99,7 +101,7 @@ fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs
         return at.close(refused("the server is shutting down"));
     }
     if at.extended {
-        // "`NBD_OPT_EXTENDED_HEADERS`": a client MUST NOT use EXPORT_NAME after it.
+        // "`NBD_OPT_EXTENDED_HEADERS`": a client MUST NOT use EXPORT_NAME after negotiating them.
         return at.close(refused("extended headers need NBD_OPT_GO"));
     }
     let Some(name) = text(data) else { return at.close(refused("the name is invalid")) };
@@ -116,8 +118,8 @@ fn export_name(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue, needs
     at.start(name, &found, false);
 }
 
-/// "TLS support": MUST be refused with ERR_POLICY, ERR_PLATFORM or ERR_UNSUP without TLS, and with
-/// ERR_INVALID when it is on already or the option has data.
+/// Handles STARTTLS. "TLS support": it MUST be refused with ERR_POLICY, ERR_PLATFORM or ERR_UNSUP if the
+/// server has no TLS, and with ERR_INVALID if TLS is already on or the option has data.
 fn start_tls(at: &mut Handshake, data: &[u8]) {
     let option = option::STARTTLS;
     if at.config.tls == TlsMode::Off {
@@ -132,7 +134,8 @@ fn start_tls(at: &mut Handshake, data: &[u8]) {
     }
 }
 
-/// "`NBD_OPT_LIST`": MUST be refused with ERR_INVALID when it has data, and MAY be with ERR_POLICY.
+/// Handles LIST. "`NBD_OPT_LIST`": it MUST be refused with ERR_INVALID if it has data, and MAY be refused
+/// with ERR_POLICY.
 fn list(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue) {
     let option = option::LIST;
     if !data.is_empty() {
@@ -148,13 +151,13 @@ fn list(at: &mut Handshake, data: &[u8], catalogue: &dyn Catalogue) {
     at.ack(option);
 }
 
-/// "`NBD_OPT_INFO`" and "`NBD_OPT_GO`".
+/// Handles INFO and GO ("`NBD_OPT_INFO`", "`NBD_OPT_GO`").
 fn info_or_go(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Catalogue) {
     let Some((name, asked)) = parse_info(data) else {
         return at.refuse(option, rep::ERR_INVALID, "the option's data is malformed");
     };
     let Some(found) = catalogue.resolve(name) else {
-        // SHOULD NOT come after any information.
+        // This error SHOULD NOT follow any information reply.
         return at.refuse(option, rep::ERR_UNKNOWN, "there is no export of that name");
     };
     if option == option::GO
@@ -169,7 +172,8 @@ fn info_or_go(at: &mut Handshake, option: u32, data: &[u8], catalogue: &dyn Cata
     }
 }
 
-/// Information that a client requests besides size and flags. It may get more; unknown types MUST be ignored.
+/// Information that a client requests besides size and flags. The server may send more; unknown types MUST
+/// be ignored.
 #[derive(Default)]
 struct RequestedInfo {
     name: bool,
@@ -205,7 +209,7 @@ fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &RequestedInfo,
         let description = found.info.description.as_bytes();
         at.reply(option, rep::INFO, &[&info::DESCRIPTION.to_be_bytes(), description]);
     }
-    // MUST be sent when requested and not the default; other clients benefit as well.
+    // The constraints MUST be sent if requested and not the defaults; other clients benefit as well.
     let sizes = found.info.block_sizes;
     at.reply(
         option,
@@ -219,8 +223,8 @@ fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &RequestedInfo,
     );
 }
 
-/// "`NBD_OPT_STRUCTURED_REPLY`": SHOULD be refused with ERR_INVALID when it has data, and with
-/// ERR_EXT_HEADER_REQD after extended headers, which cannot be undone.
+/// Handles STRUCTURED_REPLY. "`NBD_OPT_STRUCTURED_REPLY`": it SHOULD be refused with ERR_INVALID if it has
+/// data, and with ERR_EXT_HEADER_REQD after extended headers, which cannot be undone.
 fn structured_reply(at: &mut Handshake, data: &[u8]) {
     let option = option::STRUCTURED_REPLY;
     if !data.is_empty() {
@@ -235,8 +239,8 @@ fn structured_reply(at: &mut Handshake, data: &[u8]) {
     }
 }
 
-/// "`NBD_OPT_EXTENDED_HEADERS`": SHOULD be refused with ERR_INVALID when it has data. It SHOULD work without
-/// structured replies and takes precedence over them.
+/// Handles EXTENDED_HEADERS. "`NBD_OPT_EXTENDED_HEADERS`": it SHOULD be refused with ERR_INVALID if it has
+/// data. It SHOULD work without structured replies and takes precedence over them.
 fn extended_headers(at: &mut Handshake, data: &[u8]) {
     let option = option::EXTENDED_HEADERS;
     if !data.is_empty() {

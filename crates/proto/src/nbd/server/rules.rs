@@ -1,8 +1,8 @@
 //! Rules of the transmission phase, as one pure function from a request to its handling.
 //!
-//! The order of the checks determines the error: violations that make the stream meaningless come first, then
-//! flags, command, write protection, bounds, alignment, length. The payload of a refused request is read past
-//! before the reply is sent.
+//! The order of the checks determines the error: violations that make the stream unparseable come first,
+//! then flags, command, write protection, bounds, alignment, length. The payload of a refused request is
+//! consumed before the reply is sent.
 
 use block::{Bytes, Flags, Op};
 
@@ -21,29 +21,29 @@ pub struct Submission {
     pub flags: Flags,
     /// Offset on the export.
     pub offset: Bytes,
-    /// Length: at least 1, except for a flush.
+    /// Length in bytes: at least 1, except for a flush.
     pub len: Bytes,
 }
 
-/// Handling of a valid request.
+/// How to handle a valid request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Accepted {
-    /// Submit it to the device.
+    /// Submit this to the device.
     Submit(Submission),
-    /// It has length 0: reply with success.
+    /// The request has length 0: reply with success.
     Empty,
     /// Reply with the block status of a range.
     Status(StatusQuery),
     /// Read the payload and pass it to [`status_query`].
     StatusPayload,
-    /// Complete what is in flight and close; there is no reply.
+    /// Complete all requests in flight and close; there is no reply.
     Disconnect,
 }
 
-/// Handling of an invalid request.
+/// How to handle an invalid request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// Read past its payload and reply with this error.
+    /// Consume its payload and reply with this error.
     Reply(NbdError),
     /// Drop the connection.
     Drop(Fatal),
@@ -108,7 +108,7 @@ pub fn check(session: &Session, request: &Request) -> Result<Accepted, Refused> 
             Ok(submit(Op::WriteZeroes, request))
         }
         Command::BlockStatus => check_block_status(session, request),
-        // "Error values": SHOULD be EINVAL for an unknown command.
+        // "Error values": an unknown command SHOULD get EINVAL.
         Command::Disc | Command::Other(_) => Err(NbdError::Invalid.into()),
     }
 }
@@ -134,9 +134,9 @@ fn submit(op: Op, request: &Request) -> Accepted {
     Accepted::Submit(Submission { op, flags, offset: Bytes(request.offset), len: Bytes(request.len) })
 }
 
-/// "Request message": with extended headers a server SHOULD disconnect when a payload is longer than the
-/// advertised maximum. "Block size constraints": otherwise a payload of up to 32 MiB SHOULD NOT be treated as
-/// a denial of service, even above the maximum.
+/// Checks the payload's length. "Request message": with extended headers a server SHOULD disconnect if a
+/// payload is longer than the advertised maximum. "Block size constraints": otherwise a payload of up to 32
+/// MiB SHOULD NOT be treated as a denial of service, even above the maximum.
 fn check_payload(session: &Session, request: &Request) -> Result<(), Refused> {
     let maximum = session.block_sizes.maximum;
     let limit = if session.extended() { maximum } else { maximum.max(wire::PORTABLE_PAYLOAD) };
@@ -147,8 +147,8 @@ fn check_payload(session: &Session, request: &Request) -> Result<(), Refused> {
     Ok(())
 }
 
-/// "Error values": SHOULD be EINVAL for a flag that is unknown or not documented for the command; "Command
-/// flags": or not negotiated.
+/// Checks the command's flags. A flag SHOULD get EINVAL if it is unknown or not documented for the command
+/// ("Error values"), or if it was not negotiated ("Command flags").
 #[inline]
 fn check_flags(session: &Session, request: &Request) -> Result<(), NbdError> {
     let flags = session.flags;
@@ -180,20 +180,20 @@ fn check_flags(session: &Session, request: &Request) -> Result<(), NbdError> {
     Ok(())
 }
 
-/// "Error values": SHOULD be EPERM for writes to a read-only export.
+/// Checks that the export is writable. "Error values": a write to a read-only export SHOULD get EPERM.
 #[inline]
 fn check_writable(session: &Session) -> Result<(), NbdError> {
     if session.flags.contains(TransmissionFlags::READ_ONLY) { Err(NbdError::Perm) } else { Ok(()) }
 }
 
-/// "Request types": a client MUST NOT send commands that were not advertised. Some send `CACHE` nevertheless
-/// and tolerate an error.
+/// Checks that a command was advertised. "Request types": a client MUST NOT send commands that were not;
+/// some send `CACHE` nevertheless and tolerate an error.
 #[inline]
 fn need(session: &Session, flag: TransmissionFlags) -> Result<(), NbdError> {
     if session.flags.contains(flag) { Ok(()) } else { Err(NbdError::Invalid) }
 }
 
-/// Checks that the range lies within the export, otherwise fails with `past_end` ("Error values": ENOSPC for
+/// Checks that the range lies within the export, or fails with `past_end` ("Error values": ENOSPC for
 /// writes, EINVAL for others), and that it is aligned ("Block size constraints": SHOULD be EINVAL).
 #[inline]
 fn check_range(session: &Session, request: &Request, len: u64, past_end: NbdError) -> Result<(), NbdError> {
@@ -208,8 +208,8 @@ fn check_range(session: &Session, request: &Request, len: u64, past_end: NbdErro
     Ok(())
 }
 
-/// "Block size constraints": SHOULD be EINVAL for data longer than the maximum; "`NBD_CMD_READ`": EOVERFLOW
-/// if the reply must not be fragmented.
+/// Checks the length of a read's or write's data against the maximum ("Block size constraints": SHOULD be
+/// EINVAL; "`NBD_CMD_READ`": EOVERFLOW if the reply must not be fragmented).
 #[inline]
 fn check_length(session: &Session, request: &Request) -> Result<(), NbdError> {
     if request.len <= u64::from(session.block_sizes.maximum) {
@@ -222,10 +222,11 @@ fn check_length(session: &Session, request: &Request) -> Result<(), NbdError> {
 const STATUS_PAYLOAD_LEN: u64 = 12;
 
 fn check_block_status(session: &Session, request: &Request) -> Result<Accepted, Refused> {
-    // "Metadata querying": SHOULD be EINVAL without a context.
+    // "Metadata querying": without a selected context the query SHOULD get EINVAL.
     let context = session.base_allocation.ok_or(NbdError::Invalid)?;
     if request.flags.contains(CommandFlags::PAYLOAD_LEN) {
-        // There is one context: any other length has none, a duplicate, or an unknown one.
+        // There is only one context: a payload of any other length contains none, a duplicate, or an
+        // unknown one.
         if request.payload_len != STATUS_PAYLOAD_LEN {
             return Err(NbdError::Invalid.into());
         }
@@ -234,7 +235,8 @@ fn check_block_status(session: &Session, request: &Request) -> Result<Accepted, 
     query(session, context, request, request.len).map(Accepted::Status).map_err(Refused::from)
 }
 
-/// Creates a query. A status MUST have a descriptor and a descriptor a length, so length 0 is refused.
+/// Creates a query. A status MUST have a descriptor, and its length cannot be 0, so queries of length 0 are
+/// refused.
 fn query(session: &Session, context: u32, request: &Request, len: u64) -> Result<StatusQuery, NbdError> {
     check_range(session, request, len, NbdError::Invalid)?;
     if len == 0 {
@@ -246,7 +248,7 @@ fn query(session: &Session, context: u32, request: &Request, len: u64) -> Result
 /// Parses the payload of a block status request ("`NBD_CMD_BLOCK_STATUS`").
 ///
 /// # Errors
-/// EINVAL, which MUST answer a context that was not selected or comes twice, once the payload is consumed.
+/// EINVAL, which MUST answer a context that was not selected or is repeated, once the payload is consumed.
 pub fn status_query(session: &Session, request: &Request, payload: &[u8]) -> Result<StatusQuery, NbdError> {
     let selected = session.base_allocation.ok_or(NbdError::Invalid)?;
     let len = wire::u64_at(payload, 0).ok_or(NbdError::Invalid)?;

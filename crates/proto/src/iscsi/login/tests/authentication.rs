@@ -1,4 +1,4 @@
-//! Authentication: every algorithm, encoding and requirement, and what must fail.
+//! Tests authentication: every algorithm, encoding and requirement, and what must fail.
 
 use super::super::super::chap::Algorithm;
 use super::*;
@@ -17,7 +17,7 @@ fn portal(authentication: Authentication) -> Portal {
     portal
 }
 
-/// Options with the right credentials.
+/// Returns options with the right credentials.
 fn known() -> Options {
     Options { credentials: Some(credentials("user", "the initiator's")), ..options() }
 }

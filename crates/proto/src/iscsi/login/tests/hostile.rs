@@ -1,4 +1,4 @@
-//! Requests that our initiator does not send.
+//! Tests requests that our initiator does not send.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::super::super::pdu::{self, BHS_LEN, Bhs, Header, LoginResponse, NopOut
 use super::super::super::stream::{self, Receiver};
 use super::*;
 
-/// A request of the security stage that asks for the operational one.
+/// Returns a request of the security stage that asks for the operational one.
 fn first() -> pdu::Login {
     pdu::Login {
         transit: true,
@@ -61,7 +61,7 @@ fn code(response: &LoginResponse) -> u16 {
     u16::from_be_bytes([response.status_class, response.status_detail])
 }
 
-/// The status with which the first request fails.
+/// Returns the status with which the first request fails.
 fn failure(request: pdu::Login, text: &str) -> u16 {
     let mut target = Target::new([1; NONCE_LEN]);
     let (response, text) = exchange(&mut target, &Portal::new(), request, text);
@@ -218,7 +218,7 @@ fn chap_out_of_order_fails_with_0201() {
     }
 }
 
-/// An impostor relays the target's own challenge, to have it compute the response.
+/// An impostor relays the target's own challenge, so that the target computes the response.
 #[test]
 fn reflected_challenge_is_refused() {
     let credentials =

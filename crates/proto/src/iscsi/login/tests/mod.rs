@@ -56,10 +56,10 @@ impl Directory for Portal {
     }
 }
 
-/// Result of both sides.
+/// Results of both sides.
 pub(super) type Both = (Result<LoggedIn, Failure>, Result<LoginDone, Status>);
 
-/// Runs a login, with the bytes of both directions in pieces of `piece` bytes.
+/// Runs a login, with the bytes of both directions in chunks of `piece` bytes.
 pub(super) fn run_in_pieces(options: Options, portal: &Portal, piece: usize) -> Both {
     let mut initiator = initiator::Login::new(options, [9; NONCE_LEN]);
     let nonce = std::array::from_fn(|index| index as u8 + 40);
@@ -172,7 +172,7 @@ fn every_combination_of_digests_ends_alike_on_both_sides() {
             continue;
         }
         let (left, right) = log_in(options, &portal);
-        // The initiator's preference decides, as the target answers its list.
+        // The initiator's preference decides, as the target answers with a value from its list.
         let expected = possible && (theirs != NoneOrCrc32c || !ours.allows_none());
         assert_eq!((left.connection.header_digest, left.connection.data_digest), (expected, false));
         assert_eq!((right.connection.header_digest, right.connection.data_digest), (expected, false));
@@ -195,7 +195,7 @@ fn login_survives_any_cut_of_the_stream_and_of_the_text() {
     let portal = Portal::new();
     for (piece, text_max) in [(1, 8192), (7, 8192), (49, 100), (1000, 1), (3, 13)] {
         let further = vec![("X-com.example.filler".to_owned(), "x".repeat(50))];
-        // One byte of text in each request would be too many requests.
+        // With one byte of text per request, the login would need too many requests.
         let text_max = if text_max == 1 { 60 } else { text_max.max(60) };
         let (left, right) = run_in_pieces(Options { text_max, further, ..options() }, &portal, piece);
         assert_eq!(left.expect("a login").parameters, right.expect("a login").parameters);

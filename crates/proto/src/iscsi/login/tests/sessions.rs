@@ -1,8 +1,8 @@
-//! How a connection relates to sessions that exist, and refusals of the directory.
+//! Tests how a connection relates to existing sessions, and refusals of the directory.
 
 use super::*;
 
-/// A session with one connection, CID 0.
+/// Returns a session with one connection, CID 0.
 fn existing(max_connections: u16) -> Existing {
     Existing { tsih: 5, cids: vec![0], max_connections, exp_cmd_sn: 1000, max_cmd_sn: 1031 }
 }

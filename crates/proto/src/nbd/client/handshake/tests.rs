@@ -29,7 +29,7 @@ fn options(handshake: &mut Handshake, bytes: &[u8]) -> Vec<u32> {
     let mut rest = bytes;
     loop {
         let output = std::mem::take(handshake.output());
-        // The client's flags go before its first option.
+        // The client's flags precede its first option.
         let flags = if output.is_empty() || output.starts_with(b"IHAVEOPT") { 0 } else { 4 };
         let mut options = &output[flags..];
         while !options.is_empty() {
@@ -117,7 +117,7 @@ fn refused_options_are_left_out() {
         reply(option::EXTENDED_HEADERS, rep::ERR_UNSUP, b""),
         reply(option::STRUCTURED_REPLY, rep::ACK, b""),
         reply(option::SET_META_CONTEXT, rep::META_CONTEXT, b"\0\0\0\x09base:allocation"),
-        // An error voids the contexts that came before it.
+        // An error voids the contexts received before it.
         reply(option::SET_META_CONTEXT, rep::ERR_TOO_BIG, b""),
         reply(option::GO, rep::INFO, &block_sizes(512, 4096, 1 << 20)),
         reply(option::GO, rep::INFO, &[0, 77, 1, 2, 3]),

@@ -136,7 +136,7 @@ fn a_message_longer_than_its_chunk_is_fatal() {
         let bytes = chunk(kind, 1, &[0, 0, 0, 5, 0, 3, b'n', b'o']);
         assert!(matches!(fails(&bytes, Style::Structured), Fatal::ChunkLength { .. }));
     }
-    // The offset belongs to the chunk as well.
+    // The chunk must have space for the offset as well.
     let bytes = chunk(chunk::ERROR_OFFSET, 1, &[0, 0, 0, 5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert!(matches!(fails(&bytes, Style::Structured), Fatal::ChunkLength { .. }));
 }

@@ -46,7 +46,7 @@ impl Peer {
         answers(&back)
     }
 
-    /// Types of the replies to an option.
+    /// Returns the types of the replies to an option.
     fn kinds(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
         self.ask(option, data).iter().map(|answer| answer.kind).collect()
     }

@@ -5,7 +5,7 @@ use crate::nbd::reply::Style;
 const MIB: u64 = 1 << 20;
 const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 
-/// A session on an export of 16 MiB with blocks of 512 bytes and payloads of at most 1 MiB.
+/// Returns a session on an export of 16 MiB with blocks of 512 bytes and payloads of at most 1 MiB.
 fn session(style: Style, change: impl FnOnce(&mut ExportInfo)) -> Session {
     let mut info = ExportInfo {
         block_sizes: BlockSizes { minimum: 512, preferred: 4096, maximum: 1 << 20 },
@@ -25,7 +25,7 @@ fn session(style: Style, change: impl FnOnce(&mut ExportInfo)) -> Session {
     }
 }
 
-/// A write as it would be parsed: with extended headers it has `PAYLOAD_LEN`.
+/// Returns a write as the parser would: with extended headers it has `PAYLOAD_LEN`.
 fn write(style: Style, offset: u64, len: u64) -> Request {
     let request = Request::write(1, offset, len);
     if style == Style::Extended { request.with_flags(CommandFlags::PAYLOAD_LEN) } else { request }
@@ -138,7 +138,7 @@ fn an_unfragmented_read_above_the_maximum_is_eoverflow() {
         let session = session(style, |_| {});
         let read = Request::new(Command::Read, 1, 0, MIB + 512).with_flags(CommandFlags::DF);
         refused(&session, read, NbdError::Overflow);
-        // MUST be supported up to 64 KiB.
+        // DF MUST be supported for reads of up to 64 KiB.
         submitted(&session, Request::new(Command::Read, 1, 0, 65536).with_flags(CommandFlags::DF));
     }
 }
@@ -183,7 +183,7 @@ fn the_payload_flag_is_einval_where_no_payload_belongs() {
             );
         }
     }
-    // Compact writes must not have it either.
+    // Compact writes must not have `PAYLOAD_LEN`.
     refused(
         &session(Style::Simple, |_| {}),
         Request::write(1, 0, 512).with_flags(payload),
@@ -330,7 +330,7 @@ fn a_status_payload_has_one_context() {
         let query = status_query(&session, &request, &payload(len, context));
         assert_eq!(query, Err(NbdError::Invalid), "{len} {context}");
     }
-    // No context, an incomplete one, a duplicate, and no payload.
+    // These lengths mean no context, an incomplete one, a duplicate, and no payload.
     for payload_len in [8, 11, 16, 4, 0] {
         refused(&session, with_payload(payload_len), NbdError::Invalid);
     }
