@@ -1,8 +1,8 @@
-//! Replies of one connection that are being sent.
+//! Replies of one connection that are waiting to be sent or being sent.
 //!
-//! Reply headers are written to a block of arena memory, data stays where it is; the replies of a turn are
-//! sent with one `sendmsg`. Meanwhile the next batch accumulates. Blocks are allocated for the first reply
-//! and freed when it was sent: an idle connection holds none.
+//! Reply headers are written to a block of arena memory, data stays in place; the replies of a turn are
+//! sent with one `sendmsg`. During that call the next batch accumulates. A block is allocated for the first
+//! reply and freed when it has been sent, so an idle connection holds none.
 
 use super::budget::charge_of;
 use block::Segment;
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 /// Bytes of headers in a batch: 585 structured replies.
 const HEADERS_LEN: u32 = 16 << 10;
-/// Segments in a batch; `IOV_MAX` is 1024, and a reply adds two at most.
+/// Maximum number of segments in a batch: `IOV_MAX` is 1024, and a reply adds at most two.
 const PIECES_MAX: usize = 1000;
 
 #[derive(Default)]
@@ -32,7 +32,7 @@ struct Batch {
 pub(super) struct Owed {
     /// Number of requests.
     pub(super) replies: u32,
-    /// Bytes of data that they move.
+    /// Bytes of data that the requests move.
     pub(super) bytes: u64,
 }
 
@@ -52,7 +52,7 @@ impl Owed {
 #[derive(Default)]
 pub(super) struct Outbox {
     batches: VecDeque<Batch>,
-    /// The first batch is being sent.
+    /// Whether the first batch is being sent.
     sending: bool,
     /// Sent batches, kept for their vectors.
     spare: Vec<Batch>,
@@ -63,7 +63,7 @@ pub(super) struct Outbox {
 pub(super) struct NoMemory;
 
 impl Outbox {
-    /// The batch that accumulates, with space for one more reply of `len` header bytes.
+    /// Returns the accumulating batch, with space for one more reply of `len` header bytes.
     fn open(&mut self, len: u32, ring: &mut KernelRing) -> Result<&mut Batch, NoMemory> {
         let first_open = usize::from(self.sending);
         let full = |b: &Batch| b.used + len > HEADERS_LEN || b.pieces.len() + 2 > PIECES_MAX;
@@ -101,7 +101,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Records that the reply pushed last completes a request that moved so many bytes.
+    /// Records that the last pushed reply completes a request that moved this many bytes.
     #[inline]
     pub(super) fn answered(&mut self, bytes: u64) {
         if let Some(batch) = self.batches.back_mut() {
@@ -135,8 +135,8 @@ impl Outbox {
         }
     }
 
-    /// The batch being sent is out, or lost. Returns the requests that it answered, and the bytes of memory
-    /// freed.
+    /// Handles the end of a send, successful or not. Returns the requests that the batch answered, and the
+    /// bytes of memory freed.
     pub(super) fn sent(&mut self, ring: &mut KernelRing) -> (Owed, u64) {
         self.sending = false;
         match self.batches.pop_front() {
@@ -169,12 +169,12 @@ impl Outbox {
         (owed, held)
     }
 
-    /// Whether a batch is being sent.
+    /// Returns whether a batch is being sent.
     pub(super) fn is_sending(&self) -> bool {
         self.sending
     }
 
-    /// Whether there is nothing to send and nothing being sent.
+    /// Returns whether nothing is waiting or being sent.
     pub(super) fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }

@@ -37,29 +37,30 @@ impl Attention {
     /// REPORTED LUNS DATA HAS CHANGED.
     pub const LUNS_CHANGED: Attention = Attention(0x3F, 0x0E);
 
-    /// Sense data that reports the condition.
+    /// Returns the sense data that reports the condition.
     pub const fn sense(self) -> Sense {
         Sense::new(Key::UnitAttention, self.0, self.1)
     }
 
-    /// Whether the condition is a reset, which makes all earlier conditions meaningless.
+    /// Returns whether the condition is a reset, which makes all earlier conditions meaningless.
     fn is_reset(self) -> bool {
         self.0 == 0x29
     }
 }
 
-/// Conditions that were not reported yet.
+/// Conditions of a nexus that have not been reported yet.
 #[derive(Default, Debug)]
 pub(crate) struct Attentions {
-    /// Oldest first. No two are equal.
+    /// Pending conditions, oldest first, each at most once.
     queue: VecDeque<Attention>,
 }
 
 impl Attentions {
-    /// Most conditions of a nexus. Each is in the queue at most once, so this is never reached by those above.
+    /// Maximum number of pending conditions. Each is in the queue at most once, so the conditions above
+    /// never reach it.
     const MAX: usize = 32;
 
-    /// Establishes a condition. A reset replaces all conditions but a reset of higher precedence, which
+    /// Establishes a condition. A reset replaces all conditions except a reset of higher precedence, which
     /// remains: SAM-6 section 6.2 lets POWER ON cover all others.
     pub(crate) fn add(&mut self, attention: Attention) {
         if attention.is_reset() {
@@ -73,7 +74,7 @@ impl Attentions {
         }
     }
 
-    /// The condition to report next.
+    /// Returns the condition to report next.
     pub(crate) fn first(&self) -> Option<Attention> {
         self.queue.front().copied()
     }
@@ -83,12 +84,12 @@ impl Attentions {
         self.queue.pop_front();
     }
 
-    /// Clears one condition wherever it is.
+    /// Clears a condition, wherever it is in the queue.
     pub(crate) fn clear(&mut self, attention: Attention) {
         self.queue.retain(|other| *other != attention);
     }
 
-    /// Number of conditions.
+    /// Returns the number of conditions.
     pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }

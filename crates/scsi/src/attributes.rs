@@ -2,13 +2,13 @@
 
 use thiserror::Error;
 
-/// An attribute cannot be set.
+/// Reasons why an attribute cannot be set.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 pub enum AttributeError {
     /// No attribute has this name.
     #[error("unknown attribute \"{0}\"")]
     Unknown(String),
-    /// The attribute exists, but not this value.
+    /// The attribute exists, but does not have this value.
     #[error("{name}: {value} is not possible; expected {expected}")]
     Value {
         /// Name of the attribute.
@@ -20,16 +20,17 @@ pub enum AttributeError {
     },
 }
 
-/// Attributes of a logical unit. Names and values are those of LIO.
+/// Attributes of a logical unit, with LIO's names and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// INQUIRY's product is the name of the backstore.
+    /// INQUIRY returns the name of the backstore as the product.
     pub emulate_model_alias: bool,
-    /// FUA of writes is honoured; otherwise FUA is an invalid field.
+    /// FUA of writes is honoured; otherwise FUA in a CDB is an invalid field.
     pub emulate_fua_write: bool,
-    /// A volatile write cache is reported (WCE) even where the device has none.
+    /// A volatile write cache is reported (WCE) even if the device has none.
     pub emulate_write_cache: bool,
-    /// UA_INTLCK_CTRL: 0 a unit attention is cleared when it is reported, 1 it is not, 2 also established with BUSY.
+    /// UA_INTLCK_CTRL: 0: a unit attention is cleared when it is reported; 1: it is kept; 2: also
+    /// established with BUSY.
     pub emulate_ua_intlck_ctrl: u8,
     /// TAS: aborted commands of other nexuses end with TASK ABORTED.
     pub emulate_tas: bool,
@@ -43,22 +44,23 @@ pub struct Attributes {
     pub emulate_3pc: bool,
     /// Reservations, persistent and SPC-2, are supported.
     pub emulate_pr: bool,
-    /// REPORT SUPPORTED OPERATION CODES is supported.
+    /// Whether REPORT SUPPORTED OPERATION CODES is supported.
     pub emulate_rsoc: bool,
-    /// The ISID is part of the name of an initiator port in persistent reservations.
+    /// The ISID is part of an initiator port's name in persistent reservations.
     pub enforce_pr_isids: bool,
-    /// Registrations persist through power loss even if the initiator does not ask for it.
+    /// Registrations persist through power loss even if the initiator does not request that.
     pub force_pr_aptpl: bool,
-    /// Unmapped blocks read as zeroes (LBPRZ): UNMAP writes zeroes where discarding alone does not promise it.
+    /// Unmapped blocks read as zeroes (LBPRZ): UNMAP writes zeroes if discarding alone does not guarantee
+    /// that.
     pub unmap_zeroes_data: bool,
-    /// Most blocks of an UNMAP command.
+    /// Maximum number of blocks of an UNMAP command.
     pub max_unmap_lba_count: u32,
-    /// Most descriptors of an UNMAP command.
+    /// Maximum number of descriptors of an UNMAP command.
     pub max_unmap_block_desc_count: u32,
-    /// Most blocks of a WRITE SAME command; 0: no limit but the capacity. LIO has 4096 for files and 65535 for block
-    /// devices.
+    /// Maximum number of blocks of a WRITE SAME command; 0: limited only by the capacity. LIO has 4096 for
+    /// files and 65535 for block devices.
     pub max_write_same_len: u32,
-    /// Most blocks of a COMPARE AND WRITE command; LIO has 1.
+    /// Maximum number of blocks of a COMPARE AND WRITE command; LIO has 1.
     pub max_compare_and_write_len: u8,
     /// CDBs of 32 bytes are supported: WRITE SAME (32).
     pub long_cdbs: bool,
@@ -90,7 +92,7 @@ impl Default for Attributes {
     }
 }
 
-/// Attributes with the values 0 and 1.
+/// Declares the attributes with the values 0 and 1.
 macro_rules! switches {
     ($($name:ident),* $(,)?) => {
         const SWITCHES: &[&str] = &[$(stringify!($name)),*];
@@ -116,18 +118,18 @@ switches! {
     emulate_caw, emulate_3pc, emulate_pr, emulate_rsoc, enforce_pr_isids, force_pr_aptpl, unmap_zeroes_data,
 }
 
-/// Attributes with a number.
+/// Names of the attributes with a number.
 const NUMBERS: &[&str] =
     &["emulate_ua_intlck_ctrl", "max_unmap_lba_count", "max_unmap_block_desc_count", "max_write_same_len"];
 
 impl Attributes {
-    /// Every attribute with its value.
+    /// Iterates over the attributes with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let names = SWITCHES.iter().chain(NUMBERS).copied();
         names.filter_map(|name| Some((name, self.value(name)?)))
     }
 
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub fn value(&self, name: &str) -> Option<u64> {
         if let Some(is_on) = switch(self, name) {
             return Some(is_on.into());
@@ -144,7 +146,7 @@ impl Attributes {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// The name is unknown, or the attribute does not have such a value.
+    /// The name is unknown, or the attribute does not allow this value.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), AttributeError> {
         if let Some((name, switch)) = switch_mut(self, name) {
             *switch = match value {

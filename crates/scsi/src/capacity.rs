@@ -5,7 +5,7 @@ use crate::dispatch::Call;
 use crate::opcodes::Code;
 use crate::{Begin, Outcome};
 
-/// READ CAPACITY (10): the last LBA, or all ones where it does not fit.
+/// Executes READ CAPACITY (10): returns the last LBA, or all ones if it does not fit.
 pub(crate) fn read10(call: &Call<'_>) -> Begin {
     let media = &call.facts.media;
     let last = u32::try_from(media.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
@@ -14,7 +14,7 @@ pub(crate) fn read10(call: &Call<'_>) -> Begin {
     Outcome::with_data(data, u32::MAX).into()
 }
 
-/// READ CAPACITY (16).
+/// Executes READ CAPACITY (16).
 pub(crate) fn read16(call: &Call<'_>) -> Begin {
     let (facts, media) = (&call.facts, &call.facts.media);
     let mut data = vec![0; 32];
@@ -26,7 +26,7 @@ pub(crate) fn read16(call: &Call<'_>) -> Begin {
     Outcome::with_data(data, be32(&call.cdb, 10)).into()
 }
 
-/// READ DEFECT DATA (10) and (12): both lists are empty.
+/// Executes READ DEFECT DATA (10) and (12): both lists are empty.
 pub(crate) fn defects(call: &Call<'_>) -> Begin {
     let (lists, header, allocation) = match call.code {
         Code::ReadDefectData10 => (call.cdb[2] & 0x1F, 4, u32::from(be16(&call.cdb, 7))),

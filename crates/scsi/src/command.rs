@@ -1,4 +1,4 @@
-//! From a command to what the transport has to do for it.
+//! Translates a command into the work that the transport has to do for it.
 
 use crate::opcodes::CDB_MAX;
 use crate::program::Program;
@@ -10,73 +10,73 @@ use std::sync::Arc;
 /// Task attribute: SAM-6 section 8.9.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum TaskAttribute {
-    /// Any order.
+    /// The task may be executed in any order.
     #[default]
     Simple,
-    /// After all earlier commands, and before all later ones.
+    /// The task is executed after all earlier commands, and before all later ones.
     Ordered,
-    /// Before all others.
+    /// The task is executed before all others.
     HeadOfQueue,
     /// Auto contingent allegiance; not supported.
     Aca,
 }
 
-/// A command as it arrives.
+/// A command as it arrives from the transport.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
-    /// The command descriptor block. Bytes past the length that its operation code has are ignored.
+    /// The command descriptor block. Bytes past the length of its operation code are ignored.
     pub cdb: &'a [u8],
     /// Bytes of data-in that the initiator expects.
     pub data_in: u32,
-    /// Bytes of data-out that the initiator is going to send.
+    /// Bytes of data-out that the initiator will send.
     pub data_out: u32,
     /// Task attribute.
     pub attribute: TaskAttribute,
 }
 
-/// What a command may ask of its session.
+/// Information that a command may request about its session.
 pub trait Session {
-    /// The LUNs of the session, sorted by number.
+    /// Returns the LUNs of the session, sorted by number.
     fn luns(&self) -> &[Lun];
 
-    /// The nexus of this session and a unit with this NAA designator: EXTENDED COPY.
+    /// Returns the nexus of this session and the unit with this NAA designator, for EXTENDED COPY.
     fn find_unit(&self, naa: &[u8]) -> Option<Arc<Nexus>>;
 }
 
-/// A single block request: reads, writes and flushes.
+/// A single block request of a read, write or flush command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockIo {
     /// Operation: read, write, flush, prefetch.
     pub op: Op,
     /// Offset in bytes.
     pub offset: u64,
-    /// Bytes of the request: whole blocks. 0 only for flushes.
+    /// Length of the request in bytes, which is whole blocks; 0 only for flushes.
     pub len: u64,
-    /// Bytes that move over the transport, at most what the initiator expects. A read may have more, and a write
-    /// less, in `len` where that is not a whole number of blocks.
+    /// Bytes that move over the transport, at most as many as the initiator expects. If that is not a whole
+    /// number of blocks, `len` is larger for a read and smaller for a write.
     pub transfer: u32,
     /// Modifiers.
     pub flags: Flags,
-    /// Bytes that the CDB asks for: see [`Outcome::wanted`].
+    /// Bytes that the CDB requests: see [`Outcome::wanted`].
     pub wanted: u64,
     /// `log2` of the block size.
     pub block_shift: u8,
-    /// Sense data goes out in the descriptor format.
+    /// Whether sense data is sent in the descriptor format.
     pub descriptor_sense: bool,
 }
 
-/// What the transport has to do for a command.
+/// Work that the transport has to do for a command.
 #[derive(Debug)]
 pub enum Begin {
-    /// Nothing: the command has ended.
+    /// The command has ended with this outcome.
     Finished(Outcome),
-    /// One block request, then [`complete`].
+    /// Submit this block request, then call [`complete`].
     Io(BlockIo),
-    /// Receive the parameter list, then [`Parameters::begin`].
+    /// Receive the parameter list, then call [`Parameters::begin`].
     Parameters(Parameters),
-    /// Carry out the steps of the program.
+    /// Execute the steps of this program.
     Program(Box<Program>),
-    /// Run [`StoreReservations::run`] on a thread that may block; its result is the command's.
+    /// Run [`StoreReservations::run`] on a thread that may block; its result is the command's outcome.
     Store(Box<StoreReservations>),
 }
 
@@ -95,7 +95,8 @@ impl From<Sense> for Begin {
 /// A command that needs its parameter list.
 #[derive(Debug)]
 pub struct Parameters {
-    /// Bytes to receive: the parameter list length of the CDB. At most what the initiator announced.
+    /// Bytes to receive: the parameter list length of the CDB, but at most as many as the initiator
+    /// announced.
     pub len: u32,
     pub(crate) nexus: Arc<Nexus>,
     pub(crate) cdb: [u8; CDB_MAX],
@@ -105,7 +106,7 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Begins the command, with its parameter list.
+    /// Begins the command with its parameter list.
     pub fn begin(&self, list: &[u8], session: &dyn Session) -> Begin {
         let command = Command {
             cdb: &self.cdb,
@@ -117,8 +118,8 @@ impl Parameters {
     }
 }
 
-/// Begins a command. Allocates nothing and takes no lock for reads and writes, unless a reservation, a unit attention,
-/// or another restriction is in force.
+/// Begins a command. For reads and writes it allocates nothing and takes no lock, unless a reservation, a
+/// unit attention, or another restriction is in force.
 #[inline]
 pub fn begin(nexus: &Arc<Nexus>, command: &Command<'_>, session: &dyn Session) -> Begin {
     match data::fast(nexus, command) {
@@ -127,7 +128,7 @@ pub fn begin(nexus: &Arc<Nexus>, command: &Command<'_>, session: &dyn Session) -
     }
 }
 
-/// Ends a command of a single block request.
+/// Ends a command that consists of a single block request.
 pub fn complete(io: &BlockIo, status: Status) -> Outcome {
     match status {
         Status::Ok => Outcome::good(io.wanted),

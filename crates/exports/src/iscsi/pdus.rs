@@ -14,11 +14,13 @@ use proto::iscsi::pdu::{
 use proto::iscsi::sequence::Arrival;
 use queue::Ring;
 
-/// Most bytes of data of pings and text requests that a session sends before it is their turn.
+/// Maximum total data, in bytes, of pings and text requests that a session sends before their CmdSN is
+/// next.
 const HELD_DATA_MAX: u64 = 1 << 20;
 
 impl Front {
-    /// Processes a PDU. Its data is complete in `source`; `None`: it has none, or that is still to come.
+    /// Processes a PDU. `source` has its complete data; `None` if it has no data, or the data is still to
+    /// come.
     #[inline]
     pub(super) fn dispatch(
         &mut self,
@@ -44,7 +46,7 @@ impl Front {
         }
     }
 
-    /// The data segment of a PDU that does not use it has been skipped.
+    /// Continues after the data segment of a PDU that does not use it has been skipped.
     pub(super) fn skipped_data_complete(
         &mut self,
         index: u32,
@@ -57,7 +59,7 @@ impl Front {
         }
     }
 
-    /// A PDU that is neither a command nor data: processed when it is its turn.
+    /// Handles a PDU that is neither a command nor data: it is processed when its CmdSN is next.
     fn other(
         &mut self,
         index: u32,
@@ -100,7 +102,7 @@ impl Front {
         }
     }
 
-    /// It is the turn of a PDU that was held.
+    /// Processes a held PDU whose CmdSN is next.
     pub(super) fn held_pdu(
         &mut self,
         _session: u32,
@@ -122,7 +124,7 @@ impl Front {
         turn: &mut Turn<'_>,
     ) {
         let session = self.connection(index).map(|connection| connection.session);
-        // Nothing but task management takes longer than its PDU.
+        // Only task management takes longer than its PDU.
         if !immediate && let Some(session) = session.and_then(|session| self.session_mut(session)) {
             session.open_window();
         }
@@ -131,7 +133,7 @@ impl Front {
             Request::Text(pdu) => self.text_request(index, pdu, data, turn),
             Request::Logout(pdu) => self.logout(index, pdu, turn),
             Request::TaskManagement(pdu) => self.task_management(index, pdu, immediate, turn),
-            // Nothing is sent again at ErrorRecoveryLevel 0 (section 11.16).
+            // At ErrorRecoveryLevel 0 nothing is retransmitted (section 11.16).
             Request::Snack(_) => self.reject_current(index, RejectReason::SnackReject, turn),
             Request::Login(_) => {
                 self.reject_current(index, RejectReason::ProtocolError, turn);
@@ -147,14 +149,15 @@ impl Front {
         self.reject(index, &bhs, reason, turn);
     }
 
-    /// Ends the session because its initiator broke the rules, after the replies of this connection were sent.
+    /// Ends the session because its initiator violated the protocol, after the replies of this connection
+    /// were sent.
     pub(super) fn lose_after_sending(&mut self, index: u32, why: EndReason, turn: &mut Turn<'_>) {
         if let Some(session) = self.connection(index).map(|connection| connection.session) {
             self.finish_session(session, why, Some(index), turn);
         }
     }
 
-    /// A ping, which is returned with its data, or the answer to ours (section 11.18).
+    /// Handles a ping, which is returned with its data, or the answer to our ping (section 11.18).
     fn nop_out(&mut self, index: u32, pdu: &NopOut, data: Option<Segment>, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if pdu.ttt != RESERVED_TAG {
@@ -178,13 +181,13 @@ impl Front {
         let Some(connection) = self.connection_mut(index) else { return };
         connection.pinged = true;
         let encode = |numbers, out: &mut Bhs| {
-            // Any tag but the reserved one: a connection has one ping at a time.
+            // Any tag except the reserved one will do, as a connection has only one ping in flight.
             NopIn { lun: 0, itt: RESERVED_TAG, ttt: index, numbers }.encode(out, 0);
         };
         self.send(index, false, encode, &[], turn);
     }
 
-    /// A logout request (section 11.14).
+    /// Handles a logout request (section 11.14).
     fn logout(&mut self, index: u32, pdu: &Logout, turn: &mut Turn<'_>) {
         let Some(session_index) = self.connection(index).map(|connection| connection.session) else { return };
         let Some(session) = self.session(session_index) else { return };

@@ -1,4 +1,4 @@
-//! Commands of several block requests: carries out what a `scsi::Program` asks for.
+//! Commands that consist of several block requests: executes the requests of a `scsi::Program`.
 
 use super::detached::take_program;
 use super::stack::owner_of;
@@ -15,21 +15,21 @@ pub(super) struct Running {
     pub(super) needs: Needs,
     /// Exclusive access to a range of the device.
     claim: Option<Claim>,
-    /// The claim was granted.
+    /// Whether the claim was granted.
     is_exclusive: bool,
     /// A request that waits for a tag.
     waiting: Option<ProgramIo>,
-    /// Requests that completed meanwhile.
+    /// Requests that completed while another one waited for a tag.
     completed: Vec<Completed>,
 }
 
 impl Running {
-    /// The program continues when its command is aborted.
+    /// Returns whether the program continues when its command is aborted.
     pub(super) fn survives_abort(&self) -> bool {
         self.program.survives_abort()
     }
 
-    /// The program, which has not begun.
+    /// Returns the program, which has not begun.
     pub(super) fn into_program(self) -> Box<Program> {
         self.program
     }
@@ -50,7 +50,7 @@ impl Running {
     }
 }
 
-/// 04/44/00: the device does not keep other writes away from a range, which is a fault of the set-up.
+/// 04/44/00: no exclusive access to a range of the device is possible, which is a configuration error.
 const NOT_EXCLUSIVE: Sense = Sense::new(scsi::sense::Key::HardwareError, 0x44, 0x00);
 
 impl Front {
@@ -79,7 +79,7 @@ impl Front {
             if !turn.queues.get_mut(queue).is_guarded() {
                 return self.end_program(id, Outcome::check(NOT_EXCLUSIVE), turn);
             }
-            // The queue is woken when the claim is to be asked for again.
+            // The queue wakes the front-end when it should try the claim again.
             if !turn.queues.touch(queue).acquire(claim) {
                 if !self.settle(id, turn) {
                     return self.end_program(id, Outcome::check(Sense::COMMUNICATION_FAILURE), turn);
@@ -103,7 +103,7 @@ impl Front {
         self.step_program(id, None, turn);
     }
 
-    /// Asks for the claims of programs again.
+    /// Tries the claims of waiting programs again.
     pub(super) fn retry_claims(&mut self, turn: &mut Turn<'_>) {
         for id in std::mem::take(&mut self.claims) {
             if self.tasks.find(id).is_some_and(|task| task.phase == Phase::Claim) {
@@ -113,7 +113,7 @@ impl Front {
         }
     }
 
-    /// A block request of a program has completed.
+    /// Handles a completed block request of a program.
     pub(super) fn program_request_done(&mut self, id: TaskId, slot: u8, status: Status, turn: &mut Turn<'_>) {
         let task = self.tasks.of(id);
         if task.fate != Fate::Own {
@@ -126,7 +126,7 @@ impl Front {
         if let Work::Program(running) = &mut self.tasks.of_mut(id).work
             && running.waiting.is_some()
         {
-            // It is stepped again when that request was submitted.
+            // Step the program again when the waiting request has been submitted.
             return running.completed.push(completed);
         }
         self.step_program(id, Some(completed), turn);
@@ -144,7 +144,8 @@ impl Front {
                 Memory::None => Segment::EMPTY,
             };
             let scratch = task.scratch;
-            // Both are parts of the ring's memory: the data-out is copied only if the program reads it.
+            // Both segments are parts of the ring's memory: the data-out is copied only if the program
+            // reads it.
             let step = with_memory(turn.ring, data_out, scratch, |memory| {
                 running.program.step(completed.take(), memory)
             });
@@ -169,7 +170,7 @@ impl Front {
         }
     }
 
-    /// Submits a request of a program. Returns false if it waits for a tag.
+    /// Submits a request of a program. Returns `false` if it waits for a tag.
     fn submit_of_program(&mut self, id: TaskId, io: ProgramIo, turn: &mut Turn<'_>) -> bool {
         let queue_id = match &io.unit {
             Target::Own => self.queue_of(id),
@@ -224,7 +225,7 @@ impl Front {
         true
     }
 
-    /// Ends a program, and gives up its claim.
+    /// Ends a program, and releases its claim.
     fn end_program(&mut self, id: TaskId, outcome: Outcome, turn: &mut Turn<'_>) {
         self.release_claim(id, turn);
         let task = self.tasks.of_mut(id);
@@ -244,7 +245,7 @@ impl Front {
         }
     }
 
-    /// A task that waited for its claim was aborted.
+    /// Withdraws the claim of a task that was aborted while waiting for it.
     pub(super) fn withdraw_claim(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         self.claims.retain(|&waiting| waiting != id);
         self.release_claim(id, turn);

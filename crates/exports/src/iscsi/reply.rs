@@ -1,4 +1,4 @@
-//! PDUs to the initiator: gathered per connection and turn, numbered as they are encoded.
+//! PDUs to the initiator: they are gathered per connection and turn, and numbered as they are encoded.
 
 use super::memory::keep;
 use super::session::Session;
@@ -17,16 +17,16 @@ use queue::Ring;
 use ring::KernelRing;
 use scsi::{Outcome, ScsiStatus, Sense};
 
-/// Longest data segment that is copied behind its header.
+/// Longest data segment, in bytes, that is copied behind its header.
 const COPY_MAX: usize = 4096;
 
 /// Data segment of a PDU.
 #[derive(Clone, Copy)]
 pub(super) enum Body<'a> {
     None,
-    /// Copied; at most [`COPY_MAX`] bytes.
+    /// Data to copy, at most [`COPY_MAX`] bytes.
     Bytes(&'a [u8]),
-    /// Sent from where it is.
+    /// Data to send from its place in the arena.
     Memory(Segment),
 }
 
@@ -85,10 +85,10 @@ impl super::connection::Connection {
         self.outbox.answered(bytes);
     }
 
-    /// Counts memory that is kept until the PDU gathered last was sent, as PDUs of [`COPY_MAX`] bytes: what a peer that
-    /// never reads can have the target keep is bounded by bytes.
+    /// Counts memory that is kept until the last gathered PDU has been sent, as PDUs of [`COPY_MAX`] bytes.
+    /// This bounds the bytes that the target keeps for a peer that never reads.
     fn keeps(&mut self, bytes: u32) {
-        // With nothing to send it is freed at once: the command ended without a response.
+        // If nothing is to be sent, the memory is freed at once: the command ended without a response.
         if self.outbox.is_empty() {
             return;
         }
@@ -97,7 +97,8 @@ impl super::connection::Connection {
         }
     }
 
-    /// Gathers a read's data, with the status in its last PDU if there is one. Returns the number of PDUs.
+    /// Gathers the data of a read, with the status in its last PDU if one is given. Returns the number of
+    /// PDUs.
     fn push_data_in(
         &mut self,
         itt: u32,
@@ -131,19 +132,19 @@ impl super::connection::Connection {
     }
 }
 
-/// The end of a task, as the initiator sees it.
+/// The result of a task, as the initiator receives it.
 struct Response<'a> {
     itt: u32,
     status: ScsiStatus,
     sense: &'a [u8],
     residual: Residual,
-    /// R2Ts that were sent.
+    /// Number of R2Ts sent.
     r2ts: u32,
 }
 
 impl Front {
-    /// Gathers a PDU that `encode` writes with the numbers of the session. `takes_status`: it has a StatSN of its
-    /// own.
+    /// Gathers a PDU that `encode` writes with the session's numbers. `takes_status`: the PDU consumes a
+    /// StatSN.
     pub(super) fn send(
         &mut self,
         index: u32,
@@ -179,7 +180,7 @@ impl Front {
         self.gathered(index, pushed, turn);
     }
 
-    /// Completes the gathering of a reply.
+    /// Finishes the gathering of a reply.
     fn gathered(&mut self, index: u32, pushed: Result<(), NoMemory>, turn: &mut Turn<'_>) {
         match pushed {
             Ok(()) => {
@@ -192,7 +193,7 @@ impl Front {
         }
     }
 
-    /// Rejects a PDU, whose header is returned (section 11.17).
+    /// Sends a Reject that returns the PDU's header (section 11.17).
     pub(super) fn reject(&mut self, index: u32, bhs: &Bhs, reason: RejectReason, turn: &mut Turn<'_>) {
         if let Some(session) = self.connection(index).and_then(|c| self.session(c.session)) {
             SessionCounters::add(&session.counters.rejects, 1);
@@ -201,7 +202,7 @@ impl Front {
         self.send(index, true, encode, bhs, turn);
     }
 
-    /// Asks for data of a write.
+    /// Sends an R2T for data of a write.
     pub(super) fn send_r2t(
         &mut self,
         id: TaskId,
@@ -219,13 +220,13 @@ impl Front {
         self.send(index, false, encode, &[], turn);
     }
 
-    /// Ends a task whose block request read `data`, with success.
+    /// Ends a task successfully, whose block request read `data`.
     #[inline]
     pub(super) fn end_read(&mut self, id: TaskId, data: Segment, wanted: u64, turn: &mut Turn<'_>) {
         self.end(id, ScsiStatus::Good, wanted, &[], Some(data), turn);
     }
 
-    /// Ends a task.
+    /// Ends a task with an outcome.
     pub(super) fn end_task(&mut self, id: TaskId, outcome: &Outcome, turn: &mut Turn<'_>) {
         let mut sense = [0; Sense::LEN_MAX];
         let sense_len = outcome.sense_bytes(&mut sense);
@@ -252,8 +253,8 @@ impl Front {
         }
     }
 
-    /// Ends a task: sends its response, and gives back all that it holds. `data` is sent before the status;
-    /// it has to stay until it was sent.
+    /// Ends a task: sends its response, and releases everything that it holds. `data` is sent before the
+    /// status and must stay valid until then.
     fn end(
         &mut self,
         id: TaskId,
@@ -283,7 +284,7 @@ impl Front {
         }
         let session = task.session;
         let is_immediate = task.immediate;
-        // Its number is skipped when it is its turn, which opens the window.
+        // If its CmdSN is not next yet, the number is skipped when it is, which opens the window.
         let has_turn = task.phase != Phase::Numbered;
         if task.is_traced {
             let (end, bytes) = ((response.status, response.sense), data.map_or(received, |data| data.len));
@@ -339,7 +340,7 @@ impl Front {
         let mut bytes = 0;
         if let Some(data) = data {
             bytes = data.len.into();
-            // A status without sense data goes with the last data (phase collapse, section 11.4).
+            // A status without sense data is sent with the last data (phase collapse, section 11.4).
             let last = response.sense.is_empty().then_some((status, residual));
             exp_data_sn += connection.push_data_in(itt, data, burst_max, last, session, ring)?;
             if last.is_some() {
@@ -371,7 +372,7 @@ impl Front {
         Ok(())
     }
 
-    /// A command whose nexus was preempted or reset by another since it began was aborted.
+    /// Marks a command as aborted if another nexus has preempted or reset its nexus since it began.
     #[inline]
     fn check_epoch(&mut self, id: TaskId) {
         let task = self.tasks.of_mut(id);
@@ -386,7 +387,7 @@ impl Front {
         }
     }
 
-    /// Gives back what a task holds, and frees its slot.
+    /// Releases everything that a task holds, and frees its slot.
     fn drop_task(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         debug_assert!(task.in_stack == 0 && !task.filling && task.phase != Phase::Vacant);

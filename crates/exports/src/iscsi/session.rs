@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most immediate commands of a session in progress; more are rejected (RFC 7143, section 4.2.2.1).
+/// Maximum number of a session's immediate commands in progress; more are rejected (RFC 7143, section
+/// 4.2.2.1).
 pub(super) const IMMEDIATE_MAX: u32 = 32;
 
 /// A logical unit of a session. Its index stays until its last task has ended.
@@ -21,22 +22,23 @@ pub(super) struct LunEntry {
     pub(super) lun: Lun,
     pub(super) queue: QueueId,
     pub(super) nexus: Arc<Nexus>,
-    /// It accepts no more commands, and is dropped with its last task.
+    /// Whether it accepts no more commands; it is dropped with its last task.
     pub(super) removed: bool,
-    /// Tasks that refer to it.
+    /// Number of tasks that refer to it.
     pub(super) tasks: u32,
-    /// Of these, tasks that began and have not ended.
+    /// Number of those tasks that have begun and not ended.
     running: u32,
-    /// One of them is ordered.
+    /// Whether one of the running tasks is ORDERED.
     barrier: bool,
     /// Tasks that wait for others, in order of arrival.
     waiting: VecDeque<TaskId>,
 }
 
 impl LunEntry {
-    /// Whether a task may begin now (SAM-6, section 8.6). If so, it counts as running; otherwise it waits.
+    /// Returns whether a task may begin now (SAM-6, section 8.6). If so, it counts as running; otherwise it
+    /// waits.
     ///
-    /// The task set is that of the nexus: ORDERED waits for earlier commands of this session only.
+    /// Each nexus has its own task set: ORDERED waits only for earlier commands of this session.
     #[inline]
     pub(super) fn may_begin(&mut self, id: TaskId, attribute: TaskAttribute) -> bool {
         let free = match attribute {
@@ -55,7 +57,7 @@ impl LunEntry {
         free
     }
 
-    /// A running task has ended.
+    /// Records the end of a running task.
     #[inline]
     pub(super) fn ended(&mut self, attribute: TaskAttribute) {
         self.running -= 1;
@@ -64,13 +66,14 @@ impl LunEntry {
         }
     }
 
-    /// Whether tasks wait for others.
+    /// Returns whether any task waits for others.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// The next task that may begin, which counts as running now. `attribute_of` returns the attribute of a task.
+    /// Returns the next task that may begin, and counts it as running. `attribute_of` returns a task's
+    /// attribute.
     pub(super) fn next_waiting(&mut self, attribute_of: impl Fn(TaskId) -> TaskAttribute) -> Option<TaskId> {
         let first = *self.waiting.front()?;
         let attribute = attribute_of(first);
@@ -86,58 +89,58 @@ impl LunEntry {
         self.waiting.pop_front()
     }
 
-    /// A waiting task was aborted.
+    /// Removes a waiting task that was aborted.
     pub(super) fn forget(&mut self, id: TaskId) {
         self.waiting.retain(|&waiting| waiting != id);
     }
 }
 
-/// A non-immediate PDU whose turn has not come, because earlier commands are missing.
+/// A non-immediate PDU that is held because earlier commands are missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum HeldPdu {
     /// A SCSI command.
     Task(TaskId),
-    /// Any other, with its connection and data.
+    /// Any other PDU, with its connection and data.
     Pdu(u32, Request, Option<Segment>),
 }
 
-/// State of a session's end.
+/// Progress of a session's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Life {
-    /// It is in the full feature phase.
+    /// The session is in the full feature phase.
     Alive,
-    /// The initiator was asked to log out, and has this long left.
+    /// The initiator was asked to log out, and has this much time left.
     LogoutRequested(EndReason, Duration),
-    /// Its connections are being closed and its tasks end without a response.
+    /// The connections are being closed, and the tasks end without a response.
     Ending(EndReason),
 }
 
 pub(super) struct Session {
-    /// Its number in traces.
+    /// Number of the session in traces.
     pub(super) number: u16,
     pub(super) target: String,
     pub(super) rules: WriteRules,
     pub(super) time2wait: u16,
-    /// iSCSIProtocolLevel: 2 and above have the fields of RFC 7144.
+    /// iSCSIProtocolLevel: from 2 on, the fields of RFC 7144 are used.
     pub(super) protocol_level: u8,
     pub(super) window: CommandWindow,
-    /// Commands that ended while others of the session waited for memory or tags: the window does not open
-    /// for them yet.
+    /// Number of commands that ended while others of the session waited for memory or tags; the window has
+    /// not been opened for them yet.
     pub(super) withheld: u32,
-    /// Tasks that wait for memory or a tag.
+    /// Number of tasks that wait for memory or a tag.
     pub(super) waiting: u32,
-    /// Tasks of the session.
+    /// Number of tasks of the session.
     pub(super) tasks: u32,
-    /// Immediate commands in progress.
+    /// Number of immediate commands in progress.
     pub(super) immediate: u32,
     pub(super) connections: Vec<u32>,
-    /// LUNs by index; `None`: free.
+    /// LUNs by index; `None` marks a free index.
     pub(super) luns: Vec<Option<LunEntry>>,
-    /// Numbers of the LUNs that accept commands with their indices, by number.
+    /// Numbers and indices of the LUNs that accept commands, sorted by number.
     numbers: Vec<(u16, u16)>,
     /// The LUNs that accept commands, for REPORT LUNS.
     listed: Vec<Lun>,
-    /// PDUs whose turn has not come, with their CmdSN, in no order.
+    /// Held PDUs with their CmdSN, in no particular order.
     pub(super) held: Vec<(u32, HeldPdu)>,
     /// Immediate task management functions that wait for commands before them, with their connection.
     pub(super) early_functions: Vec<(u32, TaskManagement)>,
@@ -179,7 +182,7 @@ impl Session {
         }
     }
 
-    /// The index of the LUN that a field names.
+    /// Returns the index of the LUN that a LUN field names.
     #[inline]
     pub(super) fn find(&self, lun: Lun) -> Option<u16> {
         let number = lun.number()?;
@@ -200,8 +203,8 @@ impl Session {
         self.luns.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// Replaces the LUNs. One with an unchanged nexus and queue stays as it is. Returns the queues that lost a
-    /// LUN at once, and those that got one.
+    /// Replaces the LUNs. A LUN with an unchanged nexus and queue is kept. Returns the queues that lost a
+    /// LUN at once, and the queues that gained one.
     pub(super) fn change_luns(&mut self, setups: Vec<LunSetup>) -> (Vec<QueueId>, Vec<QueueId>) {
         let (mut lost, mut got) = (Vec::new(), Vec::new());
         for index in 0..self.luns.len() {
@@ -217,7 +220,7 @@ impl Session {
             }
         }
         for setup in setups {
-            // One that stays, or a number that occurs twice.
+            // Skip a LUN that is kept, or a number that occurs twice.
             let mut live = self.luns.iter().flatten().filter(|entry| !entry.removed);
             if live.any(|entry| entry.lun.number() == setup.lun.number()) || setup.lun.number().is_none() {
                 continue;
@@ -243,7 +246,7 @@ impl Session {
         (lost, got)
     }
 
-    /// Removes the LUNs of this queue. Returns whether one was dropped at once.
+    /// Removes the LUNs of this queue. Returns how many were dropped at once.
     pub(super) fn remove_queue(&mut self, queue: QueueId) -> u32 {
         let mut dropped = 0;
         for slot in &mut self.luns {
@@ -268,7 +271,7 @@ impl Session {
         self.listed = self.numbers.iter().map(|(number, _)| Lun::new(*number)).collect();
     }
 
-    /// A task of a LUN has ended. Returns the queue whose LUN was dropped with it.
+    /// Records the end of a LUN's task. Returns the queue of the LUN if the LUN was dropped with the task.
     #[inline]
     pub(super) fn release_lun(&mut self, index: u16) -> Option<QueueId> {
         let slot = self.luns.get_mut(usize::from(index))?;
@@ -280,14 +283,14 @@ impl Session {
         slot.take().map(|entry| entry.queue)
     }
 
-    /// A connection is gone: nothing of it waits any more.
+    /// Removes everything that waits on behalf of a connection that is gone.
     pub(super) fn forget_connection(&mut self, index: u32) {
         self.connections.retain(|&other| other != index);
         self.early_functions.retain(|(connection, _)| *connection != index);
     }
 
-    /// A non-immediate command has ended: opens the window for another, unless the session is short of memory
-    /// or tags.
+    /// Records the end of a non-immediate command: opens the window for another, unless tasks of the
+    /// session wait for memory or tags.
     #[inline]
     pub(super) fn open_window(&mut self) {
         self.withheld += 1;
@@ -298,13 +301,13 @@ impl Session {
         }
     }
 
-    /// A task begins to wait for memory or a tag.
+    /// Records that a task begins to wait for memory or a tag.
     pub(super) fn begins_to_wait(&mut self) {
         self.waiting += 1;
         SessionCounters::add(&self.counters.waited, 1);
     }
 
-    /// Whether the session is in its full feature phase.
+    /// Returns whether the session is in its full feature phase.
     pub(super) fn is_alive(&self) -> bool {
         !matches!(self.life, Life::Ending(_))
     }

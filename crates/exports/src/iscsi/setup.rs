@@ -1,4 +1,4 @@
-//! What the control plane gives a session and its connections, and what it reads of them.
+//! Setup that the control plane passes for a session and its connections, and counters that it reads.
 
 use super::exchange::Exchange;
 use proto::iscsi::parameters::{ConnectionParameters, Parameters};
@@ -10,11 +10,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Number of a session of a reactor. It is not used again while the session exists.
+/// Number of a session on a reactor. It is not reused while the session exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SessionId(pub u32);
 
-/// Number of a connection of a reactor. It is not used again while the connection exists.
+/// Number of a connection on a reactor. It is not reused while the connection exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ConnectionId(pub u32);
 
@@ -23,74 +23,75 @@ pub struct ConnectionId(pub u32);
 pub struct LunSetup {
     /// The number that the initiator uses.
     pub lun: Lun,
-    /// The queue of the device, whose lane is open. Several LUNs may share one.
+    /// The queue of the device, whose lane is open. Several LUNs may share a queue.
     pub queue: QueueId,
     /// The nexus of the session with the logical unit. The control plane attached it, and detaches it when
     /// the session or the LUN is gone.
     pub nexus: Arc<Nexus>,
 }
 
-/// Answers SendTargets in the full feature phase: gets the value of the key (`All`, a name, or empty) and
-/// returns the text (`TargetName=…\0TargetAddress=…\0…`); `None`: the value is not permitted here.
+/// Answers SendTargets in the full feature phase. It receives the value of the key (`All`, a name, or
+/// empty) and returns the text (`TargetName=…\0TargetAddress=…\0…`), or `None` if the value is not
+/// permitted here.
 pub type SendTargets = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Intervals of the pings by which the target detects dead initiators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pings {
-    /// A connection that was silent for this long gets a NOP-In.
+    /// Time of silence after which a connection gets a NOP-In.
     pub after: Duration,
-    /// A connection that does not answer it for this long is dropped.
+    /// Time without an answer to it after which the connection is dropped.
     pub patience: Duration,
 }
 
-/// Why a session ends.
+/// Reasons why a session ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EndReason {
     /// The initiator logged out.
     Logout,
     /// A connection was lost: at ErrorRecoveryLevel 0 the session is lost with it.
     ConnectionLost,
-    /// The initiator broke the protocol, or a header digest was wrong.
+    /// The initiator violated the protocol, or a header digest was wrong.
     Protocol,
     /// The initiator did not answer a ping, or stalled in the middle of a PDU.
     Silent,
-    /// Others waited for memory that the session held without progress.
+    /// The session held memory without progress while others waited for it.
     Evicted,
-    /// The initiator logged in again with the name of this session.
+    /// The initiator logged in again with the same session name.
     Reinstated,
     /// The target, its portal group or the permission was removed, or the server is shutting down. The
     /// initiator is asked to log out first.
     Removed,
-    /// A TARGET COLD RESET.
+    /// The target was reset by TARGET COLD RESET.
     ColdReset,
-    /// It ends at once without a message, by command of the control plane.
+    /// The control plane ended the session at once, without a message.
     Forced,
 }
 
-/// Called on the reactor's thread when a session is gone: none of its commands runs any more.
+/// Called on the reactor's thread when a session is gone, with all of its commands.
 pub type WhenGone = Box<dyn FnOnce(EndReason) + Send>;
 
 /// A session after the login of its first connection.
 pub struct SessionSetup {
-    /// Its number in traces.
+    /// Number of the session in traces.
     pub number: u16,
-    /// Name of the target: TARGET COLD RESET ends all sessions that have it.
+    /// Name of the target. TARGET COLD RESET ends all sessions with this name.
     pub target: String,
-    /// What the login agreed on.
+    /// Parameters that the login negotiated.
     pub parameters: Parameters,
-    /// Its LUNs, in any order.
+    /// LUNs of the session, in any order.
     pub luns: Vec<LunSetup>,
-    /// CmdSN that is expected next.
+    /// Next expected CmdSN.
     pub exp_cmd_sn: u32,
-    /// Most commands of the session at a time: the width of its CmdSN window. At least 1.
+    /// Maximum number of the session's commands in progress: the width of its CmdSN window. At least 1.
     pub queue_depth: u16,
     /// Answers SendTargets.
     pub send_targets: SendTargets,
-    /// `None`: the target does not ping.
+    /// Intervals of pings; `None` disables them.
     pub pings: Option<Pings>,
     /// Connects the reactors, for task management and wake-ups.
     pub exchange: Arc<Exchange>,
-    /// Counters, which the control plane reads.
+    /// Counters for the control plane to read.
     pub counters: Arc<SessionCounters>,
     /// Called when the session is gone.
     pub when_gone: Option<WhenGone>,
@@ -100,7 +101,7 @@ pub struct SessionSetup {
 pub struct ConnectionSetup {
     /// Connection identifier.
     pub cid: u16,
-    /// What the login agreed on.
+    /// Parameters that the login negotiated.
     pub parameters: ConnectionParameters,
     /// StatSN of the next status.
     pub stat_sn: u32,
@@ -117,7 +118,7 @@ pub struct SessionCounters {
     pub bytes_read: AtomicU64,
     /// Bytes of data-out received.
     pub bytes_written: AtomicU64,
-    /// Commands that ended with another status than GOOD.
+    /// Commands that ended with a status other than GOOD.
     pub errors: AtomicU64,
     /// Header or data segments with a wrong digest.
     pub digest_errors: AtomicU64,
@@ -129,7 +130,7 @@ pub struct SessionCounters {
     pub in_progress: AtomicU64,
     /// Commands that waited for memory or a tag.
     pub waited: AtomicU64,
-    /// ExpCmdSN and MaxCmdSN when a command ended last, for the logins of further connections.
+    /// ExpCmdSN and MaxCmdSN as of the last end of a command, for the logins of further connections.
     window: AtomicU64,
 }
 
@@ -146,14 +147,14 @@ impl SessionCounters {
         self.window.store(u64::from(window.expected()) << 32 | u64::from(window.max()), Relaxed);
     }
 
-    /// ExpCmdSN and MaxCmdSN as of the end of the last command: they may be behind, never ahead. `None`: the session was
-    /// not opened yet.
+    /// Returns ExpCmdSN and MaxCmdSN as of the last end of a command: they may lag behind, but are never
+    /// ahead. Returns `None` if the session has not been opened yet.
     pub fn window(&self) -> Option<(u32, u32)> {
         let both = self.window.load(Relaxed);
         (both != 0).then_some(((both >> 32) as u32, both as u32))
     }
 
-    /// All counters with their names.
+    /// Returns all counters with their names.
     pub fn named(&self) -> [(&'static str, u64); 9] {
         [
             ("commands", self.commands.load(Relaxed)),

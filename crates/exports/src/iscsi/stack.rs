@@ -1,4 +1,4 @@
-//! Tasks in the device's stack: tags, submission, completion.
+//! Tasks in the device's stack: tags, submission and completion.
 
 use super::connection::READ_AHEAD_MAX;
 use super::task::{Fate, Memory, Phase, TaskId, Work};
@@ -7,23 +7,24 @@ use block::{Bytes, Data, Flags, Op, Request, Segment};
 use queue::{Done, Owner, QueueId};
 use scsi::{Outcome, ScsiStatus, Sense};
 
-/// Bits of an owner's number that name the task; those above name the request of a program.
+/// Number of low bits of an owner's number that name the task; the bits above name the request of a
+/// program.
 pub(super) const TASK_BITS: u32 = 20;
-/// Number of the request of a task that has only one.
+/// Request number for tasks that have only one request.
 pub(super) const SINGLE: u8 = 0;
 
-/// Owner of a task's block request.
+/// Returns the owner of a task's block request.
 pub(super) fn owner_of(id: TaskId, slot: u8) -> Owner {
     Owner::new(FRONT, u32::from(slot) << TASK_BITS | id)
 }
 
-/// Owner of a block request of this front-end.
+/// Returns the owner of a block request of this front-end.
 pub(super) fn owner_with(number: u32) -> Owner {
     Owner::new(FRONT, number)
 }
 
 impl Front {
-    /// The queue of a task's logical unit.
+    /// Returns the queue of a task's logical unit.
     #[inline]
     pub(super) fn queue_of(&self, id: TaskId) -> Option<QueueId> {
         let task = self.tasks.of(id);
@@ -31,7 +32,7 @@ impl Front {
         Some(session.lun(task.lun)?.queue)
     }
 
-    /// Submits the block request of a task whose data is complete. Waits for memory or a tag if need be.
+    /// Submits the block request of a task whose data is complete. If necessary, waits for memory or a tag.
     pub(super) fn enter_stack(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of(id);
         let Work::Io(io) = task.work else { return };
@@ -69,7 +70,7 @@ impl Front {
                     req.data = Data::One(memory.slice(0, io.len as u32));
                 }
                 _ => {
-                    // Less than a block was announced: nothing is written.
+                    // The expected length is less than a block: nothing is written.
                     self.tasks.of_mut(id).work =
                         Work::Ended(Box::new(Outcome::check(Sense::INVALID_FIELD_IN_CDB)));
                     return self.advance(id, turn);
@@ -96,7 +97,8 @@ impl Front {
         turn.queues.get_mut(queue_id).submit(tag, owner_of(id, SINGLE), req, turn.ring);
     }
 
-    /// Whether a read that completes inline may start now. Otherwise it waits until others have been sent.
+    /// Returns whether a read that completes inline may start now; otherwise it waits until others have
+    /// been sent.
     fn has_room(&mut self, id: TaskId, len: u64) -> bool {
         let index = self.tasks.of(id).connection;
         let Some(connection) = self.connection_mut(index) else { return true };
@@ -109,7 +111,7 @@ impl Front {
         true
     }
 
-    /// Starts reads that waited until others have been sent.
+    /// Starts reads that waited until others had been sent.
     pub(super) fn feed_room(&mut self, index: u32, turn: &mut Turn<'_>) {
         for _ in 0..self.connection(index).map_or(0, |connection| connection.room.len()) {
             let Some(id) = self.connection_mut(index).and_then(|c| c.room.pop_front()) else { return };
@@ -118,14 +120,14 @@ impl Front {
             if let Some(connection) = self.connection_mut(index)
                 && connection.room.back() == Some(&id)
             {
-                // It waits again: it stays the first.
+                // The read has to wait again, and stays first in the queue.
                 connection.room.rotate_right(1);
                 return;
             }
         }
     }
 
-    /// The device was removed while the task waited.
+    /// Ends a task whose device was removed while it waited.
     fn end_without_device(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         task.phase = Phase::Begun;
@@ -133,9 +135,9 @@ impl Front {
         self.advance(id, turn);
     }
 
-    /// Has a task wait for a tag of its queue.
+    /// Makes a task wait for a tag of its queue.
     pub(super) fn starve(&mut self, id: TaskId, queue: QueueId, turn: &mut Turn<'_>) {
-        // A program's requests in flight may use the chunk.
+        // If a program has requests in flight, they may use the chunk.
         if self.tasks.of(id).in_stack == 0 && !self.settle(id, turn) {
             self.tasks.of_mut(id).work = Work::Ended(Box::new(Outcome::status(ScsiStatus::Busy)));
             return self.advance(id, turn);
@@ -151,7 +153,7 @@ impl Front {
         }
     }
 
-    /// A task that waited for a tag was aborted.
+    /// Removes an aborted task from those that wait for a tag.
     pub(super) fn leave_starved(&mut self, id: TaskId) {
         self.lanes.iter_mut().flatten().for_each(|lane| lane.starved.retain(|&waiting| waiting != id));
         self.starved -= 1;
@@ -168,7 +170,7 @@ impl Front {
                 }
                 let Some(tag) = turn.queues.get_mut(queue).tag() else { break };
                 turn.queues.get_mut(queue).release(tag);
-                // The others wait behind it: it must find the list empty to take the tag.
+                // The remaining tasks wait behind this one, which must find the list empty to take the tag.
                 let mut rest = std::mem::take(&mut lane.starved);
                 let Some(id) = rest.pop_front() else { break };
                 self.starved -= 1;
@@ -183,14 +185,14 @@ impl Front {
                 }
                 lane.starved = rest;
                 if more {
-                    // A program waits for more tags.
+                    // A program is waiting for more tags.
                     break;
                 }
             }
         }
     }
 
-    /// A read that completes inline has left the stack: others may have room now.
+    /// Records that an inline read has left the stack, so that waiting reads may start.
     fn inline_read_done(&mut self, id: TaskId) {
         let task = self.tasks.of(id);
         let (index, len) = (task.connection, if let Work::Io(io) = &task.work { io.len } else { 0 });

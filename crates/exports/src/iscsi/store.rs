@@ -1,5 +1,5 @@
-//! PERSISTENT RESERVE OUT with APTPL: the reservations are stored, and the command waits for that, on a thread
-//! that may block. Each reactor starts one when it needs it.
+//! Storing of reservations for PERSISTENT RESERVE OUT with APTPL: a thread that may block stores them, and
+//! the command waits for that. Each reactor starts such a thread when it is first needed.
 
 use super::exchange::{Inbox, Mail};
 use super::task::{Fate, Phase, TaskId, Work};
@@ -8,14 +8,14 @@ use scsi::{Outcome, ScsiStatus, StoreReservations};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A command that waits.
+/// A command that waits for its reservations to be stored.
 struct Job {
     id: TaskId,
     arrival: u64,
     store: Box<StoreReservations>,
 }
 
-/// The thread of a reactor that stores reservations. It ends when this is dropped.
+/// The thread that stores a reactor's reservations. It ends when this handle is dropped.
 pub(super) struct Storer(Sender<Job>);
 
 impl Storer {
@@ -34,7 +34,7 @@ fn run(jobs: &Receiver<Job>, inbox: &Inbox) {
 }
 
 impl Front {
-    /// Has the reservations of a task stored.
+    /// Stores the reservations of a task in the background.
     pub(super) fn store(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         let Work::Store(store) = std::mem::replace(&mut task.work, Work::None) else { return };
@@ -56,12 +56,12 @@ impl Front {
             (task.phase, task.in_stack) = (Phase::Stack, 1);
             return;
         }
-        // No thread can be started now.
+        // No thread can be started at present.
         task.work = Work::Ended(Box::new(Outcome::status(ScsiStatus::Busy)));
         self.advance(id, turn);
     }
 
-    /// Reservations were stored.
+    /// Handles the outcome of storing reservations.
     pub(super) fn stored(&mut self, id: TaskId, arrival: u64, outcome: Box<Outcome>, turn: &mut Turn<'_>) {
         if self.tasks.find(id).is_none_or(|task| task.arrival != arrival || task.in_stack == 0) {
             return;

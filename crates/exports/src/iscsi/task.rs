@@ -12,9 +12,10 @@ use scsi::{BlockIo, Outcome, Parameters, StoreReservations};
 
 /// Number of a task in the table.
 pub(super) type TaskId = u32;
-/// Most tasks of a reactor: their numbers fit into target transfer tags, and leave out the reserved one.
+/// Maximum number of tasks of a reactor: their numbers fit into target transfer tags, without the reserved
+/// one.
 pub(super) const TASKS_MAX: usize = (1 << 20) - 1;
-/// Longest CDB, in bytes. A longer one is cut, and refused for its length.
+/// Longest CDB, in bytes. A longer one is truncated, and refused for its length.
 pub(super) const CDB_MAX: usize = 32;
 /// LUN index of a task without a logical unit.
 pub(super) const NO_LUN: u16 = u16::MAX;
@@ -23,9 +24,9 @@ pub(super) const NO_LUN: u16 = u16::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Memory {
     None,
-    /// Allocated from the arena.
+    /// Memory allocated from the arena.
     Own(Segment),
-    /// Part of a received chunk: all data of a small write.
+    /// Part of a received chunk that contains all data of a small write.
     Chunk(Chunk, Segment),
 }
 
@@ -36,60 +37,62 @@ pub(super) enum Phase {
     Vacant,
     /// Earlier commands of the session have not arrived.
     Numbered,
-    /// Waits for earlier commands of its logical unit, as its task attribute or theirs demands.
+    /// The task waits for earlier commands of its logical unit, as its own or their task attribute
+    /// requires.
     Ordered,
-    /// Begun: the next step is decided by [`Work`] and the data that has arrived.
+    /// The task has begun: [`Work`] and the data that has arrived decide the next step.
     Begun,
-    /// Waits until data that was read before it has been sent.
+    /// The task waits until data that was read before has been sent.
     Room,
-    /// Waits for memory in the budget's queue.
+    /// The task waits for memory in the budget's queue.
     Memory,
-    /// Waits for data-out.
+    /// The task waits for data-out.
     Data,
-    /// Waits for a tag of its queue.
+    /// The task waits for a tag of its queue.
     Tag,
-    /// Waits for exclusive access to a range of the device.
+    /// The task waits for exclusive access to a range of the device.
     Claim,
     /// Block requests are in the stack, or reservations are being stored.
     Stack,
-    /// Waits for a program that continues without it.
+    /// The task waits for a program that continues without it.
     Detached,
-    /// Its outcome is known; data-out that was announced is still to come.
+    /// The outcome is known, but announced data-out is still to come.
     Ending,
 }
 
-/// What a task does, as the logical unit decided.
+/// Work of a task, as the logical unit decided.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Not begun.
+    /// The task has not begun.
     None,
-    /// A single block request.
+    /// Execute a single block request.
     Io(BlockIo),
-    /// It begins again with its parameter list.
+    /// Begin again with the parameter list.
     Parameters(Box<Parameters>),
-    /// Several block requests.
+    /// Execute several block requests.
     Program(Box<Running>),
-    /// It waits until a thread that may block has stored reservations.
+    /// Wait until a thread that may block has stored reservations.
     Store(Box<StoreReservations>),
-    /// It has ended.
+    /// End with this outcome.
     Ended(Box<Outcome>),
 }
 
-/// How a task ends.
+/// Kind of a task's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// With its own outcome.
+    /// The task ends with its own outcome.
     Own,
-    /// Without a response.
+    /// The task ends without a response.
     Silent,
-    /// With the status TASK ABORTED: another session aborted it, and the control mode page has TAS set.
+    /// The task ends with TASK ABORTED: another session aborted it, and TAS is set in the control mode
+    /// page.
     TaskAborted,
 }
 
 pub(super) struct Task {
     pub(super) session: u32,
     pub(super) connection: u32,
-    /// Index among the session's LUNs; [`NO_LUN`]: none.
+    /// Index among the session's LUNs, or [`NO_LUN`].
     pub(super) lun: u16,
     pub(super) phase: Phase,
     pub(super) fate: Fate,
@@ -101,15 +104,15 @@ pub(super) struct Task {
     pub(super) read: bool,
     pub(super) write: bool,
     pub(super) attribute: TaskAttribute,
-    /// Counted among the running tasks of its LUN.
+    /// Whether the task counts among the running tasks of its LUN.
     pub(super) running: bool,
-    /// Block requests in the stack.
+    /// Number of block requests in the stack.
     pub(super) in_stack: u8,
-    /// Its request is a read that completes inline.
+    /// Whether the task's request is a read that completes inline.
     pub(super) reads_inline: bool,
-    /// Has been at the head of the budget's queue.
+    /// Whether the task has been at the head of the budget's queue.
     pub(super) resumed: bool,
-    /// It is in the trace of its device.
+    /// Whether the task is in the trace of its device.
     pub(super) is_traced: bool,
     pub(super) cdb_len: u8,
     pub(super) cdb: [u8; CDB_MAX],
@@ -117,26 +120,27 @@ pub(super) struct Task {
     pub(super) expected: u32,
     /// Bytes of data-out that the command uses; the rest is skipped.
     pub(super) wanted: u32,
-    /// Its data-out; `None`: the command has no W bit, or its data broke the rules from the start.
+    /// Plan of the data-out; `None` if the command has no W bit, or its data violated the rules from the
+    /// start.
     pub(super) plan: Option<WritePlan>,
-    /// Sequences of Data-Out PDUs that have not ended: unsolicited data, and each R2T.
+    /// Number of Data-Out sequences that have not ended: unsolicited data, and each R2T.
     pub(super) open: u8,
-    /// The data segment of a PDU is arriving in parts.
+    /// Whether the data segment of a PDU is arriving in parts.
     pub(super) filling: bool,
-    /// One of them is unsolicited data.
+    /// Whether one of the open sequences is unsolicited data.
     pub(super) unsolicited: bool,
-    /// Data was lost or against the rules: the command fails with this additional sense code and qualifier
-    /// when all sequences have ended.
+    /// Set if data was lost or violated the rules: the command fails with this additional sense code and
+    /// qualifier when all sequences have ended.
     pub(super) broken: Option<(u8, u8)>,
-    /// R2Ts and Data-In PDUs sent.
+    /// Number of R2Ts and Data-In PDUs sent.
     pub(super) data_sn: u32,
     pub(super) memory: Memory,
-    /// Memory for data of a program besides its data-out.
+    /// Memory of a program for data other than its data-out.
     pub(super) scratch: Segment,
-    /// Bytes charged to the connection for both.
+    /// Bytes charged to the connection for `memory` and `scratch`.
     pub(super) charged: u64,
     pub(super) work: Work,
-    /// The nexus's epoch when the command began; another one at its end: it was aborted.
+    /// Epoch of the nexus when the command began. If it differs at the end, the command was aborted.
     pub(super) epoch: u64,
     /// Order of arrival among all tasks of the reactor.
     pub(super) arrival: u64,
@@ -179,22 +183,22 @@ impl Task {
         arrival: 0,
     };
 
-    /// Expected length of the data-in.
+    /// Returns the expected length of the data-in, in bytes.
     pub(super) fn data_in(&self) -> u32 {
         if self.read { self.expected } else { 0 }
     }
 
-    /// Expected length of the data-out.
+    /// Returns the expected length of the data-out, in bytes.
     pub(super) fn data_out(&self) -> u32 {
         if self.write { self.expected } else { 0 }
     }
 
-    /// The command descriptor block.
+    /// Returns the command descriptor block.
     pub(super) fn cdb(&self) -> &[u8] {
         &self.cdb[..usize::from(self.cdb_len).min(CDB_MAX)]
     }
 
-    /// Whether it ends without its own outcome.
+    /// Returns whether the task ends without its own outcome.
     pub(super) fn is_aborted(&self) -> bool {
         self.fate != Fate::Own
     }
@@ -209,7 +213,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Takes a free slot; the caller fills it in. `None`: there are too many.
+    /// Takes a free slot, which the caller fills in. Returns `None` if there are too many tasks.
     #[inline]
     pub(super) fn take(&mut self) -> Option<(TaskId, &mut Task)> {
         self.arrivals += 1;
@@ -227,7 +231,7 @@ impl Tasks {
         Some((id, task))
     }
 
-    /// Frees a slot whose memory was given back.
+    /// Frees a slot whose memory has been released.
     #[inline]
     pub(super) fn free(&mut self, id: TaskId) {
         let task = &mut self.slots[id as usize];
@@ -247,18 +251,18 @@ impl Tasks {
         &mut self.slots[id as usize]
     }
 
-    /// The task with this number, if it exists.
+    /// Returns the task with this number, if it exists.
     pub(super) fn find(&self, id: TaskId) -> Option<&Task> {
         self.slots.get(id as usize).filter(|task| task.phase != Phase::Vacant)
     }
 
-    /// All tasks in no particular order.
+    /// Iterates over all tasks in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TaskId, &Task)> {
         let slots = self.slots.iter().enumerate();
         slots.filter(|(_, task)| task.phase != Phase::Vacant).map(|(id, task)| (id as TaskId, task))
     }
 
-    /// The number that the next task gets; all earlier tasks have smaller ones.
+    /// Returns the arrival number of the next task; all earlier tasks have smaller ones.
     pub(super) fn next_arrival(&self) -> u64 {
         self.arrivals + 1
     }

@@ -11,7 +11,7 @@ use queue::Ring;
 pub(super) type TextExchange = Exchange;
 
 impl Front {
-    /// A text request has arrived.
+    /// Handles a text request.
     pub(super) fn text_request(
         &mut self,
         index: u32,

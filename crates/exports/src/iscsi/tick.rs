@@ -1,5 +1,5 @@
-//! The one coarse timer of a reactor's iSCSI sessions: stalled connections, pings, and logouts that were asked
-//! for. It runs only while there is something to watch.
+//! The single coarse timer of a reactor's iSCSI sessions, for stalled connections, pings, and requested
+//! logouts. It runs only while one of these has to be watched.
 
 use super::session::Life;
 use super::setup::{EndReason, Pings};
@@ -8,10 +8,10 @@ use crate::budget::GRACE;
 use queue::Nanos;
 use std::time::Duration;
 
-/// Interval of the checks while logouts are due, and until the first one of a session.
+/// Interval of the checks while logouts are pending, and until the first check of a session.
 pub(super) const PING_CHECK: Duration = Duration::from_secs(1);
-/// Longest interval of the checks while there are sessions whose initiators are pinged: a ping can be late by
-/// this much. Each check wakes an idle process.
+/// Longest interval of the checks while there are sessions with pings, and so the longest delay of a ping.
+/// Each check wakes an idle process.
 const PING_CHECK_MAX: Duration = Duration::from_secs(5);
 
 /// A session that [`Front::tick`] ended.
@@ -19,17 +19,17 @@ const PING_CHECK_MAX: Duration = Duration::from_secs(5);
 pub struct Dropped {
     /// The name of its target.
     pub target: String,
-    /// Why: [`EndReason::Silent`] or [`EndReason::Evicted`].
+    /// The reason: [`EndReason::Silent`] or [`EndReason::Evicted`].
     pub why: EndReason,
-    /// Bytes that its connection held.
+    /// Bytes that the connection held.
     pub held: u64,
-    /// How long the connection made no progress.
+    /// Time for which the connection made no progress.
     pub still: Duration,
 }
 
 impl Front {
-    /// The alarm has fired: pings silent initiators, and ends sessions whose initiators do not answer, stop in
-    /// the middle of a PDU, or hold memory that others wait for.
+    /// Handles the alarm: pings silent initiators, and ends sessions whose initiators do not answer, stall
+    /// within a PDU, or hold memory that others wait for.
     pub fn tick(&mut self, now: Nanos, turn: &mut Turn<'_>) -> Vec<Dropped> {
         let passed = self.budget.passed(now);
         let (wanted, stall) = (self.budget.wanted(), self.budget.limits.stall);
@@ -75,7 +75,7 @@ impl Front {
                 holders.push((index, EndReason::Evicted, held, still));
             }
         }
-        // Those without progress for the longest time are closed first.
+        // Connections without progress for the longest time are closed first.
         holders.sort_by_key(|(_, _, _, still)| std::cmp::Reverse(*still));
         let mut wanted = wanted.unwrap_or(0);
         for holder in holders {
@@ -104,7 +104,8 @@ impl Front {
         dropped
     }
 
-    /// Ends the sessions whose initiators did not log out in time. Returns whether others still have time.
+    /// Ends the sessions whose initiators did not log out in time. Returns whether other initiators still
+    /// have time.
     fn end_asked(&mut self, passed: Duration, turn: &mut Turn<'_>) -> bool {
         let (mut over, mut asked) = (Vec::new(), false);
         for (index, session) in self.sessions.iter_mut().enumerate() {

@@ -1,6 +1,7 @@
-//! Commands in the trace of their device: where they begin, which block requests they submit, and how they end.
+//! Commands in the trace of their device: where they begin, which block requests they submit, and how they
+//! end.
 //!
-//! A device that is not traced costs a command three branches that are not taken.
+//! If the device is not traced, a command costs three branches that are not taken.
 
 use super::task::{NO_LUN, Task, TaskId};
 use super::{Front, Turn};
@@ -9,7 +10,7 @@ use queue::{CommandEvent, CommandPoint, QueueId};
 use scsi::ScsiStatus;
 
 impl Front {
-    /// A command of a logical unit begins.
+    /// Traces the begin of a logical unit's command.
     #[inline]
     pub(super) fn trace_begin(&mut self, id: TaskId, queue: QueueId, turn: &mut Turn<'_>) {
         if turn.queues.get_mut(queue).wants_commands() {
@@ -24,7 +25,8 @@ impl Front {
         turn.queues.get_mut(queue).command(&point, turn.ring);
     }
 
-    /// A block request of a command is submitted next. `is_foreign`: to another device than the command's own.
+    /// Traces the block request that a command submits next. `is_foreign`: the request is for another
+    /// device than the command's own.
     #[cold]
     pub(super) fn trace_request(
         &mut self,
@@ -38,7 +40,7 @@ impl Front {
         turn.queues.get_mut(queue).command(&point, turn.ring);
     }
 
-    /// A command ends. `sense`: its sense data, as it is sent.
+    /// Traces the end of a command. `sense` is its sense data as sent.
     #[cold]
     pub(super) fn trace_end(
         &mut self,
@@ -70,12 +72,13 @@ impl Front {
     }
 }
 
-/// Commands are numbered in order of arrival.
+/// Returns the command's number in the trace; commands are numbered in order of arrival.
 fn number_of(task: &Task) -> u32 {
     task.arrival as u32
 }
 
-/// Length of a CDB by its group code (SPC-6, section 4.2): iSCSI pads short ones to 16 bytes.
+/// Returns the length of a CDB by its group code (SPC-6, section 4.2), because iSCSI pads short CDBs to 16
+/// bytes.
 fn len_of(task: &Task) -> u8 {
     let len = match task.cdb[0] >> 5 {
         0 => 6,
@@ -87,14 +90,15 @@ fn len_of(task: &Task) -> u8 {
     len.min(task.cdb_len)
 }
 
-/// The event of a request that is submitted next.
+/// Returns the event of a request that is submitted next.
 pub(super) fn request_event(tag: Tag, req: &Request, is_foreign: bool) -> CommandEvent {
     CommandEvent::Request { tag, op: req.op, offset: req.offset, len: req.len, is_foreign }
 }
 
-/// Sense key, additional sense code and qualifier of sense data in either format (SPC-6, section 4.4).
+/// Returns sense key, additional sense code and qualifier of sense data in either format (SPC-6, section
+/// 4.4).
 fn sense_code(sense: &[u8]) -> [u8; 3] {
-    // The highest bit states only whether INFORMATION is valid.
+    // The highest bit only states whether INFORMATION is valid.
     match sense {
         [0x70 | 0x71 | 0xF0 | 0xF1, _, key, _, _, _, _, _, _, _, _, _, code, qualifier, ..] => {
             [key & 0xf, *code, *qualifier]

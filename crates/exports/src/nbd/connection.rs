@@ -9,17 +9,18 @@ use ring::SocketId;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Most requests of a connection whose replies are not yet sent.
+/// Maximum number of a connection's requests whose replies have not been sent.
 pub const UNANSWERED_MAX: u32 = 256;
-/// Most bytes that those requests may move, which bounds the memory of a connection. Twice the largest
-/// request, so that one can be received while another is written.
+/// Maximum number of bytes that those requests may move, which bounds the memory of a connection. It is
+/// twice the largest request, so that one can be received while another is written.
 pub const HELD_MAX: u64 = 64 << 20;
 
-/// As [`HELD_MAX`], for reads that complete inline: more would leave the processor's cache before it is sent.
-/// 1 MiB reads of a file in memory cost 1.5 times as much with 16 of them read before the first is sent.
+/// Counterpart of [`HELD_MAX`] for reads that complete inline: more data would leave the processor's cache
+/// before it is sent. 1 MiB reads of a file in memory cost 1.5 times as much if 16 of them are read before
+/// the first is sent.
 pub(super) const READ_AHEAD_MAX: u64 = 1 << 20;
 
-/// What the next bytes from the client are.
+/// State of the input: what the next bytes from the client are.
 #[derive(Debug)]
 pub(super) enum Input {
     /// A request header, of which the first `have` bytes have arrived.
@@ -29,7 +30,7 @@ pub(super) enum Input {
         /// Bytes of the header received so far.
         have: u8,
     },
-    /// None: this request waits for memory or a tag.
+    /// Nothing is parsed, because this request waits for memory or a tag.
     Waiting(Request),
     /// The payload of a request, of which the first `filled` bytes are in `memory`.
     Payload {
@@ -44,7 +45,7 @@ pub(super) enum Input {
         /// Bytes charged to the connection for this memory.
         charged: u32,
     },
-    /// Payload of a refused request: discarded, then answered with the error.
+    /// The payload of a refused request; it is discarded, and then the error is sent.
     Refused {
         /// Bytes still to come.
         left: u64,
@@ -53,7 +54,7 @@ pub(super) enum Input {
         /// The error.
         error: NbdError,
     },
-    /// Everything is ignored: the connection is being closed.
+    /// Input is ignored, because the connection is being closed.
     Over,
 }
 
@@ -80,38 +81,39 @@ pub(super) struct Connection {
     pub(super) session: Session,
     pub(super) input: Input,
     pub(super) receiving: Receiving,
-    /// Bytes requested from the ring while it fills memory.
+    /// Number of bytes requested from the ring while it fills memory.
     pub(super) asked: u32,
-    /// Large payloads follow each other: headers are received separately.
+    /// Whether large payloads follow each other, so that headers are received separately.
     pub(super) bulk: bool,
     /// Memory for separate headers; empty unless `bulk`.
     pub(super) header: Option<Segment>,
-    /// Bytes received but not processed, because an earlier request is waiting. In submission.
+    /// Bytes received but not processed, because an earlier request is waiting; in order of arrival.
     pub(super) backlog: VecDeque<Segment>,
-    /// A request is waiting; arriving bytes go to the backlog.
+    /// Whether a request is waiting, so that arriving bytes go to the backlog.
     pub(super) paused: bool,
     pub(super) outbox: Outbox,
-    /// Requests in the stack.
+    /// Number of requests in the stack.
     pub(super) in_stack: u32,
-    /// Requests accepted whose reply has not been sent.
+    /// Accepted requests whose replies have not been sent.
     pub(super) owed: Owed,
     /// Bytes of the arena charged to the connection.
     pub(super) held: u64,
-    /// Waits for memory in the budget's queue.
+    /// Whether the connection waits for memory in the budget's queue.
     pub(super) awaits_memory: bool,
-    /// Was at the head of that queue, and asks again.
+    /// Whether the connection was at the head of that queue, and tries again.
     pub(super) resumed: bool,
-    /// Bytes were received or sent since the last check.
+    /// Whether bytes were received or sent since the last check.
     pub(super) moved: bool,
-    /// How long checks found no progress although it was the client's turn.
+    /// Time without progress, as found by checks, although it was the client's turn.
     pub(super) still: Duration,
-    /// The last step of a payload took longer than the interval between two checks, or there was none yet.
+    /// Whether the last step of a payload took longer than the interval between two checks, or there was
+    /// none yet.
     pub(super) slow: bool,
-    /// Accepts no more requests; closed once its replies are sent.
+    /// Whether the connection accepts no more requests; it is closed once its replies are sent.
     pub(super) ending: bool,
-    /// The ring was asked to close the socket.
+    /// Whether the ring was asked to close the socket.
     pub(super) closed: bool,
-    /// In the list of connections with something to send or to continue.
+    /// Whether the connection is in the list of those with something to send or to continue.
     pub(super) dirty: bool,
     /// Called when the connection is gone.
     pub(super) when_gone: Option<Box<dyn FnOnce() + Send>>,
@@ -146,15 +148,15 @@ impl Connection {
         }
     }
 
-    /// Whether a request that moves `len` bytes may be accepted if unanswered requests may move `held_max`
-    /// bytes in total. A single request always may.
+    /// Returns whether a request that moves `len` bytes may be accepted if all unanswered requests may move
+    /// `held_max` bytes in total. A single request is always accepted.
     pub(super) fn has_room(&self, len: u64, held_max: u64) -> bool {
         // The client chose the length: the sum must not wrap.
         let held = self.owed.bytes.saturating_add(len);
         self.owed.replies == 0 || (self.owed.replies < UNANSWERED_MAX && held <= held_max)
     }
 
-    /// Whether the client has sent part of a request and owes the rest.
+    /// Returns whether the client has sent part of a request and owes the rest.
     pub(super) fn is_owed_input(&self) -> bool {
         let partial = match self.input {
             Input::Header { have, .. } => have > 0,
@@ -164,7 +166,7 @@ impl Connection {
         partial && !self.paused && !self.awaits_memory && !self.ending
     }
 
-    /// Whether nothing of the connection is in flight.
+    /// Returns whether the connection has nothing in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.in_stack == 0
             && self.outbox.is_empty()

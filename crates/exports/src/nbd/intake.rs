@@ -1,4 +1,4 @@
-//! From bytes to requests: parses what a client sends in place.
+//! Turns bytes into requests: parses a client's input in place.
 //!
 //! Bytes come in chunks (the ring's memory, shared by all connections) or from the backlog (the connection's
 //! memory, filled while a request was waiting). [`Front::consume`] processes them until they are used up or
@@ -17,16 +17,16 @@ use queue::{Owner, Ring};
 use ring::{Chunk, KernelRing};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A payload is received directly into its memory if at least this much is still to come; less is copied from
-/// chunks, which is cheaper than stopping and restarting the stream of chunks.
+/// A payload is received directly into its memory if at least this many bytes are still to come; fewer are
+/// copied from chunks, which is cheaper than stopping and restarting the stream of chunks.
 const DIRECT_FILL_MIN: u32 = 96 << 10;
-/// Shortest read for which holes are looked up first, if the client accepts them in the reply.
+/// Shortest read, in bytes, for which holes are queried first if the client accepts them in the reply.
 const MAPPED_READ_MIN: u64 = 32 << 10;
 /// Bytes of extent records for such a read: 32 extents; the rest counts as data.
 const MAP_LEN: u32 = 512;
 /// Bytes of extent records for BLOCK_STATUS: 512 extents per reply.
 const STATUS_LEN: u32 = 8 << 10;
-/// Most descriptors for those extents, and one more for a block that belongs to two.
+/// Maximum number of descriptors for those extents, with one more for a block that two extents share.
 pub(super) const DESCRIPTORS_MAX: usize = STATUS_LEN as usize / Extent::RECORD_LEN + 1;
 
 /// Copies `bytes` to arena memory.
@@ -37,7 +37,7 @@ pub(super) fn keep(bytes: &[u8], ring: &mut KernelRing) -> Option<Segment> {
     Some(memory)
 }
 
-/// What a connection owes for this request.
+/// Returns what the connection owes for this request.
 pub(super) fn owed_for(request: &Request) -> Owed {
     let moves_data = matches!(request.command, Command::Read | Command::Write);
     Owed { replies: 1, bytes: if moves_data { request.len } else { 0 } }
@@ -46,11 +46,11 @@ pub(super) fn owed_for(request: &Request) -> Owed {
 /// Reason why a request waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wait {
-    /// Until replies have been sent.
+    /// Replies have to be sent first.
     Room,
-    /// For memory that other connections hold.
+    /// Other connections hold the memory that it needs.
     Memory,
-    /// For a tag.
+    /// No tag is free.
     Tag,
 }
 
@@ -70,7 +70,7 @@ impl Front {
         self.fill_directly(index, turn);
     }
 
-    /// Keeps bytes that cannot be processed now, and stops receiving.
+    /// Moves bytes that cannot be processed now to the backlog, and stops receiving.
     fn put_aside(&mut self, index: u32, rest: Segment, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if connection.ending {
@@ -98,7 +98,7 @@ impl Front {
             let used = self.consume(index, segment, None, turn);
             let Some(connection) = self.connection_mut(index) else { return };
             if used < segment.len && !connection.ending {
-                // The arena frees whole blocks, so the rest moves to a block of its own.
+                // The arena frees whole blocks only, so the rest moves to its own block.
                 return self.put_back(index, segment, used, turn);
             }
             let ends = connection.ending;
@@ -113,8 +113,8 @@ impl Front {
         self.receive_on(index, turn);
     }
 
-    /// Receives more, unless that is in progress: chunks, or, while large payloads follow each other, only
-    /// the next header, so that the payload can be received directly into its memory.
+    /// Receives more, unless a receive is in progress: chunks, or, while large payloads follow each other,
+    /// only the next header, so that the payload can be received directly into its memory.
     fn receive_on(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         let waits = connection.paused || connection.awaits_memory || connection.ending;
@@ -179,7 +179,7 @@ impl Front {
                             }
                             return at;
                         }
-                        // The stream cannot be parsed any further.
+                        // The rest of the stream cannot be parsed.
                         Err(_) => {
                             self.end(index, turn);
                             return segment.len;
@@ -203,7 +203,7 @@ impl Front {
                     at += part;
                     let (is_whole, more) = (*filled == memory.len, filled.saturating_sub(*charged));
                     *charged += more;
-                    // It arrived in a chunk: too little to be worth a wait.
+                    // The payload arrived in a chunk, and is too small to be worth a wait.
                     if more > 0 {
                         self.charge_anyway(index, more.into());
                     }
@@ -246,7 +246,7 @@ impl Front {
     /// Queues a connection for memory.
     fn await_memory(&mut self, index: u32, turn: &mut Turn<'_>) {
         if !self.budget.is_used() {
-            // Nobody will free any: the system is out of memory.
+            // No memory is in use that could be freed: the system is out of memory.
             return self.end(index, turn);
         }
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
@@ -258,8 +258,8 @@ impl Front {
         }
     }
 
-    /// Accepts a request: checks it, allocates memory and, if its payload is here, a tag. Returns how many of
-    /// the bytes after its header were consumed.
+    /// Accepts a request: checks it, allocates memory and, if its payload has arrived, a tag. Returns how
+    /// many of the bytes after its header were consumed.
     fn admit(
         &mut self,
         index: u32,
@@ -319,8 +319,8 @@ impl Front {
         }
     }
 
-    /// Allocates `len` bytes and charges them to the connection, with `more` bytes for the request's next
-    /// step.
+    /// Allocates `len` bytes and charges them to the connection, together with `more` bytes for the
+    /// request's next step.
     fn hold(&mut self, index: u32, len: u32, more: u64, turn: &mut Turn<'_>) -> Result<Segment, Wait> {
         if !self.charge(index, u64::from(len) + more, false) {
             return Err(Wait::Memory);
@@ -350,7 +350,7 @@ impl Front {
             self.discharge(index, charged.into());
             return Err(Wait::Memory);
         };
-        // Memory that has pages already is faster to use again than to fault in anew.
+        // Memory that already has pages is faster to reuse than to fault in anew.
         if resident && charged < len {
             let rest = u64::from(len - charged);
             if self.budget.is_calm(rest) {
@@ -367,7 +367,7 @@ impl Front {
         Ok(0)
     }
 
-    /// The payload is complete.
+    /// Submits a request whose payload is complete.
     fn payload_complete(&mut self, index: u32, turn: &mut Turn<'_>) -> Result<(), Wait> {
         let Some(connection) = self.connection_mut(index) else { return Ok(()) };
         let Input::Payload { request, submission, memory, .. } = connection.input else { return Ok(()) };
@@ -409,7 +409,8 @@ impl Front {
                 && !request.flags.contains(CommandFlags::DF);
             if mapped {
                 (op, stage) = (Op::Extents, Stage::Map);
-                // The read that follows must not wait for memory, because it would hold a tag meanwhile.
+                // The read that follows must not wait for memory, because it would hold a tag during the
+                // wait.
                 reserved = if zero_copy_reads { 0 } else { len.0 };
                 memory = Memory::Own(self.hold(index, MAP_LEN, reserved, turn)?);
             } else if zero_copy_reads {
@@ -445,7 +446,7 @@ impl Front {
         )
     }
 
-    /// Takes a tag for a request and submits it. Without a tag, memory allocated for it is freed.
+    /// Takes a tag for a request and submits it. If no tag is free, frees the memory allocated for it.
     fn enter(&mut self, index: u32, pdu: Pdu, req: BlockRequest, turn: &mut Turn<'_>) -> Result<(), Wait> {
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
         let Some(lane) = self.lanes[usize::from(connection.queue.0)].as_mut() else { return Ok(()) };
@@ -466,7 +467,7 @@ impl Front {
         Ok(())
     }
 
-    /// If much of a payload is still to come, receives it directly into its memory.
+    /// Receives a payload directly into its memory, if much of it is still to come.
     fn fill_directly(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         let Input::Payload { memory, filled, .. } = connection.input else { return };
@@ -493,14 +494,14 @@ impl Front {
         }
     }
 
-    /// Bytes of a payload to receive next: as much as has arrived already, at least 1 MiB, and less from a
-    /// slow client. 0: there is no memory for it yet.
+    /// Returns how many bytes of a payload to receive next: as many as have already arrived, at least 1
+    /// MiB, but fewer from a slow client. Returns 0 if there is no memory yet.
     fn next_step(&mut self, index: u32) -> u32 {
         let Some(connection) = self.connection_mut(index) else { return 0 };
         let Input::Payload { memory, filled, charged, .. } = connection.input else { return 0 };
         let wanted = if connection.slow { SLOW_STEP } else { filled.max(FLOOR as u32) };
         let mut step = wanted.min(memory.len - filled);
-        // A rest that is too short for a direct receive is included in the last step.
+        // The last step includes a rest that is too short for a direct receive.
         if memory.len - filled - step < DIRECT_FILL_MIN {
             step = memory.len - filled;
         }
@@ -520,7 +521,7 @@ impl Front {
         step
     }
 
-    /// The ring has filled the memory of a payload or a header, or reached the end of the stream.
+    /// Handles the end of a receive into memory: the ring has filled it, or reached the end of the stream.
     pub(super) fn filled(&mut self, index: u32, result: i64, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         (connection.receiving, connection.moved) = (Receiving::No, true);

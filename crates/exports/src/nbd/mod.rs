@@ -2,12 +2,12 @@
 //!
 //! Handshakes and TLS happen elsewhere; a connection arrives here with its [`Session`]. Requests are parsed
 //! in the memory to which the ring received them: the payload of a small write goes to the backend from
-//! there, a large one is received into memory of its own. Each request gets a tag of the device's hardware
+//! there, a large one is received into its own memory. Each request gets a tag of the device's hardware
 //! queue; all replies of a turn are sent with one call per connection.
 //!
-//! *Invariant:* a receive chunk is held only by complete requests in the stack, so a client that stalls holds
+//! *Invariant:* only complete requests in the stack hold a receive chunk, so a client that stalls holds
 //! none. *Invariant:* a connection has at most [`UNANSWERED_MAX`] unanswered requests that move at most
-//! [`HELD_MAX`] bytes; beyond that it is not read from. All connections of a reactor share one memory budget
+//! [`HELD_MAX`] bytes; beyond that it is not read. All connections of a reactor share one memory budget
 //! (`crate::budget`).
 //!
 //! Not here: the handshake, listeners, TLS, and backends.
@@ -34,11 +34,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A request that is in the stack.
+/// Front-end state of a request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 struct Pdu {
     request: Request,
-    /// The query of a block status request; `None` for all others.
+    /// The query of a block status request; `None` for other requests.
     query: Option<StatusQuery>,
     memory: Memory,
     /// Bytes charged to the connection for memory that the next step needs.
@@ -60,7 +60,7 @@ impl Pdu {
 #[derive(Clone, Copy, Debug)]
 enum Memory {
     None,
-    /// Allocated from the arena.
+    /// Memory allocated from the arena.
     Own(Segment),
     /// Part of a received chunk.
     Chunk(Chunk, Segment),
@@ -75,14 +75,14 @@ impl Memory {
     }
 }
 
-/// Step of a request.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
-    /// It has one step.
+    /// The request's only stage.
     Only,
-    /// A large structured read that queries extents first.
+    /// A large structured read that first queries extents.
     Map,
-    /// A large structured read that knows its extents, stored in this segment.
+    /// A large structured read whose extents are known, and stored in this segment.
     Mapped(Segment),
 }
 
@@ -91,7 +91,7 @@ struct Lane {
     pdus: Box<[Pdu]>,
     /// Number of connections, for the control plane.
     connections: Arc<AtomicU32>,
-    /// Counts of limits taking effect.
+    /// Counts of events in which limits took effect.
     counts: Arc<LimitCounts>,
 }
 
@@ -101,9 +101,9 @@ pub struct Front {
     connections: Vec<Option<Connection>>,
     lanes: Vec<Option<Lane>>,
     chunk_uses: ChunkUses,
-    /// Connections with something to send or to continue this turn.
+    /// Connections with something to send or to continue in this turn.
     dirty: Vec<u32>,
-    /// Connections that wait for a tag of their queue, first come, first served.
+    /// Connections that wait for a tag of their queue, in order of arrival.
     starved: VecDeque<u32>,
     /// The empty vector that is swapped with `dirty`.
     spare_list: Vec<u32>,
@@ -114,7 +114,7 @@ pub struct Front {
 
 impl Front {
     /// Starts serving connections to the device of this queue, which has `depth` tags. `connections` counts
-    /// them.
+    /// the connections.
     pub fn open_lane(&mut self, queue: QueueId, depth: u16, facts: DeviceFacts, connections: Arc<AtomicU32>) {
         let index = usize::from(queue.0);
         if self.lanes.len() <= index {
@@ -132,12 +132,12 @@ impl Front {
     }
 
     /// Sets the limits of connections. `alarm` schedules [`tick`](Front::tick); without it no connection is
-    /// closed.
+    /// closed by these limits.
     pub fn limit(&mut self, limits: Limits, alarm: Option<Alarm>) {
         self.budget.set(limits, alarm);
     }
 
-    /// Whether connections to the device of this queue are served.
+    /// Returns whether connections to the device of this queue are served.
     pub fn has_lane(&self, queue: QueueId) -> bool {
         self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
@@ -158,8 +158,8 @@ impl Front {
         }
     }
 
-    /// Takes over a connection after its handshake. `leftover`: bytes after the handshake that were received
-    /// already. Returns the connection's index, for [`when_gone`](Front::when_gone).
+    /// Takes over a connection after its handshake. `leftover`: bytes that were already received after the
+    /// handshake. Returns the connection's index, for [`when_gone`](Front::when_gone).
     ///
     /// # Errors
     /// The socket cannot be added to the ring.
@@ -190,7 +190,7 @@ impl Front {
         Ok(index as u32)
     }
 
-    /// Calls `tell` on this thread when the connection that was just adopted is gone.
+    /// Calls `tell` on this thread when the just adopted connection is gone.
     pub fn when_gone(&mut self, connection: u32, tell: Box<dyn FnOnce() + Send>) {
         if let Some(connection) = self.connection_mut(connection) {
             connection.when_gone = Some(tell);
@@ -212,7 +212,7 @@ impl Front {
         }
     }
 
-    /// Accepts nothing more from this client.
+    /// Accepts no more requests from this client.
     fn end(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         if std::mem::replace(&mut connection.ending, true) {
@@ -221,7 +221,7 @@ impl Front {
         connection.paused = false;
         let mut freed = drop_backlog(connection, turn.ring);
         match connection.receiving {
-            // The kernel writes to that memory: `filled` frees it.
+            // The kernel is writing to that memory: `filled` frees it.
             Receiving::Filling => {}
             receiving => {
                 freed += drop_payload(connection, turn.ring);
@@ -248,7 +248,7 @@ impl Front {
         }
     }
 
-    /// The alarm has fired: closes connections that hold memory others wait for, or that stopped in the
+    /// Handles the alarm: closes connections that hold memory others wait for, or that stalled in the
     /// middle of a request.
     pub fn tick(&mut self, now: Nanos, turn: &mut Turn<'_>) -> Vec<Cut> {
         let passed = self.budget.passed(now);
@@ -269,7 +269,7 @@ impl Front {
             }
             owed |= owes_input;
         }
-        // Those without progress for the longest time are closed first.
+        // Connections without progress for the longest time are closed first.
         holders.sort_by_key(|(_, cut)| std::cmp::Reverse(cut.still));
         let mut wanted = wanted.unwrap_or(0);
         for (index, cut) in holders {
@@ -293,8 +293,8 @@ impl Front {
         cuts.into_iter().map(|(_, cut)| cut).collect()
     }
 
-    /// Charges a connection for memory that it is about to hold. `goes_on`: for the rest of a payload.
-    /// Returns false if it has to wait.
+    /// Charges a connection for memory that it is about to hold. `goes_on`: the memory is for the rest of a
+    /// payload. Returns `false` if the connection has to wait.
     #[inline]
     fn charge(&mut self, index: u32, bytes: u64, goes_on: bool) -> bool {
         let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) else {
@@ -312,7 +312,7 @@ impl Front {
         true
     }
 
-    /// Charges a connection for memory without waiting.
+    /// Charges a connection for memory, without a check of the budget.
     fn charge_anyway(&mut self, index: u32, bytes: u64) {
         if let Some(connection) = self.connection_mut(index) {
             connection.held += bytes;
@@ -320,7 +320,7 @@ impl Front {
         }
     }
 
-    /// A connection has freed so many bytes.
+    /// Records that a connection has freed this many bytes.
     #[inline]
     fn discharge(&mut self, index: u32, bytes: u64) {
         if let Some(connection) = self.connections.get_mut(index as usize).and_then(Option::as_mut) {
@@ -373,8 +373,8 @@ impl Front {
         }
     }
 
-    /// The ring has closed the socket. Requests may still be in the stack after an abort: the connection is
-    /// removed when the last of them has completed.
+    /// Handles the end of a socket that the ring has closed. Requests may still be in the stack after an
+    /// abort: the connection is removed when the last of them has completed.
     fn gone(&mut self, index: u32, turn: &mut Turn<'_>) {
         let Some(connection) = self.connection_mut(index) else { return };
         connection.closed = true;
@@ -408,7 +408,7 @@ impl Front {
     }
 }
 
-/// Frees the backlog; returns the bytes charged for it.
+/// Frees the backlog, and returns the bytes charged for it.
 fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     let mut freed = 0;
     for segment in connection.backlog.drain(..) {
@@ -418,8 +418,8 @@ fn drop_backlog(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     freed
 }
 
-/// Frees the payload being received, to which nobody writes any more, and ignores all further input; returns
-/// the bytes charged for it.
+/// Frees the payload being received, which must not be written any more, and ignores all further input.
+/// Returns the bytes charged for it.
 fn drop_payload(connection: &mut Connection, ring: &mut KernelRing) -> u64 {
     match std::mem::replace(&mut connection.input, Input::Over) {
         Input::Payload { memory, charged, .. } => {

@@ -1,6 +1,6 @@
 //! Turns completed requests into replies.
 //!
-//! A request's tag is released as soon as its reply has been encoded; data stays where it is until the ring
+//! A request's tag is released as soon as its reply has been encoded; data stays in place until the ring
 //! has sent it.
 
 use super::intake::{DESCRIPTORS_MAX, owed_for};
@@ -78,8 +78,8 @@ impl Front {
         }
     }
 
-    /// The extents of a large read are known: reads the data, unless all of it is one hole. If the query
-    /// failed, all of it counts as data.
+    /// Continues a large read whose extents are known: reads the data, unless it is a single hole. If the
+    /// query failed, the whole range counts as data.
     fn mapped(
         &mut self,
         index: u32,
@@ -217,21 +217,21 @@ enum Step {
     Read(Pdu, BlockRequest),
 }
 
-/// Most chunks of a reply to a mapped read.
+/// Maximum number of chunks in the reply to a mapped read.
 const PIECES_MAX: usize = 33;
 
-/// The extent records in a request's data, up to the first invalid one.
+/// Iterates over the extent records in a request's data, up to the first invalid one.
 fn records(bytes: &[u8]) -> impl Iterator<Item = Extent> + '_ {
     bytes.chunks_exact(Extent::RECORD_LEN).map_while(Extent::from_record)
 }
 
-/// Whether the first extent covers all of `len` bytes with zeroes.
+/// Returns whether the first extent covers all of `len` bytes with zeroes.
 fn is_one_hole(extents: &[u8], len: u64) -> bool {
     records(extents).next().is_some_and(|extent| extent.zero && extent.len.0 >= len)
 }
 
-/// Divides a read of `len` bytes into (offset, length, hole): equal neighbours are merged, and ranges without
-/// a record count as data.
+/// Divides a read of `len` bytes into (offset, length, hole): equal neighbours are merged, and ranges
+/// without a record count as data.
 fn pieces_of(extents: &[u8], len: u32, pieces: &mut [(u32, u32, bool); PIECES_MAX]) -> usize {
     let (mut at, mut count) = (0u32, 0usize);
     let tail = Extent { len: Bytes(u64::from(len)), hole: false, zero: false };

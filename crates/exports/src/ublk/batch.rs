@@ -1,9 +1,8 @@
-//! Commands for many tags at once (`BATCH_IO`): one that passes all tags to the driver, a multishot fetch
-//! that the driver answers with the tags of new requests, and one commit per turn with the completed
-//! requests.
+//! Commands for many tags at once (`BATCH_IO`): one command passes all tags to the driver, a multishot
+//! fetch returns the tags of new requests, and one commit per turn passes the completed requests.
 //!
-//! Completions are gathered in one of two buffers and committed at the end of the turn; while the driver
-//! reads it, the other buffer is filled.
+//! Completions are gathered in one of two buffers and committed at the end of the turn. While the driver
+//! reads that buffer, the other one is filled.
 //!
 //! *Invariant:* a buffer is not changed while a command refers to it. A tag is in the buffers at most once:
 //! it returns to us only after the command that committed its last request has completed, so a buffer has
@@ -16,9 +15,9 @@ use queue::FileId;
 use ring::Token;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Token number of the fetch command. No tag has it.
+/// Token number of the fetch command, above those of all tags.
 const FETCH: u32 = 1 << 16;
-/// Token numbers of commands that refer to the first and second buffer.
+/// Token number of commands that refer to the first buffer; that of the second buffer follows.
 const COMMIT: u32 = FETCH + 1;
 
 /// Element of a buffer: the completion of one tag.
@@ -26,11 +25,11 @@ const COMMIT: u32 = FETCH + 1;
 pub(super) struct Element {
     /// The driver's tag.
     pub(super) tag: u16,
-    /// Index of the registered buffer for its next request.
+    /// Index of the registered buffer for the tag's next request.
     pub(super) buffer: u16,
     /// Result of the request.
     pub(super) result: i32,
-    /// Address of its buffer.
+    /// Address of the request's buffer.
     pub(super) address: u64,
 }
 
@@ -39,28 +38,28 @@ pub(super) struct Element {
 pub(super) enum Outcome {
     /// As expected.
     Fine,
-    /// The driver refused it with this errno.
+    /// The driver refused the command with this errno.
     Refused(i32),
     /// The device is being removed: the driver has aborted every tag in this buffer.
     Gone {
-        /// Index of the buffer. It is not changed before the next commit.
+        /// Index of the buffer, which stays unchanged until the next commit.
         half: usize,
-        /// Number of tags.
+        /// Number of tags in the buffer.
         count: u16,
     },
-    /// The driver refused one of its tags with this errno.
+    /// The driver refused one of the tags with this errno.
     RefusedTag(u16, i32),
 }
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Half {
-    /// Number of tags in it.
+    /// Number of tags in the buffer.
     count: u16,
-    /// A command refers to it.
+    /// Whether a command refers to the buffer.
     committed: bool,
 }
 
-/// The commands of a lane.
+/// The batch commands of a lane.
 #[derive(Debug)]
 pub(super) struct Batch {
     file: FileId,
@@ -72,16 +71,16 @@ pub(super) struct Batch {
     halves: [Half; 2],
     /// Index of the buffer that is being filled.
     filling: usize,
-    /// The tags are being passed to the driver for the first time.
+    /// Whether the tags are being passed to the driver for the first time.
     preparing: bool,
-    /// The fetch command is in flight.
+    /// Whether the fetch command is in flight.
     fetching: bool,
-    /// The fetch command must not be sent again.
+    /// Whether the fetch command must not be sent again.
     withdrawn: bool,
 }
 
 impl Batch {
-    /// Bytes of memory needed for this many tags.
+    /// Returns the bytes of memory needed for this many tags.
     pub(super) fn memory_len(depth: u16, flags: BatchFlags) -> u64 {
         2 * u64::from(depth) * u64::from(flags.element_len())
     }
@@ -114,22 +113,22 @@ impl Batch {
         batch
     }
 
-    /// Whether a token's number is that of a command, and not a tag.
+    /// Returns whether a token's number is that of a batch command, not of a tag.
     pub(super) const fn is_command(number: u32) -> bool {
         number >= FETCH
     }
 
-    /// Whether the fetch command is in flight.
+    /// Returns whether the fetch command is in flight.
     pub(super) fn is_fetching(&self) -> bool {
         self.fetching
     }
 
-    /// Whether there are completions to commit or being committed.
+    /// Returns whether completions are waiting to be committed or being committed.
     pub(super) fn is_committing(&self) -> bool {
         self.halves.iter().any(|half| half.count > 0)
     }
 
-    /// Whether there are completions that can be committed now.
+    /// Returns whether completions can be committed now.
     pub(super) fn can_commit(&self) -> bool {
         self.halves[self.filling].count > 0 && !self.halves[self.filling ^ 1].committed
     }
@@ -155,7 +154,7 @@ impl Batch {
         }
     }
 
-    /// End of a turn: commits the gathered completions, unless the last commit is in flight.
+    /// Commits the gathered completions at the end of a turn, unless the last commit is in flight.
     #[inline]
     pub(super) fn flush<D: Driver>(&mut self, ring: &mut D) {
         if self.can_commit() {
@@ -199,7 +198,7 @@ impl Batch {
         }
     }
 
-    /// One of the commands has completed.
+    /// Handles the completion of one of the batch commands.
     pub(super) fn ended<D: Driver>(&mut self, number: u32, result: i64, ring: &mut D) -> Outcome {
         if number == FETCH {
             return self.fetch_ended(result as i32, ring);
@@ -231,12 +230,12 @@ impl Batch {
         Outcome::RefusedTag(refused.tag, if result < 0 { -result as i32 } else { libc::EIO })
     }
 
-    /// A tag in a buffer, by the driver's number.
+    /// Returns the driver's number of a tag in a buffer.
     pub(super) fn tag<D: Driver>(&self, half: usize, at: u16, ring: &D) -> u16 {
         self.element(half, at, ring).0.tag
     }
 
-    /// An element of a buffer.
+    /// Returns an element of a buffer.
     fn element<D: Driver>(&self, index: usize, at: u16, ring: &D) -> (ElementHeader, u64) {
         let len = u32::from(self.flags.element_len());
         let bytes = ring.bytes(self.half(index).slice(u32::from(at) * len, len));
@@ -250,7 +249,7 @@ impl Batch {
         match -result {
             libc::ENODEV | libc::ECANCELED => Outcome::Fine,
             _ if self.withdrawn => Outcome::Fine,
-            // The kernel may end it at any time.
+            // The kernel may end the fetch command at any time.
             0 | libc::ENOBUFS | libc::EINTR | libc::EAGAIN => {
                 self.fetch(ring);
                 Outcome::Fine

@@ -1,4 +1,4 @@
-//! One queue of a ublk device, or the part of one that this thread serves: the life cycle of its tags.
+//! One queue of a ublk device, or the part of a queue that this thread serves: the life cycle of its tags.
 
 use super::batch::{Batch, Element, Outcome};
 use super::driver::{Driver, LaneMemory};
@@ -17,30 +17,33 @@ use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Tags that wait for memory or for space in the ring.
+/// Tags that wait for memory, for space in the ring, or for their turn to be submitted, with their queues.
 pub(super) type Waiting = VecDeque<(QueueId, u16)>;
 
-/// Address for a failed read: the driver requires one, but copies nothing.
+/// Address to commit for a failed read: the driver requires one, but copies nothing.
 const UNUSED_ADDRESS: u64 = 4096;
 
-/// Owner of a tag, and what it waits for.
+/// Stage of a tag: its owner, and what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// None: the tag was not fetched yet, or the driver has aborted it.
+    /// No owner: the tag was not fetched yet, or the driver has aborted it.
     Out,
-    /// Driver: our command completes when there is a request.
+    /// Owned by the driver: our command completes when a request arrives.
     Fetched,
-    /// Us: there is a request, but no memory for it yet, or no space in the ring to fill it.
+    /// Owned by the front-end: a request has arrived, but there is no memory for it, or no space in the
+    /// ring to fill it.
     Starved,
-    /// Driver: the data of a write is copied to our memory, or a request's memory is registered.
+    /// Owned by the driver: the data of a write is being copied to our memory, or a request's memory is
+    /// being registered.
     Filling,
-    /// Stack.
+    /// Owned by the stack.
     InStack,
-    /// Us: the data is done, and the integrity data is submitted to the stack next.
+    /// Owned by the front-end: the data is done, and the integrity data is submitted to the stack next.
     Between,
-    /// Us: a read is done, but the ring has no space to copy its data out.
+    /// Owned by the front-end: a read is done, but the ring has no space to copy its data out.
     Full,
-    /// Driver: the data of a read is copied to the request's memory, or that is unregistered.
+    /// Owned by the driver: the data of a read is being copied to the request's memory, or that memory is
+    /// being unregistered.
     Emptying,
 }
 
@@ -48,17 +51,17 @@ pub(super) enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TagSlot {
     pub(super) stage: Stage,
-    /// The request's memory was registered by command.
+    /// Whether the request's memory was registered by command.
     registered: bool,
-    /// The data is in memory shared with the client.
+    /// Whether the data is in memory shared with the client.
     in_client_memory: bool,
-    /// The request has integrity data besides its data.
+    /// Whether the request has integrity data besides its data.
     pub(super) has_tuples: bool,
     /// Result to commit after [`Stage::Emptying`].
     pub(super) result: i32,
-    /// The request; meaningless while there is none.
+    /// The request; meaningless if there is none.
     pub(super) asked: ParsedRequest,
-    /// Memory allocated for it; empty when there is none.
+    /// Memory allocated for the request; empty if there is none.
     pub(super) memory: Segment,
 }
 
@@ -100,28 +103,28 @@ impl Codes {
     }
 }
 
-/// A lane.
+/// A served queue, or part of one.
 pub(super) struct Lane {
     pub(super) config: LaneConfig,
     codes: Codes,
-    /// A buffer, or an entry for the request's memory, for each tag, contiguous. `None`: memory is allocated
-    /// for each request.
+    /// A contiguous array with a buffer, or a buffer table entry for the request's memory, for each tag.
+    /// `None`: memory is allocated for each request.
     memory: Option<LaneMemory>,
     pub(super) slots: Box<[TagSlot]>,
     /// Integrity data, if the device has any.
     pub(super) tuples: Option<Tuples>,
-    /// Tags that are not [`Stage::Out`].
+    /// Number of tags that are not [`Stage::Out`].
     live: u32,
-    /// Every command sent from now on is cancelled at once.
+    /// Whether the lane is withdrawn: every command sent from now on is cancelled at once.
     withdrawn: bool,
-    /// Commands for many tags at once, and their memory. `None`: each tag has its own commands.
+    /// Commands for many tags at once, and their memory; `None` if each tag has its own commands.
     batch: Option<(Batch, LaneMemory)>,
-    /// The front-end knows that there is something to commit.
+    /// Whether the front-end has this lane in its list of those with completions to commit.
     pub(super) is_listed: bool,
 }
 
 impl Lane {
-    /// Fetches all tags.
+    /// Creates a lane, and fetches all of its tags.
     pub(super) fn open<D: Driver>(config: LaneConfig, ring: &mut D) -> Result<Lane, OpenLaneError> {
         let memory = match config.mode {
             DataMode::Copy => {
@@ -149,7 +152,7 @@ impl Lane {
         if lane.config.batch {
             if let Err(error) = lane.fetch_all(ring) {
                 lane.live = 0;
-                // On error the client memory stays the caller's.
+                // On error the client memory still belongs to the caller.
                 lane.config.client_memory = None;
                 lane.close(ring);
                 return Err(error);
@@ -194,7 +197,7 @@ impl Lane {
         Element { tag: self.config.first_tag + tag, buffer, result, address }
     }
 
-    /// Whether there are completions to commit at the end of the turn.
+    /// Returns whether there are completions to commit at the end of the turn.
     #[inline]
     pub(super) fn can_commit(&self) -> bool {
         self.config.batch && self.can_commit_batch()
@@ -205,7 +208,7 @@ impl Lane {
         self.batch.as_ref().is_some_and(|(batch, _)| batch.can_commit())
     }
 
-    /// End of the turn: commits completions.
+    /// Commits completions at the end of the turn.
     pub(super) fn flush<D: Driver>(&mut self, ring: &mut D) {
         if let Some((batch, _)) = &mut self.batch {
             batch.flush(ring);
@@ -249,7 +252,7 @@ impl Lane {
             self.batch_refused(outcome, ring);
         }
         if is_over {
-            // Tags that the driver still has get no more requests.
+            // The tags that the driver still has get no more requests.
             for tag in 0..self.config.depth {
                 if self.slots[usize::from(tag)].stage == Stage::Fetched {
                     self.taken_back(tag, ring);
@@ -258,18 +261,18 @@ impl Lane {
         }
     }
 
-    /// Tags that the driver has not aborted.
+    /// Returns the number of tags that the driver has not aborted.
     pub(super) fn live(&self) -> u32 {
         self.live
     }
 
-    /// Whether no tag has a request.
+    /// Returns whether no tag has a request.
     pub(super) fn is_idle(&self) -> bool {
         !self.batch.as_ref().is_some_and(|(batch, _)| batch.is_committing())
             && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
     }
 
-    /// Releases its memory; returns the file, which the caller must remove.
+    /// Releases the lane's memory, and returns its file, which the caller must remove.
     pub(super) fn close<D: Driver>(self, ring: &mut D) -> FileId {
         debug_assert!(self.live == 0, "{:?} is closed while {} tags are out", self.config.queue, self.live);
         if let Some(memory) = self.memory {
@@ -284,7 +287,8 @@ impl Lane {
         self.config.file
     }
 
-    /// Cancels the commands of tags without a request at once, the others when their request is done.
+    /// Cancels the commands of tags without a request at once, and of all other tags when their request is
+    /// done.
     pub(super) fn withdraw<D: Driver>(&mut self, ring: &mut D) {
         self.withdrawn = true;
         if let Some((batch, _)) = &mut self.batch {
@@ -297,7 +301,7 @@ impl Lane {
         }
     }
 
-    /// A command, or a copy, of a tag has completed.
+    /// Handles the completion of a tag's command or copy.
     #[inline]
     pub(super) fn ended<D: Driver>(
         &mut self,
@@ -322,7 +326,7 @@ impl Lane {
             Stage::Filling if slot.has_tuples => self.filled_with_tuples(tag, result, ring, queues, waiting),
             Stage::Filling => self.filled(tag, result, ring, queues),
             Stage::Emptying => self.emptied(tag, result, ring, waiting),
-            // The driver completes each command once.
+            // The driver completes each command only once.
             Stage::Out | Stage::Starved | Stage::InStack | Stage::Between | Stage::Full => {
                 debug_assert!(false, "{:?} tag {tag}: an end in {:?}", self.config.queue, slot.stage);
             }
@@ -356,7 +360,7 @@ impl Lane {
         Token { front: FrontNumber::Ublk as u8, index: self.config.queue.0, number: tag.into() }
     }
 
-    /// Sends a command for a tag. `value`: its last field.
+    /// Sends a command for a tag. `value` is the command's last field.
     #[inline]
     fn command<D: Driver>(&self, tag: u16, op: u32, result: i32, value: u64, ring: &mut D) {
         let command =
@@ -377,7 +381,7 @@ impl Lane {
         self.command(tag, self.codes.fetch, 0, buffer, ring);
     }
 
-    /// The buffer of a tag, if each tag has one.
+    /// Returns the buffer of a tag, if each tag has one.
     #[inline]
     fn buffer(&self, tag: u16, len: u32) -> Option<Segment> {
         match self.memory {
@@ -390,7 +394,7 @@ impl Lane {
         }
     }
 
-    /// The driver has passed us a request.
+    /// Handles a request that the driver has passed.
     #[inline]
     fn arrived<D: Driver>(
         &mut self,
@@ -410,7 +414,7 @@ impl Lane {
         match parse_request(&descriptor, bounds) {
             Ok(asked) => slot.asked = asked,
             Err(status) if wants_buffer => {
-                // The driver accepts no completion before a buffer was provided and filled.
+                // The driver accepts no completion before a buffer has been provided and filled.
                 slot.asked = ParsedRequest::of(Request::new(Op::Write, Bytes::ZERO, bounds.io_max));
                 slot.result = -status.errno();
             }
@@ -435,7 +439,7 @@ impl Lane {
         self.provide(tag, ring, queues, waiting);
     }
 
-    /// A request arrived whose data is in memory shared with the client.
+    /// Handles a request whose data is in memory shared with the client.
     #[inline(never)]
     fn arrived_in_client_memory<D: Driver>(
         &mut self,
@@ -500,7 +504,7 @@ impl Lane {
         }
     }
 
-    /// Starts copying the data of a write. `false`: the ring has no space.
+    /// Starts copying the data of a write. Returns `false` if the ring has no space.
     fn fill<D: Driver>(&mut self, tag: u16, memory: Segment, ring: &mut D) -> bool {
         match self.config.mode {
             DataMode::GetData => self.command(tag, self.codes.get_data, 0, ring.address(memory), ring),
@@ -532,7 +536,7 @@ impl Lane {
         self.command(tag, self.codes.register, 0, (buffers.first + tag).into(), ring);
     }
 
-    /// Filling the memory of a request has completed.
+    /// Handles the end of filling a request's memory.
     fn filled<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D, queues: &mut Queues<D>) {
         let slot = &mut self.slots[usize::from(tag)];
         let len = slot.asked.data_len;
@@ -563,7 +567,7 @@ impl Lane {
         }
     }
 
-    /// Filling the memory of a request has failed, or was short.
+    /// Handles a failed or short fill of a request's memory.
     #[cold]
     pub(super) fn not_filled<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D) {
         self.free_memory(tag, ring);
@@ -580,7 +584,7 @@ impl Lane {
         queues.touch(self.config.queue).submit(Tag(tag), owner, req, ring);
     }
 
-    /// The stack has completed a request; `req` is in its final state.
+    /// Handles a request that the stack has completed; `req` is in its final state.
     #[inline]
     pub(super) fn done<D: Driver>(
         &mut self,
@@ -617,7 +621,7 @@ impl Lane {
             DataMode::UserCopy => {
                 let appended = req.op == Op::ZoneAppend && status.is_ok();
                 self.free_memory(tag, ring);
-                // User copy is the only mode of zoned devices.
+                // Zoned devices always use user copy.
                 let place = if appended { req.offset.sectors().0 } else { 0 };
                 self.commit_at(tag, result, place, ring);
             }
@@ -645,7 +649,7 @@ impl Lane {
         }
     }
 
-    /// The copy of a read's data, or the unregistration of a request's memory, has completed.
+    /// Handles the end of the copy of a read's data, or of the unregistration of a request's memory.
     fn emptied<D: Driver>(&mut self, tag: u16, result: i64, ring: &mut D, waiting: &mut Waiting) {
         let slot = &mut self.slots[usize::from(tag)];
         let element = if slot.has_tuples {
@@ -702,7 +706,7 @@ impl Lane {
         }
     }
 
-    /// The driver has aborted a tag.
+    /// Handles a tag that the driver has aborted.
     #[cold]
     fn taken_back<D: Driver>(&mut self, tag: u16, ring: &mut D) {
         self.free_memory(tag, ring);

@@ -1,12 +1,12 @@
 //! The ublk export: serves tags of a kernel block device's queues, on one reactor thread.
 //!
-//! The driver has a table of descriptors, one for each tag of each queue, and completes our command for a tag
-//! when it has a request. The driver's tag is also the tag of our queue. When the request is done, a single
-//! command commits its result and fetches the next. All commands of a turn are submitted with those of the
-//! stack, in one call.
+//! The driver has a table of descriptors, one for each tag of each queue, and completes our command for a
+//! tag when it has a request. The driver's tag is also the tag of our queue. When the request is done, a
+//! single command commits its result and fetches the next request. All commands of a turn are submitted
+//! with those of the stack, in one call.
 //!
-//! *Invariant:* each tag is owned by either the driver, the stack or this front-end, as its [`Stage`] says.
-//! So the tag is enough to identify a command.
+//! *Invariant:* each tag is owned by either the driver, the stack or this front-end, as recorded in its
+//! [`Stage`], so the tag is enough to identify a command.
 //! *Invariant:* memory passed to the driver stays valid until the driver has completed the command.
 //!
 //! Not here: creation and life cycle of devices ([`::ublk`] and the engine), and the nodes of a stack.
@@ -39,11 +39,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 pub struct LaneShared {
     /// Size of the device in bytes: requests beyond it are refused.
     pub size: AtomicU64,
-    /// Tags that the driver has not aborted.
+    /// Number of tags that the driver has not aborted.
     pub tags: AtomicU32,
-    /// Requests whose data was in memory shared with the client.
+    /// Number of requests whose data was in memory shared with the client.
     pub in_client_memory: AtomicU64,
-    /// First errno, positive, with which the driver refused a command; 0: none.
+    /// First errno, positive, with which the driver refused a command, or 0.
     pub refused: AtomicI32,
 }
 
@@ -58,21 +58,21 @@ pub struct LaneConfig {
     pub descriptors: Descriptors,
     /// Number of the device's queue.
     pub q_id: u16,
-    /// The driver's tag of our first tag: 0, unless several threads share the queue.
+    /// The driver's tag that corresponds to our first tag: 0, unless several threads share the queue.
     pub first_tag: u16,
     /// Number of tags.
     pub depth: u16,
     /// Data mode.
     pub mode: DataMode,
-    /// Reads may be zero-copy: answered with memory of the stack.
+    /// Whether reads may be zero-copy: answered from memory of the stack.
     pub zero_copy_reads: bool,
     /// Largest request in bytes; a multiple of the page size.
     pub io_max: Bytes,
-    /// The device uses commands for many tags at once. Then the lane has all tags of its queue.
+    /// Whether the device uses commands for many tags at once. If so, the lane has all tags of its queue.
     pub batch: bool,
-    /// The driver supports ioctl-encoded commands.
+    /// Whether the driver supports ioctl-encoded commands.
     pub encoded: bool,
-    /// Integrity format of the device, if any. Data is moved by user copy then.
+    /// Integrity format of the device, if any. If it has one, data is moved by user copy.
     pub integrity: Option<Integrity>,
     /// Memory shared with clients, if any.
     pub client_memory: Option<ClientMemory>,
@@ -80,21 +80,21 @@ pub struct LaneConfig {
     pub shared: Arc<LaneShared>,
 }
 
-/// Memory that clients of a device have mapped as well. The stack must not access the data of requests.
+/// Memory that clients of a device have mapped as well. The stack must not access request data in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientMemory {
     /// A region of this thread's ring, released when the lane is closed.
     pub region: Region,
     /// Length in bytes.
     pub len: u64,
-    /// The driver's index of it.
+    /// The driver's index of this memory.
     pub index: u16,
 }
 
-/// Why a queue cannot be served.
+/// Reasons why a queue cannot be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenLaneError {
-    /// No address space for its buffers.
+    /// There is no address space for the buffers.
     #[error(
         "no address space for the buffers of its tags (raise `ulimit -v`, or give a smaller depth or request)"
     )]
@@ -119,7 +119,7 @@ impl Front {
     /// Starts serving a queue: fetches its tags.
     ///
     /// # Errors
-    /// Nothing was started; the file and the clients' memory of the configuration are still the caller's.
+    /// Nothing was started; the file and the client memory in the configuration still belong to the caller.
     pub fn open_lane<D: Driver>(&mut self, config: LaneConfig, ring: &mut D) -> Result<(), OpenLaneError> {
         let index = usize::from(config.queue.0);
         let lane = Lane::open(config, ring)?;
@@ -137,7 +137,7 @@ impl Front {
         }
     }
 
-    /// A command, or a copy, for a tag has completed.
+    /// Handles the completion of a tag's command or copy.
     #[inline]
     pub fn ended<D: Driver>(&mut self, token: Token, result: i64, ring: &mut D, queues: &mut Queues<D>) {
         let Some(lane) = self.lanes.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
@@ -151,7 +151,7 @@ impl Front {
         list(&mut self.committing, QueueId(token.index), lane);
     }
 
-    /// A request has completed.
+    /// Handles a request that the stack has completed.
     #[inline]
     pub fn request_done<D: Driver>(
         &mut self,
@@ -166,7 +166,7 @@ impl Front {
         list(&mut self.committing, queue, lane);
     }
 
-    /// End of a turn: continues tags that waited for memory or space, and commits completions.
+    /// Continues waiting tags at the end of a turn, and commits completions.
     pub fn take_up<D: Driver>(&mut self, ring: &mut D, queues: &mut Queues<D>) {
         for _ in 0..self.waiting.len() {
             let Some((queue, tag)) = self.waiting.pop_front() else { break };
@@ -192,31 +192,31 @@ impl Front {
         }
     }
 
-    /// Whether [`take_up`](Front::take_up) may have work.
+    /// Returns whether [`take_up`](Front::take_up) may have work.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.committing.is_empty()
     }
 
-    /// Whether no tag has a request that was not committed.
+    /// Returns whether no tag has a request whose result has not been committed.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().flatten().all(Lane::is_idle)
     }
 
-    /// Whether the driver has not aborted all tags of the device of this queue.
+    /// Returns whether the driver still has to abort tags of the device of this queue.
     pub fn has_tags(&self, queue: QueueId) -> bool {
         let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
         lane.is_some_and(|lane| lane.live() > 0)
     }
 
     /// Cancels the fetch commands, as if the server had died: the driver then fails or holds back requests.
-    /// Tags with a request are returned when it is done.
+    /// Tags that have a request are returned when it is done.
     pub fn withdraw<D: Driver>(&mut self, queue: QueueId, ring: &mut D) {
         if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
             lane.withdraw(ring);
         }
     }
 
-    /// Removes a queue all of whose tags the driver has aborted. Returns the file.
+    /// Removes a queue whose tags the driver has all aborted. Returns the file.
     pub fn close<D: Driver>(&mut self, queue: QueueId, ring: &mut D) -> Option<FileId> {
         let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
         debug_assert!(self.waiting.iter().all(|waiting| waiting.0 != queue), "{queue:?} has tags that wait");
@@ -224,8 +224,8 @@ impl Front {
     }
 }
 
-/// Records a lane with completions to commit. Completions that cannot be committed yet are committed when its last
-/// commit has completed.
+/// Records a lane with completions to commit. Completions that cannot be committed yet are committed when
+/// the lane's last commit has completed.
 #[inline]
 fn list(committing: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
     if lane.can_commit() && !lane.is_listed {
@@ -257,7 +257,7 @@ impl FrontOfTurn for Front {
         self.has_waiting()
     }
 
-    /// The driver aborts tags once the device is stopped. If it does not, they are withdrawn.
+    /// The driver aborts the tags once the device is stopped. With `now`, they are withdrawn instead.
     fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         if now {
             self.withdraw(queue, turn.ring);

@@ -1,4 +1,4 @@
-//! Data modes: how the data of requests moves between kernel and stack, and which mode is best.
+//! Data modes: how the data of requests moves between kernel and stack, and how the best mode is chosen.
 
 use ::ublk::Features;
 use std::fmt;
@@ -9,13 +9,13 @@ use std::str::FromStr;
 pub enum DataMode {
     /// The driver copies between a request and the buffer of its tag.
     Copy,
-    /// The driver copies, but a buffer is provided per request: once a write has arrived, and once a read is
-    /// done, so that a read may be answered from memory of the stack.
+    /// The driver copies, but a buffer is provided for each request: once a write has arrived, or once a
+    /// read is done, so that a read may be answered from memory of the stack.
     GetData,
-    /// We copy, by reading and writing the character device.
+    /// The server copies, by reading and writing the character device.
     UserCopy,
-    /// Zero copy: the request's memory is registered with our io_uring by command, and file operations use
-    /// it.
+    /// Zero copy: a command registers the request's memory with the server's io_uring, and file operations
+    /// use it.
     ZeroCopy,
     /// Zero copy; the driver registers the memory by itself. Memory that it cannot register is registered by
     /// command.
@@ -38,7 +38,7 @@ impl DataMode {
         }
     }
 
-    /// Features that a device needs for this mode.
+    /// Returns the driver features that this mode requires.
     pub const fn features(self) -> Features {
         match self {
             DataMode::Copy => Features::NONE,
@@ -50,12 +50,13 @@ impl DataMode {
         }
     }
 
-    /// Whether the stack gets memory that only the kernel can access.
+    /// Returns whether the stack gets memory that only the kernel can access.
     pub const fn is_opaque(self) -> bool {
         matches!(self, DataMode::ZeroCopy | DataMode::AutoZeroCopy)
     }
 
-    /// Whether the driver must trust the server with it, so that unprivileged devices cannot use it.
+    /// Returns whether the mode requires that the driver trusts the server, so that unprivileged devices
+    /// cannot use it.
     pub const fn needs_privilege(self) -> bool {
         matches!(self, DataMode::UserCopy | DataMode::ZeroCopy | DataMode::AutoZeroCopy)
     }
@@ -67,7 +68,7 @@ impl fmt::Display for DataMode {
     }
 }
 
-/// The text names no data mode.
+/// The error for a text that names no data mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{0}\" is not a data mode (copy, get-data, user-copy, zero-copy or auto-zero-copy)")]
 pub struct UnknownMode(String);
@@ -86,35 +87,35 @@ impl FromStr for DataMode {
 pub struct Circumstances {
     /// Features of the driver.
     pub offered: Features,
-    /// The device is to be unprivileged.
+    /// Whether the device is to be unprivileged.
     pub unprivileged: bool,
-    /// The device is to be zoned: the driver requires user copy.
+    /// Whether the device is to be zoned, for which the driver requires user copy.
     pub zoned: bool,
-    /// No node of the stack accesses data: see [`DeviceFacts::opaque`](crate::nbd::DeviceFacts).
+    /// Whether no node of the stack accesses data: see [`DeviceFacts::opaque`](crate::nbd::DeviceFacts).
     pub opaque: bool,
-    /// Requests mostly complete inline, which needs private memory: copying is cheaper then than registration
-    /// and a second round through the ring.
+    /// Whether requests mostly complete inline, which needs private memory: copying is then cheaper than
+    /// registration and a second round through the ring.
     pub inline: bool,
-    /// The buffer tables of the threads' io_urings have space for all tags of the device.
+    /// Whether the buffer tables of the threads' io_urings have space for all tags of the device.
     pub has_room: bool,
 }
 
-/// A data mode, and why it was chosen.
+/// A data mode, and the reason for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Choice {
     /// The mode.
     pub mode: DataMode,
-    /// Reason, for `blockyard show`.
+    /// The reason, for `blockyard show`.
     pub why: &'static str,
 }
 
-/// Why a requested mode is not possible.
+/// Reasons why a requested mode is not possible.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotPossible {
-    /// The driver lacks features.
+    /// The driver lacks these features.
     #[error("this kernel's ublk driver lacks {0:?} (omit the data mode to use the best one)")]
     Lacks(Features),
-    /// The stack accesses data.
+    /// The stack accesses data, which only the kernel could reach in this mode.
     #[error(
         "the stack accesses data, which only the kernel could reach in this mode (choose copy or user-copy)"
     )]
@@ -128,7 +129,7 @@ pub enum NotPossible {
 }
 
 impl Circumstances {
-    /// The best mode.
+    /// Returns the best mode.
     pub fn best(&self) -> Choice {
         let choice = |mode, why| Choice { mode, why };
         if self.zoned {
@@ -159,7 +160,7 @@ impl Circumstances {
     /// Checks whether a mode is possible.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why the mode is not possible.
     pub fn check(&self, mode: DataMode) -> Result<(), NotPossible> {
         let lacking = Features(mode.features().0 & !self.offered.0);
         if self.zoned && mode != DataMode::UserCopy {

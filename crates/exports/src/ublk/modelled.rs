@@ -1,11 +1,12 @@
-//! A ring with the model of the ublk driver: calls of [`Driver`] go to [`::ublk::Model`], everything else to
-//! another ring. For tests and simulation; no kernel feature is needed.
+//! A ring with the model of the ublk driver: calls of [`Driver`] go to [`::ublk::Model`], all others to an
+//! inner ring. For tests and simulation; requires no kernel feature.
 //!
-//! The owning thread takes completions with [`next_ended`](ModelRing::next_ended), as a reactor takes events,
-//! and reports every completion of the inner ring before it reports it to a queue: while the inner ring works
-//! on memory that only the driver can access, memory of the inner ring stands in for it.
+//! The owning thread takes completions with [`next_ended`](ModelRing::next_ended), as a reactor takes
+//! events. It reports every completion of the inner ring here before it reports it to a queue: while the
+//! inner ring works on memory that only the driver can access, memory of the inner ring stands in for it.
 //!
-//! *Invariant:* the numbers of its own regions and of the character device are not used by the inner ring.
+//! *Invariant:* the inner ring uses neither the numbers of this ring's own regions nor that of the
+//! character device.
 
 use super::driver::{Batches, Driver, KernelBuffers, LaneMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
@@ -16,14 +17,15 @@ use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::io;
 
-/// Region of the buffer table.
+/// Region of the registered-buffer table.
 const TABLE: Region = Region(u16::MAX);
-/// The character device.
+/// File of the character device.
 const DEVICE: FileId = FileId(u32::MAX);
-/// Bit position of the region's number in an address; one is added, so that no address is 0.
+/// Bit position of the region's number in an address. The number is incremented by one, so that no address
+/// is 0.
 const REGION_SHIFT: u32 = 40;
 
-/// An operation of the inner ring on memory that stands in for a request's.
+/// An operation of the inner ring on memory that stands in for a request's memory.
 struct Standing {
     id: IoId,
     segment: Segment,
@@ -33,13 +35,13 @@ struct Standing {
 
 /// A ring with the model of the driver.
 pub struct ModelRing<R> {
-    /// The ring for everything else.
+    /// The ring for all other calls.
     pub inner: R,
-    /// This many of the next copies fail with [`RingFull`].
+    /// Number of copies, from the next one on, that fail with [`RingFull`].
     pub copies_refused: u32,
-    /// This many further calls of [`reserve`](Driver::reserve) succeed.
+    /// Number of further calls of [`reserve`](Driver::reserve) that succeed.
     pub reserves_left: u32,
-    /// The next batch that is longer than this is processed only up to this many tags.
+    /// If the next batch is longer than this, only this many of its tags are processed.
     pub refuse_after: Option<u16>,
     device: CharDevice,
     ring: RingId,
@@ -88,25 +90,25 @@ impl<R: Ring> ModelRing<R> {
         }
     }
 
-    /// The character device, and the number of this ring at the device.
+    /// Returns the character device, and the number of this ring at the device.
     pub fn device(&self) -> (&CharDevice, RingId) {
         (&self.device, self.ring)
     }
 
-    /// The character device as a file of this ring.
+    /// Returns the character device as a file of this ring.
     pub fn file(&self) -> FileId {
         DEVICE
     }
 
-    /// The descriptors of a queue.
+    /// Returns the descriptors of a queue.
     ///
     /// # Errors
-    /// There is no such queue.
+    /// The queue does not exist.
     pub fn descriptors(&self, queue: u16) -> io::Result<Descriptors> {
         self.device.descriptors(queue)
     }
 
-    /// The next completed command or copy: what a reactor gets as [`ring::Event::Ended`].
+    /// Returns the next completed command or copy, which a reactor gets as [`ring::Event::Ended`].
     pub fn next_ended(&mut self) -> Option<(Token, i64)> {
         if let Some(ended) = self.ended.pop_front() {
             return Some(ended);
@@ -127,7 +129,7 @@ impl<R: Ring> ModelRing<R> {
     }
 
     /// Returns the inner ring after the end of the server's process. Its operations in flight are ignored
-    /// from now on.
+    /// from then on.
     pub fn into_inner(self) -> R {
         self.inner
     }
@@ -169,7 +171,7 @@ impl<R: Ring> Batches for ModelRing<R> {
         self.device.batch(whose, op, command, &[], &mut Addressed(&mut self.inner));
     }
 
-    /// No effect; see [`withdraw`](Driver::withdraw).
+    /// Has no effect; see [`withdraw`](Driver::withdraw).
     fn withdraw_fetch(&mut self, _: Token) {}
 }
 
@@ -180,7 +182,7 @@ impl<R: Ring> Driver for ModelRing<R> {
         self.device.command(whose, op, command, address, &mut Addressed(&mut self.inner));
     }
 
-    /// No effect: the model completes every command when it is stopped, or its server dies.
+    /// Has no effect: the model completes every command when it is stopped, or when its server dies.
     fn withdraw(&mut self, _: Token) {}
 
     fn copy(&mut self, token: Token, file: FileId, op: FileOp, memory: Segment) -> Result<(), RingFull> {
@@ -214,7 +216,7 @@ impl<R: Ring> Driver for ModelRing<R> {
         Some(LaneMemory::Kernel(KernelBuffers { region: TABLE, first, base }))
     }
 
-    /// Entries of the table are not used again: no test needs so many.
+    /// Entries of the table are not reused: no test needs that many.
     fn unreserve(&mut self, memory: LaneMemory) {
         if let LaneMemory::Buffers(memory) = memory {
             self.inner.free(memory);
@@ -259,7 +261,7 @@ impl<R: Ring> Ring for ModelRing<R> {
         if !self.is_opaque(segment) {
             return self.inner.start(id, file, op, data);
         }
-        // Page-aligned, as the memory of requests is.
+        // The memory is page-aligned, as the memory of requests is.
         let whole = self.inner.allocate(segment.len.max(4096)).ok_or(RingFull)?;
         let stand_in = whole.slice(0, segment.len);
         let reads = matches!(op, FileOp::Read { .. });

@@ -9,9 +9,9 @@ use block::{Bytes, Flags, Op, Request, Sectors, Status, Zone};
 /// Limits that requests of a device are checked against.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Bounds {
-    /// Size of the device.
+    /// Size of the device in bytes.
     pub(super) size: Bytes,
-    /// Largest request.
+    /// Largest request in bytes.
     pub(super) io_max: Bytes,
 }
 
@@ -20,38 +20,38 @@ pub(super) struct Bounds {
 pub(super) struct ParsedRequest {
     /// The request, without memory.
     pub(super) req: Request,
-    /// Bytes of data; 0: none.
+    /// Bytes of data, or 0 if the request has none.
     pub(super) data_len: u32,
 }
 
 impl ParsedRequest {
-    /// A request without effect.
+    /// A request that has no effect.
     pub(super) const NOTHING: ParsedRequest = ParsedRequest { req: Request::flush(), data_len: 0 };
 
-    /// Creates a request whose data is as long as its range, if it has data. The range must not be longer
-    /// than a buffer then.
+    /// Creates a request whose data, if it has any, is as long as its range. If so, the range must not be
+    /// longer than a buffer.
     pub(super) const fn of(req: Request) -> ParsedRequest {
         ParsedRequest { data_len: if req.op.moves_data() { req.len.0 as u32 } else { 0 }, req }
     }
 
-    /// Whether the data comes from the client.
+    /// Returns whether the data comes from the client.
     pub(super) const fn brings_data(&self) -> bool {
         matches!(self.req.op, Op::Write | Op::ZoneAppend)
     }
 
-    /// Whether the data goes to the client.
+    /// Returns whether the data goes to the client.
     pub(super) const fn takes_data(&self) -> bool {
         matches!(self.req.op, Op::Read | Op::ReportZones)
     }
 }
 
-/// Parses a descriptor to a request without memory.
+/// Parses a descriptor into a request without memory.
 ///
 /// # Errors
-/// The status to complete it with: unsupported, or invalid.
+/// The status to complete the request with: unsupported, or invalid.
 pub(super) fn parse_request(descriptor: &IoDescriptor, bounds: Bounds) -> Result<ParsedRequest, Status> {
     if descriptor.op() == Some(KernelOp::Flush) {
-        // Its sector is meaningless: the block layer's own flush request has sector 2^64 - 1.
+        // The sector of a flush is meaningless: the block layer's own flush request has sector 2^64 - 1.
         return Ok(ParsedRequest::NOTHING);
     }
     let start = descriptor.start_sector.checked_mul(512).ok_or(Status::Invalid)?;
@@ -90,8 +90,8 @@ pub(super) fn parse_request(descriptor: &IoDescriptor, bounds: Bounds) -> Result
     Ok(ParsedRequest::of(Request { flags, ..Request::new(op, Bytes(start), len) }))
 }
 
-/// Parses a zone report: the descriptor has a number of zones in place of sectors. Reports all zones from
-/// there to the end, as many as fit.
+/// Parses a zone report, whose descriptor has a number of zones in place of sectors. It reports the zones
+/// from the start sector to the end, as many as fit.
 fn report(descriptor: &IoDescriptor, start: u64, bounds: Bounds) -> Result<ParsedRequest, Status> {
     let data = u64::from(descriptor.nr_sectors) * Zone::RECORD_LEN as u64;
     let rest = bounds.size.0.checked_sub(start).filter(|&rest| rest > 0).ok_or(Status::IoError)?;
@@ -105,12 +105,11 @@ fn fua(flags: IoFlags) -> Flags {
     if flags.has(IoFlags::FUA) { Flags::FUA } else { Flags::empty() }
 }
 
-/// The result for the driver: bytes done, or a negative errno.
+/// Returns the result for the driver: the number of bytes done, or a negative errno.
 pub(super) fn result_of(status: Status, asked: &ParsedRequest) -> i32 {
     match status {
         Status::Ok if asked.data_len > 0 => asked.data_len as i32,
-        // A length that does not fit, of a discard or write-zeroes request: the driver only checks for
-        // failure.
+        // The length of a discard or write-zeroes request may not fit; the driver only checks for failure.
         Status::Ok => i32::try_from(asked.req.len.0).unwrap_or(i32::MAX),
         // No driver above would repeat the request: to a file system this is an error like any other.
         Status::Requeue => -libc::EIO,
@@ -135,7 +134,7 @@ mod tests {
         assert_eq!(of(0), Request::new(Op::Read, Bytes(4096), Bytes(8192)));
         assert_eq!(of(1 | fua).flags, Flags::FUA);
         assert_eq!(of(2), Request::flush());
-        // As the block layer sends it.
+        // The block layer sends a flush with this sector.
         assert_eq!(parse_request(&descriptor(2, u64::MAX, 0), BOUNDS), Ok(ParsedRequest::NOTHING));
         assert_eq!(of(3).op, Op::Discard);
         assert_eq!(of(5 | IoFlags::NOUNMAP.0 | fua).flags, Flags::NO_UNMAP.union(Flags::FUA));

@@ -21,13 +21,13 @@ const IO_MAX: Bytes = Bytes(64 << 10);
 /// Bytes of memory shared with a client; no other block of the arena precedes it.
 const CLIENT_MEMORY: u64 = 128 << 10;
 
-/// Backend of the device.
+/// Kind of backend behind the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Backend {
     File,
     Lender,
-    /// Null backend: reads return zeroes, read from a file of zeroes where only the kernel can access the
-    /// buffer.
+    /// A null backend: reads return zeroes, which come from a file of zeroes if only the kernel can access
+    /// the buffer.
     Null,
     /// Memory with T10 tuples.
     Guarded,
@@ -54,7 +54,7 @@ fn params() -> Params {
     params
 }
 
-/// With T10 tuples, 8 bytes per sector.
+/// Returns parameters with T10 tuples, 8 bytes per sector.
 fn guarded_params() -> Params {
     let mut params = params();
     params.types |= ParamTypes::INTEGRITY.0;
@@ -74,13 +74,13 @@ fn rig(mode: DataMode, behind: Backend) -> Rig {
     rig_by(mode, behind, false)
 }
 
-/// `batch`: commands for many tags at once.
+/// Creates a rig. `batch`: with commands for many tags at once.
 fn rig_by(mode: DataMode, behind: Backend, batch: bool) -> Rig {
     let batches = if batch { Features::BATCH_IO } else { Features::NONE };
     rig_with(mode, behind, batches)
 }
 
-/// With additional features.
+/// Creates a rig with additional driver features.
 fn rig_with(mode: DataMode, behind: Backend, more: Features) -> Rig {
     let mut inner = SimRing::new(Rng::new(7), Faults::NONE, Tracer::default());
     let config = DiskConfig { len: DISK.0, punch: true, zero_range: true, align: 1, align_memory: 1 };
@@ -169,7 +169,7 @@ impl Rig {
         self.model.submit(self.number, 0, request).unwrap()
     }
 
-    /// One turn of a reactor. Whether anything happened.
+    /// Runs one turn of a reactor. Returns whether anything happened.
     fn turn(&mut self) -> bool {
         let mut busy = false;
         while let Some((token, result)) = self.ring.next_ended() {
@@ -179,7 +179,7 @@ impl Rig {
         busy | self.turn_without_ends()
     }
 
-    /// A turn that ignores completions of the driver.
+    /// Runs a turn that ignores the driver's completions. Returns whether anything happened.
     fn turn_without_ends(&mut self) -> bool {
         let mut busy = false;
         while let Some((queue, cookie, result)) = self.ring.inner.reap() {
@@ -226,7 +226,7 @@ impl Rig {
     }
 }
 
-/// Each data mode, with every possible backend, with single and batched commands.
+/// Returns each data mode with every possible backend, with single and batched commands.
 fn ways() -> Vec<(DataMode, Backend, bool)> {
     let files = DataMode::ALL.map(|mode| (mode, Backend::File));
     let lenders =
@@ -351,7 +351,7 @@ fn data_in_client_memory_is_not_copied() {
             let read = rig.carry(at(65536, request(KernelOp::Read, 8, 16, 0)));
             assert_eq!((read.errno, read.data), (0, vec![7; 8192]), "{mode}: and comes back there");
             assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
-            // Past its end is no shared memory.
+            // A request past the end of the shared memory does not use it.
             assert_eq!(rig.carry(at(CLIENT_MEMORY - 512, request(KernelOp::Read, 8, 16, 0))).errno, 0);
             assert_eq!(rig.shared.in_client_memory.load(Relaxed), 2, "{mode}");
             assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
@@ -477,7 +477,7 @@ fn a_queue_without_memory_for_its_batches_leaves_its_resources_with_the_caller()
     let mut rig = rig(DataMode::Copy, Backend::File);
     let client = rig.ring.inner.allocate(CLIENT_MEMORY as u32).unwrap();
     let before = rig.memory_in_use();
-    // Its buffers can be allocated, the batch buffers cannot.
+    // The buffers can be allocated, but the batch buffers cannot.
     for left in [0, 1] {
         rig.ring.reserves_left = left;
         let config = LaneConfig {
@@ -566,11 +566,11 @@ fn integrity_data_is_written_and_read_with_the_data() {
         let marks: Vec<u8> = (0..64).collect();
         let written = rig.carry(with(request(KernelOp::Write, 8, 8, 5), &marks));
         assert_eq!((written.errno, written.tuples), (0, Vec::new()));
-        // Across a range written with tuples and one without.
+        // The read crosses from a range written with tuples to one written without.
         let read = rig.carry(with(request(KernelOp::Read, 4, 8, 0), &[0; 64]));
         assert_eq!((read.errno, &read.data[..2048], &read.data[2048..]), (0, &[0; 2048][..], &[5; 2048][..]));
         assert_eq!((&read.tuples[..32], &read.tuples[32..]), (&[0xff; 32][..], &marks[..32]));
-        // A write without tuples removes the old ones, and a read without them succeeds.
+        // A write without tuples removes the old ones, and a read without tuples succeeds.
         assert_eq!(rig.carry(request(KernelOp::Write, 8, 1, 6)).errno, 0);
         assert_eq!(rig.carry(request(KernelOp::Read, 8, 1, 0)).data, vec![6; 512]);
         let read = rig.carry(with(request(KernelOp::Read, 8, 2, 0), &[0; 16]));
@@ -601,7 +601,7 @@ fn integrity_data_waits_for_space_in_the_ring() {
 fn a_request_whose_integrity_data_is_missing_is_an_error() {
     let mut rig = rig_with(DataMode::UserCopy, Backend::Guarded, Features::INTEGRITY);
     let idle = rig.memory_in_use();
-    // Fewer tuples than intervals.
+    // The request has fewer tuples than intervals.
     let short = |op| ClientRequest { tuples: Some(vec![1; 8]), ..request(op, 0, 2, 3) };
     assert_eq!(rig.carry(short(KernelOp::Write)).errno, libc::EIO);
     assert_eq!(rig.carry(short(KernelOp::Read)).errno, libc::EIO);

@@ -1,12 +1,12 @@
-//! Integrity data between the driver and the stack: a second phase of a request, under the same tag, after
-//! its data.
+//! Integrity data between the driver and the stack: the second phase of a request, after its data and under
+//! the same tag.
 //!
-//! The driver has it at a separate offset of the character device, the stack has separate operations for it.
-//! For a write: data in, tuples in, data to the stack, tuples to the stack. For a read: data from the stack,
-//! data out, tuples from the stack, tuples out.
+//! The driver has the tuples at a separate offset of the character device; the stack has separate
+//! operations for them. The order for a write is: data in, tuples in, data to the stack, tuples to the
+//! stack. For a read: data from the stack, data out, tuples from the stack, tuples out.
 //!
-//! *Invariant:* memory passed to the ring stays valid until the operation has completed: it is freed when the
-//! request is complete.
+//! *Invariant:* memory passed to the ring stays valid until the operation has completed; it is freed when
+//! the request is complete.
 
 use super::driver::Driver;
 use super::lane::{Lane, Stage, Waiting};
@@ -46,14 +46,14 @@ impl Lane {
         self.tuples.as_mut().map(|tuples| &mut tuples.asides[usize::from(tag)])
     }
 
-    /// Whether a request with tuples is past its data.
+    /// Returns whether a request with tuples has finished its data phase.
     pub(super) fn is_past_data(&self, tag: u16) -> bool {
         let tuples = self.tuples.as_ref();
         tuples.is_some_and(|tuples| tuples.asides[usize::from(tag)].phase == Phase::Tuples)
     }
 
-    /// A request with tuples has arrived. `false`: the device has none, or the range is not a whole number of
-    /// intervals.
+    /// Prepares a tag for a request with tuples. Returns `false` if the device has none, or the range is
+    /// not a whole number of intervals.
     #[inline(never)]
     pub(super) fn expect_tuples(&mut self, tag: u16) -> bool {
         let Some(tuples) = &mut self.tuples else { return false };
@@ -63,14 +63,15 @@ impl Lane {
         slot.has_tuples
     }
 
-    /// Allocates memory for a request's tuples. `false`: there is none now.
+    /// Allocates memory for a request's tuples. Returns `false` if there is none at present.
     #[inline(never)]
     pub(super) fn provide_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D) -> bool {
         let req = self.slots[usize::from(tag)].asked.req;
         let Some(tuples) = &mut self.tuples else { return false };
         let aside = &mut tuples.asides[usize::from(tag)];
         if aside.memory.len == 0 {
-            // A tuple is shorter than the data that it protects, so this is less than the largest request.
+            // A tuple is shorter than the data that it protects, so the length is below that of the largest
+            // request.
             let len = tuples.shape.len_for(req.len) as u32;
             aside.memory = ring.allocate(len).unwrap_or(Segment::EMPTY);
         }
@@ -92,7 +93,7 @@ impl Lane {
         }
     }
 
-    /// Copying a write's data, or its tuples, has completed.
+    /// Handles the end of the copy of a write's data, or of its tuples.
     #[inline(never)]
     pub(super) fn filled_with_tuples<D: Driver>(
         &mut self,
@@ -115,8 +116,8 @@ impl Lane {
         }
     }
 
-    /// The data of a request is done, and its tuples are next: they are submitted to the stack at the end of
-    /// the turn.
+    /// Continues a request, whose data is done, with its tuples: they are submitted to the stack at the end
+    /// of the turn.
     #[inline(never)]
     pub(super) fn turn_to_tuples(&mut self, tag: u16, waiting: &mut Waiting) {
         let Some(aside) = self.aside(tag) else { return };
@@ -125,7 +126,7 @@ impl Lane {
         waiting.push_back((self.config.queue, tag));
     }
 
-    /// Submits the store or read of a request's tuples.
+    /// Submits the write or read of a request's tuples.
     pub(super) fn submit_tuples<D: Driver>(&mut self, tag: u16, ring: &mut D, queues: &mut Queues<D>) {
         let Some(memory) = self.aside(tag).map(|aside| aside.memory) else { return };
         let slot = &mut self.slots[usize::from(tag)];
@@ -137,7 +138,8 @@ impl Lane {
         queues.touch(self.config.queue).submit(Tag(tag), owner, req, ring);
     }
 
-    /// The stack has completed the data of a request, or its tuples. `true`: the request is complete.
+    /// Handles the completion of a request's data, or of its tuples, by the stack. Returns whether the
+    /// request is complete.
     #[inline(never)]
     pub(super) fn done_with_tuples<D: Driver>(
         &mut self,
@@ -169,8 +171,8 @@ impl Lane {
         }
     }
 
-    /// Copying a read's data, or its tuples, to the client has completed. `None`: the request is not
-    /// complete.
+    /// Handles the end of the copy of a read's data, or of its tuples, to the client. Returns `None` if the
+    /// request is not complete.
     #[inline(never)]
     pub(super) fn emptied_with_tuples(
         &mut self,

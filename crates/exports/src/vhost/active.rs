@@ -1,4 +1,4 @@
-//! A ring that is served: its memory, its eventfds, and how it is set up and taken down.
+//! A ring that is served: its memory, its eventfds, and how it is set up and torn down.
 
 use super::{SEGMENTS_MAX, Stopped};
 use crate::fronts::Turn;
@@ -16,7 +16,7 @@ use virtio::ring::{Chain, Layout, Position, Ring, SetupError};
 /// A region of guest memory, not yet registered with a ring.
 #[derive(Clone, Debug)]
 pub struct GuestRegionSetup {
-    /// First address as the guest counts.
+    /// First guest-physical address.
     pub guest: u64,
     /// First address in the front-end's process.
     pub user: u64,
@@ -30,25 +30,25 @@ pub struct GuestRegionSetup {
 pub struct RingSetup {
     /// Features that the driver acknowledged.
     pub features: Features,
-    /// Where the parts of the ring are.
+    /// Addresses of the parts of the ring.
     pub layout: Layout,
-    /// Where the ring continues.
+    /// Base at which the ring continues.
     pub base: u32,
     /// Guest memory.
     pub regions: Vec<GuestRegionSetup>,
     /// The log of dirty pages, if writes to guest memory are logged.
     pub log: Option<Arc<DirtyLog>>,
-    /// The driver's kicks. `None`: the ring is polled for ever.
+    /// The eventfd of the driver's kicks; `None`: the ring is always polled.
     pub kick: Option<Arc<OwnedFd>>,
-    /// Interrupts. `None`: the driver polls.
+    /// The eventfd for interrupts; `None`: the driver polls.
     pub call: Option<Arc<OwnedFd>>,
-    /// Notified of errors.
+    /// The eventfd that is notified of errors.
     pub err: Option<Arc<OwnedFd>>,
     /// The record of requests in flight, if the front-end keeps one.
     pub inflight: Option<Inflight>,
 }
 
-/// Why a ring cannot be served.
+/// Reasons why a ring cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The device is being removed.
@@ -65,20 +65,20 @@ pub enum StartError {
     Register(#[from] io::Error),
 }
 
-/// A ring that is served.
+/// A ring that is being served.
 pub(super) struct Active {
     pub(super) ring: Ring,
     pub(super) chain: Chain,
-    /// Tells the watches of this lane's rings apart.
+    /// Distinguishes the kick watches of this lane's successive rings.
     pub(super) generation: u32,
     resources: Resources,
-    /// Requests are still popped.
+    /// Whether requests are still popped.
     pub(super) is_running: bool,
-    /// Called when the last request has completed.
+    /// Called when the last request of a stopped ring has completed.
     pub(super) stopped: Option<Stopped>,
 }
 
-/// What the thread's ring holds for a served ring.
+/// Resources of the thread's ring that a served ring uses.
 #[derive(Default)]
 struct Resources {
     regions: Vec<Region>,
@@ -132,7 +132,7 @@ impl Active {
         match resources.set_up(setup, turn) {
             Ok(ring) => Ok(Active {
                 ring,
-                // Header and status are spans of their own, and a descriptor may cross the end of a region.
+                // Header and status are separate spans, and a descriptor may cross the end of a region.
                 chain: Chain::new(usize::from(SEGMENTS_MAX) + 8),
                 generation,
                 resources,
@@ -146,12 +146,12 @@ impl Active {
         }
     }
 
-    /// The file of the driver's kicks.
+    /// Returns the file of the driver's kicks.
     pub(super) fn kick(&self) -> Option<FileId> {
         self.resources.kick
     }
 
-    /// Sends an interrupt. Returns whether the driver wants any.
+    /// Sends an interrupt. Returns whether the driver uses interrupts.
     #[inline]
     pub(super) fn interrupt(&self, ring: &mut KernelRing) -> bool {
         self.resources.call.into_iter().for_each(|call| ring.signal(call));
@@ -171,7 +171,7 @@ impl Active {
         replace(&mut self.resources.err, err, ring);
     }
 
-    /// Takes the ring down. No request of it may be in flight.
+    /// Tears the ring down. It must have no request in flight.
     pub(super) fn close(mut self, ring: &mut KernelRing) {
         let base = self.ring.position().to_base(self.ring.features());
         self.resources.release(ring);
@@ -181,7 +181,7 @@ impl Active {
     }
 }
 
-/// Replaces an eventfd. One that cannot be registered is left out, and its owner hears nothing.
+/// Replaces an eventfd. One that cannot be registered is left out, so its owner is not notified.
 fn replace(file: &mut Option<FileId>, with: Option<Arc<OwnedFd>>, ring: &mut KernelRing) {
     let old = std::mem::replace(file, with.and_then(|fd| ring.add_event_file(fd).ok()));
     old.into_iter().for_each(|old| ring.remove_file(old));

@@ -1,4 +1,4 @@
-//! A virtqueue: from descriptor chains to requests, and from completions to used entries.
+//! A virtqueue: turns descriptor chains into requests, and completions into used entries.
 
 use super::active::{Active, RingSetup, StartError};
 use super::poll::PollBudget;
@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use virtio::blk::{self, Config, ID_LEN, Kind, Range, S_IOERR, S_OK, S_UNSUPP, Ticket};
 use virtio::memory::Span;
 
-/// Most kicks go without notice while the queue is polled; the driver's event index has to be moved on before
-/// its 16 bits wrap.
+/// Maximum number of chains that are popped between two suppressions of kicks while the queue is polled:
+/// the event index must be advanced before its 16 bits wrap.
 const SUPPRESS_EVERY: u32 = 1 << 14;
 
-/// A tag, and the request that it stands for.
+/// A tag, and the request that it identifies.
 #[derive(Clone, Copy)]
 struct TagSlot {
     ticket: Ticket,
@@ -26,11 +26,11 @@ struct TagSlot {
     guest: Data,
     len: u32,
     is_read: bool,
-    /// The data is in guest memory itself.
+    /// Whether the stack accesses the data directly in guest memory.
     is_direct: bool,
-    /// Written data is made durable by a flush before the request completes.
+    /// Whether a flush makes written data durable before the request completes.
     flush_follows: bool,
-    /// Memory of ours that holds the data; empty: none.
+    /// Bounce buffer in our memory that holds the data; empty if there is none.
     bounce: Segment,
     /// The request, without data.
     req: Request,
@@ -49,35 +49,35 @@ impl TagSlot {
     };
 }
 
-/// What follows from a chain.
+/// Result of handling a popped chain.
 enum Popped {
-    /// Nothing: it was completed, or is in the stack.
+    /// The request was completed, or is in the stack.
     Taken,
-    /// It waits for memory; no further chain is popped before.
+    /// The request waits for memory; no further chain is popped until it has some.
     Starved,
-    /// The driver violates the specification.
+    /// The driver violated the specification.
     Broken(Broken),
 }
 
-/// A lane.
+/// A virtqueue that is served, or can be.
 pub(super) struct Lane {
     config: LaneConfig,
     slots: Box<[TagSlot]>,
     free: Vec<u16>,
     /// A request that waits for memory.
     starved: Option<u16>,
-    /// Bytes of memory of ours that requests hold.
+    /// Bytes of bounce buffers that requests hold.
     bounced: u64,
     active: Option<Active>,
     generation: u32,
     budget: PollBudget,
-    /// The driver need not kick: the queue is checked each turn.
+    /// Whether the driver need not kick, because the queue is checked each turn.
     is_polled: bool,
-    /// Chains popped since kicks were last suppressed.
+    /// Number of chains popped since kicks were last suppressed.
     popped: u32,
-    /// Requests completed that the driver does not see yet.
+    /// Whether completed requests have not been published to the driver yet.
     has_unpublished: bool,
-    /// The front-end has it in its list.
+    /// Whether the front-end has this lane in its list.
     pub(super) is_listed: bool,
 }
 
@@ -107,7 +107,7 @@ impl Lane {
         self.config.queue
     }
 
-    /// Whether a ring is served, or requests of one are in flight.
+    /// Returns whether a ring is served, or requests of one are in flight.
     pub(super) fn is_active(&self) -> bool {
         self.active.is_some()
     }
@@ -121,7 +121,7 @@ impl Lane {
         }
         self.config.shared.is_broken.store(false, Relaxed);
         self.active = Some(active);
-        // Chains may have been made available before, and kicked for.
+        // Chains may have been made available, and kicked, before the watch started.
         self.wake(turn.ring);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Lane {
     pub(super) fn set_call(&mut self, call: Option<Arc<OwnedFd>>, turn: &mut Turn<'_>) {
         if let Some(active) = &mut self.active {
             active.set_call(call, turn.ring);
-            // An interrupt that went to the old one may not have been seen.
+            // The driver may not have seen an interrupt that went to the old eventfd.
             if active.interrupt(turn.ring) {
                 count(&self.config.shared.interrupts);
             }
@@ -158,7 +158,7 @@ impl Lane {
         self.config.config.set_capacity(size);
     }
 
-    /// The driver has kicked. Returns whether the kick was for the ring that is served.
+    /// Handles a kick of the driver. Returns whether it was for the ring that is being served.
     pub(super) fn kicked(&mut self, generation: u32, turn: &mut Turn<'_>) -> bool {
         let is_current =
             self.active.as_ref().is_some_and(|active| active.generation == generation && active.is_running);
@@ -170,7 +170,7 @@ impl Lane {
         is_current
     }
 
-    /// Suppresses kicks: the queue is checked each turn from now on.
+    /// Suppresses kicks, because the queue is checked each turn from now on.
     fn wake(&mut self, ring: &KernelRing) {
         if let Some(active) = &mut self.active {
             active.ring.suppress_kicks();
@@ -180,11 +180,11 @@ impl Lane {
         }
     }
 
-    /// Pops chains as long as there are tags and memory. Returns whether there were any.
+    /// Pops chains as long as there are tags and memory. Returns whether any chain was popped.
     fn pump(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut found = false;
         let Some(size) = self.active.as_ref().map(|active| active.ring.layout().size) else { return false };
-        // Requests that complete at once take no tag: other lanes get their turn after so many.
+        // Requests that complete at once take no tag: the limit gives other lanes their turn.
         for _ in 0..size {
             let Some(active) = self.active.as_mut().filter(|active| active.is_running) else { break };
             let Some(&tag) = self.free.last().filter(|_| self.starved.is_none()) else { break };
@@ -213,7 +213,7 @@ impl Lane {
         found
     }
 
-    /// The driver violates the specification: its ring stands still until the device is reset.
+    /// Handles a violation of the specification by the driver: its ring stops until the device is reset.
     #[cold]
     fn fail(&mut self, why: Broken, turn: &mut Turn<'_>) {
         let Some(active) = &mut self.active else { return };
@@ -226,7 +226,7 @@ impl Lane {
         (self.config.alarm)(why);
     }
 
-    /// Turns the chain that was popped into a request under `tag`.
+    /// Turns the popped chain into a request under `tag`.
     #[inline]
     fn take(&mut self, tag: u16, turn: &mut Turn<'_>) -> Popped {
         let Some(Active { ring, chain, .. }) = &mut self.active else { return Popped::Taken };
@@ -303,7 +303,7 @@ impl Lane {
         let op = if is_read { Op::Read } else { Op::Write };
         let is_durable = !is_read && config.has_write_cache && !config.config.is_write_back();
         let queue = turn.queues.touch(config.queue);
-        // The lane's queue has as many entries for each tag.
+        // The lane's queue has this many segment entries for each tag.
         let guest = queue.run(Tag(tag), segments).unwrap_or(Data::NONE);
         // A region starts on a page boundary.
         let is_aligned =
@@ -331,7 +331,7 @@ impl Lane {
         self.provide(tag, turn)
     }
 
-    /// Submits a request with memory of ours.
+    /// Submits a request, with a bounce buffer if it needs one.
     fn provide(&mut self, tag: u16, turn: &mut Turn<'_>) -> Popped {
         let slot = &mut self.slots[usize::from(tag)];
         if slot.is_read && self.config.facts.zero_copy_reads {
@@ -377,7 +377,7 @@ impl Lane {
         turn.queues.touch(self.config.queue).submit(Tag(tag), owner, req, turn.ring);
     }
 
-    /// The stack has completed a request.
+    /// Handles a request that the stack has completed.
     #[inline]
     pub(super) fn done(&mut self, done: Done, turn: &mut Turn<'_>) {
         let tag = done.tag.0;
@@ -396,7 +396,7 @@ impl Lane {
         self.has_unpublished = true;
     }
 
-    /// Copies data that was read to guest memory, and frees memory of ours.
+    /// Copies data that was read to guest memory, and frees the bounce buffer.
     #[inline]
     fn move_data(&mut self, done: Done, turn: &mut Turn<'_>) {
         let slot = &mut self.slots[usize::from(done.tag.0)];
@@ -423,11 +423,11 @@ impl Lane {
         }
     }
 
-    /// End of a turn: publishes completions, looks for requests, and takes a stopped ring down. Returns whether
-    /// it has to be called in the next turn, without waiting for an event.
+    /// Ends a turn: publishes completions, checks for requests, and tears down a stopped ring. Returns
+    /// whether it must be called again in the next turn, without waiting for an event.
     pub(super) fn commit(&mut self, turn: &mut Turn<'_>) -> bool {
         if let Some(tag) = self.starved.take() {
-            // Memory of other requests may be free now.
+            // Other requests may have freed memory.
             self.provide(tag, turn);
         }
         if std::mem::take(&mut self.has_unpublished) {
@@ -446,7 +446,7 @@ impl Lane {
             return true;
         }
         if self.free.is_empty() || self.starved.is_some() {
-            // Completions list the lane again.
+            // Completions put the lane back into the list.
             return self.starved.is_some() && self.bounced == 0;
         }
         let Some(active) = self.active.as_mut().filter(|active| active.is_running) else { return true };
@@ -454,7 +454,7 @@ impl Lane {
             return true;
         }
         if active.ring.enable_kicks() {
-            // One came in between, and its kick may not.
+            // A chain was added in between, and its kick may have been suppressed.
             active.ring.suppress_kicks();
             return true;
         }
@@ -471,7 +471,7 @@ impl Lane {
         }
     }
 
-    /// Takes a stopped ring down once its requests have completed. A broken ring stays until it is stopped.
+    /// Tears down a stopped ring once its requests have completed. A broken ring stays until it is stopped.
     #[cold]
     fn take_down(&mut self, turn: &mut Turn<'_>) -> bool {
         let is_idle = self.free.len() == self.slots.len() && self.starved.is_none();

@@ -1,17 +1,18 @@
 //! The vhost-user export: serves virtqueues of virtio block devices, on one reactor thread.
 //!
-//! A virtqueue is a lane: a hardware queue of its own, whose tags are requests that were popped. Guest memory
+//! A virtqueue is a lane: a hardware queue whose tags identify the requests that were popped. Guest memory
 //! is registered with the ring, and the spans of a descriptor chain become the segments of a request, so a
-//! backend that does not access data reads straight into the guest. All others get memory of ours, and the data
-//! is copied once. Requests that complete in a turn are published with one store and at most one interrupt.
+//! backend that does not access data reads directly into the guest. All other backends get bounce buffers,
+//! and the data is copied once. Requests that complete in a turn are published with one store and at most
+//! one interrupt.
 //!
-//! While a queue is busy, the driver's kicks are suppressed and the queue is checked each turn; when it is empty
-//! for longer than its [`PollBudget`](poll::PollBudget) allows, kicks are enabled, it is checked once more, and
-//! the thread may sleep.
+//! While a queue is busy, the driver's kicks are suppressed and the queue is checked each turn. When it has
+//! been empty for longer than its [`PollBudget`](poll::PollBudget) allows, kicks are enabled, the queue is
+//! checked once more, and the thread may sleep.
 //!
-//! *Invariant:* guest memory stays mapped while a request of the lane is in flight: a ring is taken down only
-//! when all its requests have completed.
-//! *Invariant:* a driver that violates the specification stops its own ring and nothing else.
+//! *Invariant:* guest memory stays mapped while a request of the lane is in flight: a ring is torn down
+//! only when all of its requests have completed.
+//! *Invariant:* a driver that violates the specification stops only its own ring.
 //!
 //! Not here: the messages that set rings up ([`proto::vhost_user`] and `attach`), and the layout of virtqueues
 //! ([`virtio`]).
@@ -33,33 +34,33 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use virtio::blk::{Config, Malformed};
 use virtio::ring::RingError;
 
-/// Most bytes of a request: what the largest block of the ring's arena holds.
+/// Largest request in bytes: the largest block of the ring's arena.
 pub const REQUEST_MAX: u64 = 32 << 20;
-/// Most segments of a request, which are as many as one file operation takes.
+/// Maximum number of segments of a request: as many as one file operation takes.
 pub const SEGMENTS_MAX: u16 = 64;
-/// Most bytes that requests of a lane hold in memory of ours, unless a single one needs more.
+/// Maximum bytes of bounce buffers that requests of a lane hold, unless a single request needs more.
 const BOUNCE_MAX: u64 = 64 << 20;
 
 /// State of a lane that other threads read.
 #[derive(Default)]
 pub struct LaneShared {
-    /// The driver violated the specification, and the device needs a reset.
+    /// Whether the driver violated the specification, so that the device needs a reset.
     pub is_broken: AtomicBool,
-    /// Kicks that arrived.
+    /// Number of kicks received.
     pub kicks: AtomicU64,
-    /// Interrupts that were sent.
+    /// Number of interrupts sent.
     pub interrupts: AtomicU64,
-    /// Requests whose data was copied through memory of ours.
+    /// Number of requests whose data was copied through a bounce buffer.
     pub copied: AtomicU64,
 }
 
-/// How a driver violated the specification.
+/// Violations of the specification by a driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Broken {
     /// The ring or a descriptor chain is invalid.
     #[error(transparent)]
     Ring(RingError),
-    /// A chain is no request.
+    /// A chain is not a valid request.
     #[error(transparent)]
     Request(Malformed),
 }
@@ -71,21 +72,21 @@ pub type Alarm = Arc<dyn Fn(Broken) + Send + Sync>;
 pub struct LaneConfig {
     /// The hardware queue. Its first `depth` tags are reserved for the lane.
     pub queue: QueueId,
-    /// Number of tags: most requests in flight.
+    /// Number of tags: the maximum number of requests in flight.
     pub depth: u16,
-    /// What the device guarantees.
+    /// Properties of the device.
     pub facts: DeviceFacts,
     /// Whether a write can be durable when it completes.
     pub fua: bool,
     /// Whether writes are durable only after a flush.
     pub has_write_cache: bool,
-    /// Mask of the alignment that memory of requests needs.
+    /// Mask of the alignment that memory of requests requires.
     pub alignment_mask: u64,
     /// The configuration space, against which requests are checked.
     pub config: Config,
-    /// The device's ID string, filled up with zeroes.
+    /// The device's ID string, padded with zeroes.
     pub id: [u8; virtio::blk::ID_LEN as usize],
-    /// Longest time that the queue is polled when it is empty, in nanoseconds.
+    /// Longest time for which an empty queue is polled, in nanoseconds.
     pub poll_ns: u64,
     /// State shared with other threads.
     pub shared: Arc<LaneShared>,
@@ -93,7 +94,7 @@ pub struct LaneConfig {
     pub alarm: Alarm,
 }
 
-/// Called when a ring was stopped, with the base at which it continues.
+/// Called when a ring has stopped, with the base at which it continues.
 pub type Stopped = Box<dyn FnOnce(u32) + Send>;
 
 /// The virtqueues of one reactor.
@@ -101,7 +102,7 @@ pub type Stopped = Box<dyn FnOnce(u32) + Send>;
 pub struct Front {
     /// Lanes by the number of their hardware queue.
     lanes: Vec<Option<Lane>>,
-    /// Lanes with completions to publish, requests to look for, or a ring to take down.
+    /// Lanes with completions to publish, requests to check for, or a ring to tear down.
     busy: Vec<QueueId>,
     /// The vector that is swapped with `busy`.
     spare: Vec<QueueId>,
@@ -121,10 +122,10 @@ impl Front {
         self.lanes.get_mut(usize::from(queue.0))?.as_mut()
     }
 
-    /// Starts to serve a ring. The lane must have none.
+    /// Starts to serve a ring. The lane must not have one.
     ///
     /// # Errors
-    /// The ring is not in guest memory, or the thread's ring cannot refer to it; nothing is left behind.
+    /// The ring is not in guest memory, or the thread's ring cannot refer to it; everything is undone.
     pub fn start(&mut self, queue: QueueId, setup: RingSetup, turn: &mut Turn<'_>) -> Result<(), StartError> {
         let lane = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut);
         let lane = lane.ok_or(StartError::Closed)?;
@@ -133,8 +134,8 @@ impl Front {
         Ok(())
     }
 
-    /// Stops the lane's ring: no request is popped any more, and `stopped` is called when those in flight have
-    /// completed. Without a ring it is dropped.
+    /// Stops the lane's ring: no more requests are popped, and `stopped` is called when those in flight
+    /// have completed. If the lane has no ring, `stopped` is dropped.
     pub fn stop(&mut self, queue: QueueId, stopped: Stopped, turn: &mut Turn<'_>) {
         if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
             lane.stop(Some(stopped), turn);
@@ -142,17 +143,17 @@ impl Front {
         }
     }
 
-    /// Sends interrupts to another eventfd from now on, or to none.
+    /// Sends interrupts to another eventfd, or to none, from now on.
     pub fn set_call(&mut self, queue: QueueId, call: Option<Arc<OwnedFd>>, turn: &mut Turn<'_>) {
         self.lane(queue).into_iter().for_each(|lane| lane.set_call(call.clone(), turn));
     }
 
-    /// Sends errors to another eventfd from now on, or to none.
+    /// Reports errors to another eventfd, or to none, from now on.
     pub fn set_err(&mut self, queue: QueueId, err: Option<Arc<OwnedFd>>, turn: &mut Turn<'_>) {
         self.lane(queue).into_iter().for_each(|lane| lane.set_err(err.clone(), turn));
     }
 
-    /// Replaces the configuration space: the driver changed it, or the device has another size.
+    /// Replaces the configuration space, because the driver changed it or the device was resized.
     pub fn set_config(&mut self, queue: QueueId, config: Config) {
         self.lane(queue).into_iter().for_each(|lane| lane.set_config(config));
     }
@@ -162,7 +163,7 @@ impl Front {
         self.lane(queue).into_iter().for_each(|lane| lane.refit(facts, size));
     }
 
-    /// Whether a queue has to be checked again without waiting for an event.
+    /// Returns whether a queue must be checked again without waiting for an event.
     pub fn has_work(&self) -> bool {
         !self.busy.is_empty()
     }
@@ -175,7 +176,7 @@ fn list(busy: &mut Vec<QueueId>, lane: &mut Lane) {
     }
 }
 
-/// The token of a watch on a lane's kicks. The generation distinguishes the watches of its rings.
+/// Returns the token for watching a lane's kicks. The generation distinguishes the watches of its rings.
 fn token(queue: QueueId, generation: u32) -> Token {
     Token { front: FrontNumber::VhostUser as u8, index: queue.0, number: generation }
 }
@@ -218,8 +219,8 @@ impl FrontOfTurn for Front {
         self.has_work()
     }
 
-    /// The ring is stopped as if the front-end had gone. `now` makes no difference: requests in flight refer to
-    /// guest memory until they complete.
+    /// Stops the ring as if the front-end had gone. `now` is ignored: requests in flight refer to guest
+    /// memory until they complete.
     fn close_lane(&mut self, queue: QueueId, _now: bool, turn: &mut Turn<'_>) {
         if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
             lane.stop(None, turn);

@@ -1,13 +1,14 @@
-//! How long a virtqueue is polled before its driver has to kick again.
+//! Decides how long a virtqueue is polled before its driver has to kick again.
 //!
-//! The budget doubles, up to a limit, when polling found requests, and halves when it did not: a queue that has
-//! become idle soon waits for kicks at once, except for a short poll after every sixteenth batch.
+//! The budget doubles, up to a limit, when polling found requests, and halves when it did not. A queue that
+//! has become idle therefore soon waits for kicks at once, except for a short poll after every sixteenth
+//! batch.
 
 use queue::Nanos;
 
 /// Shortest useful poll: the duration of a kick, which is two system calls of the driver's host.
 const MIN_NS: u64 = 2_000;
-/// Of so many batches one is followed by a short poll although polling has not paid of late.
+/// Number of batches after which a short poll is tried although polling has not paid off lately.
 const TRIAL: u32 = 16;
 
 /// The adaptive budget of a queue.
@@ -18,17 +19,17 @@ pub(super) struct PollBudget {
     misses: u32,
     /// End of the poll in progress.
     until: Nanos,
-    /// Nothing was found since the poll began.
+    /// Whether nothing has been found since the poll began.
     is_trying: bool,
 }
 
 impl PollBudget {
-    /// `max_ns` 0: never polls.
+    /// Creates a budget of at most `max_ns` nanoseconds; 0 disables polling.
     pub(super) fn new(max_ns: u64) -> PollBudget {
         PollBudget { max_ns, now_ns: max_ns, misses: 0, until: Nanos(0), is_trying: false }
     }
 
-    /// Requests were found: polling continues from `now`.
+    /// Records that requests were found: polling continues from `now`.
     #[inline]
     pub(super) fn found(&mut self, now: Nanos) {
         if self.max_ns == 0 {
@@ -49,7 +50,7 @@ impl PollBudget {
         if self.misses.is_multiple_of(TRIAL) { MIN_NS.min(self.max_ns) } else { 0 }
     }
 
-    /// Nothing was found. Whether to look again.
+    /// Records that nothing was found. Returns whether to poll again.
     #[inline]
     pub(super) fn goes_on(&mut self, now: Nanos) -> bool {
         if now < self.until {
@@ -78,7 +79,7 @@ mod tests {
     fn polling_that_finds_nothing_gets_rarer_and_returns_when_it_pays() {
         let mut budget = PollBudget::new(100_000);
         let mut now = Nanos(0);
-        // Requests come once a millisecond: each poll is in vain.
+        // Requests come once a millisecond, so each poll is in vain.
         let mut polled_ns = 0;
         for _ in 0..160 {
             now = now.after(1_000_000);
@@ -90,7 +91,7 @@ mod tests {
             polled_ns += now.since(start);
         }
         assert!(polled_ns < 300_000, "{polled_ns} ns of polling for 160 ms");
-        // Now they come every microsecond.
+        // Now requests come every microsecond.
         for _ in 0..200 {
             budget.found(now);
             budget.goes_on(now);

@@ -2,10 +2,10 @@
 
 use super::{AccessGroups, AccessState, Group, StateStatus, Supported};
 
-/// A group, or an attribute of it, cannot be changed.
+/// Reasons why a group, or an attribute of it, cannot be changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The name is taken, empty, or has characters that LIO's tree cannot have.
+    /// The name is taken, empty, or has characters that LIO's tree does not allow.
     #[error("target port group \"{0}\" exists, or the name is not valid")]
     Name(String),
     /// The identifier is taken.
@@ -14,10 +14,10 @@ pub enum GroupError {
     /// The unit has no space for another group.
     #[error("the logical unit has the most target port groups that it can have")]
     TooMany,
-    /// No such group, or the default group, which cannot be removed.
+    /// The group does not exist, or is the default group, which cannot be removed.
     #[error("target port group \"{0}\" does not exist, or cannot be removed")]
     Unknown(String),
-    /// No such attribute.
+    /// The attribute does not exist.
     #[error("unknown attribute \"{0}\" of a target port group")]
     Attribute(String),
     /// The attribute cannot have this value.
@@ -32,17 +32,17 @@ pub enum GroupError {
     },
 }
 
-/// How an attribute is read and set.
+/// How to read and set an attribute.
 struct Attribute {
     name: &'static str,
     expected: &'static str,
     max: u64,
     get: fn(&Group) -> u64,
-    /// `None`: it cannot be set.
+    /// Sets the attribute; `None` if it is read-only.
     set: Option<fn(&mut Group, u64) -> bool>,
 }
 
-/// An attribute of one of the states that can be supported.
+/// Creates the attribute that says whether a state is supported.
 const fn support(name: &'static str, get: fn(&Group) -> u64, set: fn(&mut Group, u64) -> bool) -> Attribute {
     Attribute { name, expected: "0 or 1", max: 1, get, set: Some(set) }
 }
@@ -164,7 +164,7 @@ const TABLE: &[Attribute] = &[
     },
 ];
 
-/// Names of all attributes but `tg_pt_gp_id` and `members`.
+/// Names of all attributes except `tg_pt_gp_id` and `members`.
 pub const ATTRIBUTES: [&str; TABLE.len()] = {
     let mut names = [""; TABLE.len()];
     let mut index = 0;
@@ -176,7 +176,7 @@ pub const ATTRIBUTES: [&str; TABLE.len()] = {
 };
 
 impl Group {
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         if name == "tg_pt_gp_id" {
             return Some(self.id.into());
@@ -186,8 +186,8 @@ impl Group {
 }
 
 impl AccessGroups {
-    /// Sets an attribute of a group. Returns whether the access state or the preference of a group changed, which is
-    /// to be reported to every nexus.
+    /// Sets an attribute of a group. Returns whether the access state or the preference of a group changed,
+    /// in which case the change must be reported to every nexus.
     pub fn set_attribute(&mut self, group: &str, name: &str, value: u64) -> Result<bool, GroupError> {
         let index = self.groups.iter().position(|known| known.name == group);
         let index = index.ok_or_else(|| GroupError::Unknown(group.to_owned()))?;

@@ -1,8 +1,10 @@
-//! Asymmetric logical unit access: groups of target ports, and how each reaches the unit. SPC-6 section 5.17.
+//! Asymmetric logical unit access: groups of target ports, and the access state of each group. SPC-6
+//! section 5.17.
 //!
-//! Groups belong to a logical unit, and have the names and attributes of LIO (`alua/<group>`). A port is in one group; a
-//! port that was put in none is in the default group. [`AccessGroups`] is a pure state machine; the caller raises
-//! [`ACCESS_STATE_CHANGED`] for the nexuses of the unit when a call reports a change.
+//! Groups belong to a logical unit, and have LIO's names and attributes (`alua/<group>`). Each port is in
+//! one group; a port that was not assigned is in the default group. [`AccessGroups`] is a pure state
+//! machine; the caller raises [`ACCESS_STATE_CHANGED`] for the nexuses of the unit when a call reports a
+//! change.
 
 mod attributes;
 mod report;
@@ -17,7 +19,7 @@ use bitflags::bitflags;
 
 /// Name of the group that always exists.
 pub const DEFAULT_GROUP: &str = "default_tg_pt_gp";
-/// Most groups of a unit: REPORT TARGET PORT GROUPS stays below 64 KiB.
+/// Maximum number of groups of a unit, so that REPORT TARGET PORT GROUPS stays below 64 KiB.
 pub const GROUPS_MAX: usize = 256;
 /// 2A/06 ASYMMETRIC ACCESS STATE CHANGED.
 pub const ACCESS_STATE_CHANGED: Sense = Sense::new(Key::UnitAttention, 0x2A, 0x06);
@@ -26,14 +28,14 @@ pub const ACCESS_STATE_CHANGED: Sense = Sense::new(Key::UnitAttention, 0x2A, 0x0
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(u8)]
 pub enum AccessState {
-    /// Everything is allowed, at full speed.
+    /// All commands are allowed, at full performance.
     #[default]
     ActiveOptimized = 0x0,
-    /// Everything is allowed.
+    /// All commands are allowed, with lower performance.
     ActiveNonOptimized = 0x1,
     /// Commands that do not access the medium are allowed.
     Standby = 0x2,
-    /// Only identification is allowed.
+    /// Only identification commands are allowed.
     Unavailable = 0x3,
     /// The port is offline.
     Offline = 0xE,
@@ -52,17 +54,18 @@ impl AccessState {
         AccessState::Transitioning,
     ];
 
-    /// The state with this code.
+    /// Returns the state with this code.
     pub fn of(code: u8) -> Option<AccessState> {
         AccessState::ALL.into_iter().find(|state| *state as u8 == code)
     }
 
-    /// Every command is allowed: no check is needed.
+    /// Returns whether every command is allowed, so that no check is needed.
     pub fn is_active(self) -> bool {
         matches!(self, AccessState::ActiveOptimized | AccessState::ActiveNonOptimized)
     }
 
-    /// Checks whether a command may be processed in this state. Error: 02/04 with the code of the state.
+    /// Checks whether a command may be processed in this state. Error: 02/04 with the qualifier of the
+    /// state.
     pub fn check(self, cdb: &[u8]) -> Result<(), Sense> {
         let (allowed, code) = match self {
             AccessState::ActiveOptimized | AccessState::ActiveNonOptimized => return Ok(()),
@@ -87,7 +90,7 @@ impl AccessState {
 }
 
 bitflags! {
-    /// States in which a command is allowed.
+    /// States, other than the active ones, in which a command is allowed.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct Needs: u8 {
         const STANDBY = 1;
@@ -116,7 +119,8 @@ bitflags! {
     }
 }
 
-/// States other than the active ones in which a command is allowed: SPC-6 sections 5.17.2.5 to 5.17.2.8.
+/// Returns the states, other than the active ones, in which a command is allowed: SPC-6 sections 5.17.2.5
+/// to 5.17.2.8.
 fn needs(cdb: &[u8]) -> Needs {
     let (identity, standby) = (Needs::all(), Needs::STANDBY);
     let not_offline = Needs::STANDBY | Needs::UNAVAILABLE | Needs::TRANSITIONING;
@@ -125,7 +129,7 @@ fn needs(cdb: &[u8]) -> Needs {
         (0x12 | 0xA0 | 0x03, _) | (0xA3, 0x0A) => identity,
         // READ BUFFER and WRITE BUFFER.
         (0x3B | 0x3C, _) => not_offline,
-        // SET TARGET PORT GROUPS is how an initiator leaves the state.
+        // With SET TARGET PORT GROUPS an initiator leaves the state.
         (0xA4, 0x0A) => Needs::STANDBY | Needs::UNAVAILABLE,
         // LOG SELECT, LOG SENSE, MODE SELECT, MODE SENSE, diagnostics, READ CAPACITY, PERSISTENT RESERVE IN and OUT.
         (0x4C | 0x4D | 0x15 | 0x55 | 0x1A | 0x5A | 0x1C | 0x1D | 0x25 | 0x5E | 0x5F, _) => standby,
@@ -135,37 +139,37 @@ fn needs(cdb: &[u8]) -> Needs {
     }
 }
 
-/// What changed the state of a group last: SPC-6 table 327.
+/// Origin of the last change of a group's state: SPC-6 table 327.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(u8)]
 pub enum StateStatus {
-    /// Nothing.
+    /// The state has not changed.
     #[default]
     None = 0,
-    /// SET TARGET PORT GROUPS.
+    /// SET TARGET PORT GROUPS changed the state.
     Explicit = 1,
-    /// The device server: an attribute was set.
+    /// The device server changed the state: an attribute was set.
     Implicit = 2,
 }
 
 /// A target port group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// Name.
+    /// Name of the group.
     pub name: String,
     /// TARGET PORT GROUP identifier (`tg_pt_gp_id`).
     pub id: u16,
     /// State (`alua_access_state`).
     pub state: AccessState,
-    /// What changed the state (`alua_access_status`).
+    /// Origin of the last change of the state (`alua_access_status`).
     pub status: StateStatus,
     /// TPGS (`alua_access_type`): bit 0 implicit, bit 1 explicit.
     pub access_type: u8,
     /// PREF (`preferred`).
     pub preferred: bool,
-    /// States that can be set (`alua_support_*`).
+    /// States that the group supports (`alua_support_*`).
     pub supported: Supported,
-    /// Seconds that an initiator waits for a transition (`implicit_trans_secs`); 0: not specified.
+    /// Seconds for which an initiator waits for a transition (`implicit_trans_secs`); 0: not specified.
     pub implicit_transition_secs: u8,
     /// LIO's `nonop_delay_msecs`. Kept for configuration files; commands are not delayed.
     pub nonoptimized_delay_ms: u16,
@@ -173,7 +177,7 @@ pub struct Group {
     pub transition_delay_ms: u16,
     /// LIO's `alua_write_metadata`. Kept for configuration files, which hold the states themselves.
     pub write_metadata: bool,
-    /// Relative identifiers of its target ports, sorted.
+    /// Relative target port identifiers of the group's ports, sorted.
     pub ports: Vec<u16>,
 }
 
@@ -199,7 +203,7 @@ impl Group {
 /// The target port groups of a logical unit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AccessGroups {
-    /// The default group is the first.
+    /// All groups; the default group is the first.
     groups: Vec<Group>,
 }
 
@@ -210,25 +214,26 @@ impl Default for AccessGroups {
 }
 
 impl AccessGroups {
-    /// The groups; the default group first.
+    /// Returns the groups; the default group is the first.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// The group of a target port.
+    /// Returns the group of a target port.
     pub fn of_port(&self, port: u16) -> &Group {
         let group = self.groups.iter().find(|group| group.ports.contains(&port));
         // The default group cannot be removed.
         group.unwrap_or(&self.groups[0])
     }
 
-    /// The state in which a target port reaches the unit. It changes only with the groups: the caller keeps it in
-    /// the fast-path word of a nexus.
+    /// Returns the state in which a target port accesses the unit. It changes only when the groups change,
+    /// so the caller keeps it in the fast-path word of a nexus.
     pub fn state_of(&self, port: u16) -> AccessState {
         self.of_port(port).state
     }
 
-    /// Creates a group. `id`: 0 for the next free one. Errors: the name or identifier is taken, or is not valid.
+    /// Creates a group. `id` 0 selects the next free identifier. Errors: the name or identifier is taken or
+    /// invalid, or there are [`GROUPS_MAX`] groups.
     pub fn create(&mut self, name: &str, id: u16) -> Result<(), GroupError> {
         let is_valid = !name.is_empty() && !name.contains(|c: char| c == '/' || c.is_whitespace());
         if !is_valid || self.groups.iter().any(|group| group.name == name) {
@@ -258,7 +263,7 @@ impl AccessGroups {
         Ok(())
     }
 
-    /// Adds a target port to the default group, unless it is in a group.
+    /// Adds a target port to the default group, unless it is already in a group.
     pub fn add_port(&mut self, port: u16) {
         if !self.groups.iter().any(|group| group.ports.contains(&port)) {
             self.put_port(0, port);

@@ -4,22 +4,22 @@ use super::{AccessGroups, AccessState, StateStatus};
 use crate::Sense;
 use crate::bytes::{be8, be16, be32};
 
-/// Sense data of a SET TARGET PORT GROUPS that changed nothing.
+/// Sense data of a SET TARGET PORT GROUPS that failed without changing anything.
 pub type SetFailure = Sense;
 
 impl AccessGroups {
-    /// The TPGS field of INQUIRY for a command that arrived at a target port: SPC-6 table 153.
+    /// Returns the TPGS field of INQUIRY for a command that arrived at a target port: SPC-6 table 153.
     pub fn tpgs(&self, port: u16) -> u8 {
         self.of_port(port).access_type & 0x03
     }
 
-    /// Answers the CDB of REPORT TARGET PORT GROUPS. Returns the data, not cut, and the allocation length. Error: an
-    /// unknown data format.
+    /// Answers the CDB of REPORT TARGET PORT GROUPS. Returns the data, not truncated, and the allocation
+    /// length. Error: the data format is unknown.
     pub fn report(&self, cdb: &[u8], port: u16) -> Result<(Vec<u8>, u32), Sense> {
         let mut content = Vec::new();
         match be8(cdb, 1) >> 5 {
             0 => (),
-            // The extended header.
+            // Write the extended header.
             1 => content.extend_from_slice(&[0x10, self.of_port(port).implicit_transition_secs, 0, 0]),
             _ => return Err(Sense::cdb_field(1, Some(7))),
         }
@@ -46,8 +46,8 @@ impl AccessGroups {
         Ok(([&len.to_be_bytes(), content.as_slice()].concat(), be32(cdb, 6)))
     }
 
-    /// The parameter list length of the CDB of SET TARGET PORT GROUPS. Error: explicit access states are off for the
-    /// port's group, so the command does not exist.
+    /// Returns the parameter list length in the CDB of SET TARGET PORT GROUPS. Error: the port's group does
+    /// not allow explicit changes, so the command is not supported.
     pub fn set_list_len(&self, cdb: &[u8], port: u16) -> Result<u32, SetFailure> {
         if self.of_port(port).access_type & 0x02 == 0 {
             return Err(Sense::INVALID_OPCODE);
@@ -55,8 +55,8 @@ impl AccessGroups {
         Ok(be32(cdb, 6))
     }
 
-    /// Carries out SET TARGET PORT GROUPS: all of the list or, if one descriptor is wrong, nothing. Returns whether a
-    /// state changed, which is to be reported to every nexus but the sender.
+    /// Executes SET TARGET PORT GROUPS: applies all descriptors or, if one is wrong, none. Returns whether
+    /// a state changed, in which case the change must be reported to every nexus except the sender's.
     pub fn set(&mut self, list: &[u8]) -> Result<bool, SetFailure> {
         /// Reserved bytes at the start of the list.
         const HEADER_LEN: usize = 4;
@@ -75,7 +75,7 @@ impl AccessGroups {
             let group = next.groups.iter_mut().find(|group| group.id == id);
             let group = group.ok_or(Sense::parameter_field(at.saturating_add(2), None))?;
             let state = AccessState::of(chunk[0] & 0x0F).filter(|state| {
-                // An initiator cannot ask for a transition without its end.
+                // An initiator cannot request a transition without an end state.
                 *state != AccessState::Transitioning && group.supported.contains(state.supported_bit())
             });
             let state = state.ok_or(Sense::parameter_field(at, Some(3)))?;

@@ -28,7 +28,8 @@ fn both_data_formats_list_every_group_with_its_ports() {
 #[test]
 fn states_admit_the_commands_of_their_list() {
     let not_ready = |code| Err(Sense::new(Key::NotReady, 0x04, code));
-    // State, code of its sense data; then INQUIRY, MODE SENSE, WRITE BUFFER, TEST UNIT READY and READ(10).
+    // Columns: state and qualifier of its sense data; then INQUIRY, MODE SENSE, WRITE BUFFER, TEST UNIT
+    // READY and READ(10).
     let table = [
         (AccessState::ActiveOptimized, 0, [true, true, true, true, true]),
         (AccessState::ActiveNonOptimized, 0, [true, true, true, true, true]),

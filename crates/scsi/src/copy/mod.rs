@@ -1,9 +1,10 @@
 //! Third-party copy: EXTENDED COPY(LID1) and RECEIVE COPY RESULTS, as VMware and sg_xcopy use them. SPC-6 sections 5.18,
 //! 6.4 and 6.21.
 //!
-//! One kind of segment: block device to block device (02h). One kind of CSCD descriptor: identification (E4h) with the
-//! NAA designator of a unit that the session reaches. A copy within one unit may overlap itself.
-//! EXTENDED COPY(LID4) and ROD tokens are not supported, and not claimed.
+//! Only one kind of segment is supported: block device to block device (02h). So is only one kind of CSCD
+//! descriptor: identification (E4h) with the NAA designator of a unit that the session can access. Source
+//! and destination may overlap within one unit. EXTENDED COPY(LID4) and ROD tokens are neither supported
+//! nor reported as supported.
 
 pub(crate) mod commands;
 mod parameters;
@@ -19,16 +20,16 @@ use crate::sense::Key;
 use crate::{Begin, Nexus, Outcome, Program, Sense};
 use std::sync::Arc;
 
-/// Most CSCD descriptors of a command.
+/// Maximum number of CSCD descriptors of a command.
 pub const CSCD_MAX: u16 = 16;
-/// Most segment descriptors of a command.
+/// Maximum number of segment descriptors of a command.
 pub const SEGMENTS_MAX: u16 = 64;
-/// Most bytes of descriptors of a command: all of both kinds.
+/// Maximum bytes of descriptors of a command, both kinds together.
 pub const DESCRIPTORS_LEN_MAX: u32 =
     CSCD_MAX as u32 * parameters::CSCD_LEN as u32 + SEGMENTS_MAX as u32 * parameters::SEGMENT_LEN as u32;
 /// Bytes of a parameter list before the descriptors.
 pub(crate) const HEADER_LEN: u32 = 16;
-/// Bytes of a chunk: two of them are in flight.
+/// Bytes of a chunk. Two chunks are in flight.
 pub const CHUNK_LEN: u32 = 1 << 20;
 
 /// 05/26/06 TOO MANY TARGET DESCRIPTORS.
@@ -39,7 +40,7 @@ pub const UNSUPPORTED_TARGET: Sense = Sense::new(Key::IllegalRequest, 0x26, 0x07
 pub const TOO_MANY_SEGMENTS: Sense = Sense::new(Key::IllegalRequest, 0x26, 0x08);
 /// 05/26/09 UNSUPPORTED SEGMENT DESCRIPTOR TYPE CODE.
 pub const UNSUPPORTED_SEGMENT: Sense = Sense::new(Key::IllegalRequest, 0x26, 0x09);
-/// 0A/00/00: a range outside a unit, or of a length that is not whole blocks of both.
+/// 0A/00/00: a range is outside a unit, or its length is not a whole number of blocks of both units.
 pub const COPY_ABORTED: Sense = Sense::new(Key::CopyAborted, 0x00, 0x00);
 /// 0A/08/04 UNREACHABLE COPY TARGET: the null device.
 pub const UNREACHABLE_TARGET: Sense = Sense::new(Key::CopyAborted, 0x08, 0x04);
@@ -55,12 +56,12 @@ pub enum Party {
     Own,
     /// Another unit.
     Other(Arc<Nexus>),
-    /// None: segments that need it fail with this sense data.
+    /// The unit is not usable: segments that need it fail with this sense data.
     Missing(Sense),
 }
 
-/// Begins EXTENDED COPY(LID1) with its parameter list. `find` returns the session's nexus of the unit with an NAA
-/// designator; `may` checks whether a nexus may read (`false`) or write (`true`) its unit.
+/// Begins EXTENDED COPY(LID1) with its parameter list. `find` returns the session's nexus of the unit with
+/// an NAA designator; `may` checks whether a nexus may read (`false`) or write (`true`) its unit.
 pub fn begin(
     nexus: &Arc<Nexus>,
     list: &[u8],
@@ -68,7 +69,7 @@ pub fn begin(
     find: &dyn Fn(&[u8]) -> Option<Arc<Nexus>>,
     may: fn(&Nexus, bool) -> bool,
 ) -> Begin {
-    // A parameter list of no bytes is not an error: SPC-6 section 6.4.2.
+    // An empty parameter list is not an error: SPC-6 section 6.4.2.
     if list.is_empty() {
         return Outcome::good(0).into();
     }

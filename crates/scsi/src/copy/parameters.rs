@@ -9,7 +9,7 @@ use crate::bytes::{be8, be16, be24, be32, be64};
 
 /// Bytes before the descriptors.
 const HEADER_LEN: usize = super::HEADER_LEN as usize;
-/// Bytes of a CSCD descriptor. Those of the types E4h to E9h have one length.
+/// Bytes of a CSCD descriptor. All types from E4h to E9h have this length.
 pub(super) const CSCD_LEN: u16 = 32;
 /// Bytes of a segment descriptor of type 02h.
 pub(super) const SEGMENT_LEN: u16 = 28;
@@ -29,7 +29,7 @@ pub enum Cscd {
     Unit {
         /// NAA designator.
         naa: Vec<u8>,
-        /// DISK BLOCK LENGTH in bytes; 0: not given.
+        /// DISK BLOCK LENGTH in bytes, or 0 if not specified.
         block_size: u32,
     },
 }
@@ -41,7 +41,7 @@ pub struct Segment {
     pub source: u16,
     /// Index of the destination's CSCD descriptor, or FFFFh.
     pub destination: u16,
-    /// `blocks` counts blocks of the destination, rather than the source (DC).
+    /// Whether `blocks` counts blocks of the destination instead of the source (DC).
     pub counts_destination: bool,
     /// Blocks to copy.
     pub blocks: u16,
@@ -56,11 +56,11 @@ pub struct Segment {
 pub struct CopyList {
     /// LIST IDENTIFIER.
     pub id: u8,
-    /// The result is held for RECEIVE COPY RESULTS.
+    /// Whether the result is held for RECEIVE COPY RESULTS.
     pub holds_result: bool,
     /// Copy sources and destinations.
     pub cscds: Vec<Cscd>,
-    /// Copies, in their order.
+    /// Copies to execute, in this order.
     pub segments: Vec<Segment>,
 }
 
@@ -69,8 +69,8 @@ fn at(byte: usize, bit: Option<u8>) -> Sense {
 }
 
 impl CopyList {
-    /// Parses a list. Errors: 05/1A/00 if descriptors are cut short or longer than the unit takes, 05/26/06 to 05/26/09
-    /// for too many or unknown descriptors, 05/26/00 for a wrong field.
+    /// Parses a list. Errors: 05/1A/00 if descriptors are truncated or longer than the unit accepts,
+    /// 05/26/06 to 05/26/09 for too many or unknown descriptors, 05/26/00 for a wrong field.
     pub fn parse(list: &[u8]) -> Result<CopyList, Sense> {
         let header = list.get(..HEADER_LEN).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
         let (cscd_len, segment_len) = (u32::from(be16(header, 2)), be32(header, 8));
@@ -80,7 +80,7 @@ impl CopyList {
             return Err(Sense::PARAMETER_LIST_LENGTH);
         }
         let usage = be8(header, 1) >> 3 & 0x03;
-        // A reserved usage, and one without list identifier that has one.
+        // A reserved usage, or a list identifier where the usage allows none.
         if usage == 1 || (usage == 3 && header[0] != 0) {
             return Err(at(1, Some(4)));
         }
@@ -88,7 +88,7 @@ impl CopyList {
         let cscds = parse_cscds(list.get(HEADER_LEN..HEADER_LEN + cscd_len).unwrap_or(&[]))?;
         let start = HEADER_LEN + cscd_len;
         let segments = parse_segments(list.get(start..start + segment_len).unwrap_or(&[]), start)?;
-        // Inline data is only for segments of other types.
+        // Only unsupported segment types use inline data.
         if be32(header, 12) != 0 {
             return Err(at(12, None));
         }
@@ -111,14 +111,15 @@ fn parse_cscd(cscd: &[u8; CSCD_LEN as usize], start: usize) -> Result<Cscd, Sens
     if cscd[0] != TYPE_IDENTIFICATION {
         return Err(UNSUPPORTED_TARGET);
     }
-    // LU ID TYPE is ignored for E4h: SPC-6 section 6.4.5.3. PERIPHERAL DEVICE TYPE: a direct access block device.
+    // LU ID TYPE is ignored for E4h: SPC-6 section 6.4.5.3. PERIPHERAL DEVICE TYPE must be a direct access
+    // block device.
     if cscd[1] & 0x1F != 0 {
         return Err(at(start + 1, Some(4)));
     }
     if cscd[1] & 0x20 != 0 {
         return Ok(Cscd::Null);
     }
-    // Code set binary; association with the logical unit, designator type NAA.
+    // The code set must be binary, the association logical unit, the designator type NAA.
     if cscd[4] & 0x0F != 1 {
         return Err(at(start + 4, Some(3)));
     }

@@ -8,17 +8,17 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Results that a unit holds. The oldest is dropped for a new one.
+/// Maximum number of results that a unit holds. A new result replaces the oldest.
 const HELD_MAX: usize = 64;
-/// Copies that a unit processes at the same time; a bound that is reported, not enforced here.
+/// Number of copies that a unit processes at the same time; it is reported, not enforced here.
 const CONCURRENT_MAX: u8 = 8;
 
-/// How far a copy is.
+/// Progress of a copy.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     bytes: AtomicU64,
     segments: AtomicU16,
-    /// How the copy ended.
+    /// Result of the copy, once it has ended.
     end: Mutex<Option<(ScsiStatus, Sense)>>,
 }
 
@@ -35,7 +35,7 @@ impl Progress {
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some((outcome.status, outcome.sense));
     }
 
-    /// Ends a copy whose program was dropped.
+    /// Marks a copy as aborted, because its program was dropped.
     pub(super) fn abandon(&self) {
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         end.get_or_insert((ScsiStatus::CheckCondition, super::COPY_ABORTED));
@@ -57,7 +57,7 @@ impl CopyResults {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a copy. A result of this list identifier is replaced.
+    /// Begins a copy. Replaces the result with the same list identifier.
     pub(super) fn begin(&self, nexus: &NexusName, list: &CopyList) -> Arc<Progress> {
         let progress = Arc::<Progress>::default();
         let mut held = self.held();
@@ -71,7 +71,7 @@ impl CopyResults {
         progress
     }
 
-    /// Drops the results of a nexus that was lost, or of all (`None`) after a reset.
+    /// Drops the results of a nexus that was lost, or of all nexuses (`None`) after a reset.
     pub fn forget(&self, nexus: Option<&NexusName>) {
         self.held().retain(|(name, ..)| nexus.is_some_and(|nexus| name != nexus));
     }
@@ -89,8 +89,8 @@ impl CopyResults {
     }
 }
 
-/// Answers the CDB of RECEIVE COPY RESULTS. Returns the data, not cut, and the allocation length. Errors: an unknown
-/// service action, or no result is held for the list identifier.
+/// Answers the CDB of RECEIVE COPY RESULTS. Returns the data, not truncated, and the allocation length.
+/// Errors: the service action is unknown, or no result is held for the list identifier.
 pub fn receive(
     cdb: &[u8],
     nexus: &NexusName,
@@ -104,7 +104,7 @@ pub fn receive(
             results.drop_ended(nexus, id);
             copy_status(&progress)
         }
-        // RECEIVE DATA: no segment that is supported holds data.
+        // RECEIVE DATA: none of the supported segment types holds data.
         0x01 => {
             results.find(nexus, id)?;
             vec![0; 4]
@@ -120,7 +120,7 @@ pub fn receive(
     Ok((data, be32(cdb, 10)))
 }
 
-/// Most bytes of a segment: its block count has two bytes.
+/// Returns the largest length of a segment in bytes: its block count has two bytes.
 fn segment_len_max(media: &Media) -> u32 {
     u32::from(u16::MAX).saturating_mul(media.block_size)
 }
@@ -128,7 +128,7 @@ fn segment_len_max(media: &Media) -> u32 {
 fn operating_parameters(media: &Media) -> Vec<u8> {
     let mut data = vec![0; 46];
     put(&mut data, 0, &42_u32.to_be_bytes());
-    // SNLID: copies without list identifier are supported.
+    // SNLID: copies without a list identifier are supported.
     data[4] = 0x01;
     put(&mut data, 8, &CSCD_MAX.to_be_bytes());
     put(&mut data, 10, &SEGMENTS_MAX.to_be_bytes());
@@ -161,7 +161,7 @@ fn copy_status(progress: &Progress) -> Vec<u8> {
     data
 }
 
-/// FAILED SEGMENT DETAILS. Without a failure no data is available.
+/// Returns FAILED SEGMENT DETAILS. Without a failure no data is available.
 fn failed_segment(progress: &Progress) -> Vec<u8> {
     let Some((status, sense)) = progress.ended().filter(|(status, _)| *status != ScsiStatus::Good) else {
         return vec![0; 4];
@@ -176,7 +176,7 @@ fn failed_segment(progress: &Progress) -> Vec<u8> {
     data
 }
 
-/// The descriptors of VPD page 8Fh (third-party copy), without the header of the page.
+/// Returns the descriptors of VPD page 8Fh (third-party copy), without the header of the page.
 pub fn third_party_page(media: &Media) -> Vec<u8> {
     let mut page = Vec::new();
     let mut descriptor = |kind: u16, content: &[u8]| {
@@ -197,7 +197,7 @@ pub fn third_party_page(media: &Media) -> Vec<u8> {
     descriptor(0x0004, &limits);
     // Supported descriptors.
     descriptor(0x0008, &[2, TYPE_BLOCK_TO_BLOCK, TYPE_IDENTIFICATION]);
-    // Supported CSCD descriptor ids besides indices of the list.
+    // Supported CSCD descriptor ids other than indices of the list.
     let [high, low] = OWN_UNIT.to_be_bytes();
     descriptor(0x000C, &[0, 2, high, low]);
     // General copy operations.

@@ -1,4 +1,4 @@
-//! Sessions on a reactor, and an initiator that sends and receives PDUs over socket pairs.
+//! Test sessions on a reactor, and an initiator that sends and receives PDUs over socket pairs.
 
 use super::rig::{BLOCKS, Reactor};
 use crate::iscsi::{
@@ -20,10 +20,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// First CmdSN of a session, close to where it wraps.
+/// First CmdSN of a session, close to the wrap-around.
 pub(super) const FIRST: u32 = u32::MAX - 2;
 
-/// A logical unit on a disk of 32 MiB.
+/// Returns a logical unit on a disk of 32 MiB.
 pub(super) fn unit() -> Arc<LogicalUnit> {
     let identity = Identity::new("BLKYARD", "disk", "1", "0123456789abcdef");
     LogicalUnit::new(identity, Media::new(BLOCKS, 512), Attributes::default())
@@ -69,7 +69,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session with a LUN for each unit; the unit's queue is the disk of its number.
+    /// Opens a session with a LUN for each unit; the unit's queue is the disk with its number.
     pub(super) fn open(reactor: &Reactor, units: &[Arc<LogicalUnit>], options: Options) -> Session {
         let name = NexusName {
             initiator: options.initiator.to_owned(),
@@ -111,7 +111,7 @@ impl Session {
         Session { id, nexuses, counters, options, gone }
     }
 
-    /// Adds a connection.
+    /// Adds a connection with this CID.
     pub(super) fn connect_as(&self, reactor: &Reactor, cid: u16) -> Client {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -135,7 +135,7 @@ impl Session {
         self.connect_as(reactor, 1)
     }
 
-    /// Waits until the session is gone.
+    /// Waits until the session is gone, and returns the reason.
     pub(super) fn gone(&self) -> EndReason {
         self.gone.recv_timeout(Duration::from_secs(5)).expect("the session ends")
     }
@@ -158,7 +158,7 @@ impl scsi::Session for NoLuns {
     }
 }
 
-/// Reads the unit attentions of a new nexus away.
+/// Consumes the unit attentions of a new nexus.
 fn clear_attentions(nexus: &Arc<Nexus>) {
     while nexus.has_attention() {
         let command =
@@ -167,11 +167,11 @@ fn clear_attentions(nexus: &Arc<Nexus>) {
     }
 }
 
-/// The end of a command.
+/// Result of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) status: u8,
-    /// Key, additional code and qualifier.
+    /// Sense key, additional sense code and qualifier.
     pub(super) sense: (u8, u8, u8),
     pub(super) residual: Residual,
     pub(super) data: Vec<u8>,
@@ -187,11 +187,11 @@ pub(super) struct Client {
     pub(super) itt: u32,
     /// Bytes of the data segments that answer R2Ts.
     pub(super) piece: usize,
-    /// R2Ts that were not answered.
+    /// R2Ts that have not been answered.
     r2ts: VecDeque<R2t>,
 }
 
-/// A CDB of READ(10) or WRITE(10).
+/// Returns a CDB of READ(10) or WRITE(10).
 pub(super) fn cdb10(opcode: u8, lba: u32, blocks: u16) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = opcode;
@@ -215,7 +215,7 @@ impl Client {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The bytes of a PDU.
+    /// Returns the bytes of a PDU.
     pub(super) fn encode(&self, pdu: Request, immediate: bool, data: &[u8]) -> Vec<u8> {
         let mut bhs: Bhs = [0; 48];
         Header { pdu, immediate, ahs_len: 0, data_len: data.len() as u32 }.encode(&mut bhs);
@@ -235,7 +235,7 @@ impl Client {
         bytes
     }
 
-    /// The next PDU of the target; `None` at the end of the stream.
+    /// Receives the next PDU of the target; `None` at the end of the stream.
     pub(super) fn receive(&mut self) -> Option<(Response, Vec<u8>)> {
         let mut bhs: Bhs = [0; 48];
         if let Err(error) = self.stream.read_exact(&mut bhs) {
@@ -271,7 +271,7 @@ impl Client {
         self.itt
     }
 
-    /// A command for LUN `lun`.
+    /// Returns a command for LUN `lun`.
     pub(super) fn command(
         &mut self,
         lun: u16,
@@ -303,7 +303,7 @@ impl Client {
         command.itt
     }
 
-    /// Starts a write with all or some of its data in the command.
+    /// Starts a write with all or part of its data in the command.
     pub(super) fn start_write(&mut self, lun: u16, cdb: &[u8; 16], len: u32, immediate: &[u8]) -> u32 {
         let command = self.command(lun, cdb, len, true);
         self.send(Request::ScsiCommand(command), false, immediate);
@@ -315,13 +315,13 @@ impl Client {
         self.end_of(itt, &[])
     }
 
-    /// A write whose first `immediate` bytes go with the command; R2Ts ask for the rest.
+    /// Executes a write whose first `immediate` bytes are sent with the command; R2Ts request the rest.
     pub(super) fn write(&mut self, lun: u16, cdb: &[u8; 16], data: &[u8], immediate: usize) -> Ended {
         let itt = self.start_write(lun, cdb, data.len() as u32, &data[..immediate]);
         self.end_of(itt, data)
     }
 
-    /// Answers an R2T in PDUs of `most` bytes.
+    /// Answers an R2T with PDUs of `most` bytes.
     pub(super) fn answer(&mut self, r2t: &R2t, data: &[u8], most: usize) {
         let part = &data[r2t.offset as usize..][..r2t.desired_len as usize];
         let count = part.chunks(most).count();
@@ -339,7 +339,7 @@ impl Client {
         }
     }
 
-    /// Receives until the command has ended, and answers its R2Ts. All other PDUs are a failure.
+    /// Receives until the command has ended, and answers its R2Ts. Fails on any other PDU.
     pub(super) fn end_of(&mut self, itt: u32, data: &[u8]) -> Ended {
         let mut got = Vec::new();
         let mut pdus = 0;
@@ -405,7 +405,7 @@ impl Client {
         }
     }
 
-    /// Pings, and keeps the R2Ts that arrive before the answer.
+    /// Sends a ping, and keeps the R2Ts that arrive before the answer.
     pub(super) fn ping_ignoring_r2ts(&mut self) {
         let itt = self.next_itt();
         let pdu = NopOut { lun: 0, itt, ttt: RESERVED_TAG, cmd_sn: self.cmd_sn, exp_stat_sn: 0 };
@@ -419,7 +419,7 @@ impl Client {
         }
     }
 
-    /// Answers all R2Ts with the same data until all these tasks have ended well.
+    /// Answers all R2Ts with the same data until all these tasks have ended successfully.
     pub(super) fn finish_all(&mut self, tasks: &[u32], data: &[u8]) {
         let mut left = tasks.len();
         while left > 0 {
@@ -459,7 +459,7 @@ impl Client {
     }
 }
 
-/// Key, code and qualifier of the data segment of a SCSI response.
+/// Returns the sense key, code and qualifier in the data segment of a SCSI response.
 pub(super) fn sense_of(data: &[u8]) -> (u8, u8, u8) {
     match data {
         [_, _, 0x70 | 0xF0, _, key, rest @ ..] => (key & 0xF, rest[9], rest[10]),

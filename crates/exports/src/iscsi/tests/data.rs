@@ -1,4 +1,4 @@
-//! Reads, writes, digests, and data against the rules.
+//! Tests reads, writes, digests, and data that violates the rules.
 
 use super::client::{FIRST, Options, Session, read10, unit, write10};
 use super::rig::{self, Reactor};
@@ -36,7 +36,7 @@ fn a_small_write_goes_with_its_command_and_is_read_back() {
 
 #[test]
 fn a_large_write_is_asked_for_in_bursts_and_a_large_read_is_split() {
-    // Segments of more than 320 KiB are received directly into the memory of the write.
+    // Data segments of more than 320 KiB are received directly into the memory of the write.
     for (header_digest, data_digest, longest) in
         [(false, false, 262_144), (true, true, 262_144), (false, true, 1 << 20), (false, false, 1 << 20)]
     {
@@ -175,7 +175,7 @@ fn a_wrong_data_digest_is_rejected_and_fails_the_command() {
     let reactor = Reactor::new(rig::Options::default());
     let session = Session::open(&reactor, &[unit()], with(Parameters::default(), connection));
     let mut client = session.connect(&reactor);
-    // In the command, in one piece.
+    // The data is in the command, in a single PDU.
     for len in [512, 40_000 / 512 * 512] {
         let command = client.command(0, &write10(0, (len / 512) as u16), len, true);
         let mut bytes = client.encode(Request::ScsiCommand(command), false, &vec![7; len as usize]);
@@ -187,7 +187,7 @@ fn a_wrong_data_digest_is_rejected_and_fails_the_command() {
         let ended = client.end_of(command.itt, &[]);
         assert_eq!((ended.status, ended.sense), (CHECK, (0xB, 0x47, 0x05)));
     }
-    // In a long Data-Out, of which the kernel writes most into the task's memory.
+    // The data is in a long Data-Out, most of which the kernel writes into the task's memory.
     let itt = client.start_write(0, &write10(0, 512), 262_144, &[]);
     let Some((Response::R2t(r2t), _)) = client.receive() else { panic!() };
     let pdu =
@@ -233,7 +233,7 @@ fn lengths_that_disagree_are_reported_as_residuals() {
     assert_eq!((ended.status, ended.residual, ended.data.len()), (GOOD, Residual::Underflow(7680), 512));
     let ended = client.read(0, &read10(0, 16), 512);
     assert_eq!((ended.residual, ended.data.len()), (Residual::Overflow(7680), 512));
-    // INQUIRY: 36 bytes wanted, 96 expected.
+    // INQUIRY with an allocation length of 36 bytes; the initiator expects 96.
     let mut inquiry = [0; 16];
     (inquiry[0], inquiry[4]) = (0x12, 36);
     let ended = client.read(0, &inquiry, 96);
@@ -255,7 +255,7 @@ fn giant_lengths_get_no_memory() {
     let itt = client.start_write(0, &cdb, u32::MAX, &[1; 512]);
     let ended = client.end_of(itt, &[]);
     assert_eq!(ended.status, CHECK);
-    // One block is wanted of 4 GiB that are announced: one block is asked for.
+    // The command takes one block, although 4 GiB are announced: the R2T requests one block.
     let itt = client.start_write(0, &write10(3, 1), u32::MAX, &[]);
     let Some((Response::R2t(r2t), _)) = client.receive() else { panic!("no R2T") };
     assert_eq!(r2t.desired_len, 512);
@@ -312,7 +312,7 @@ fn more_commands_than_tags_are_all_answered_and_the_window_waits_for_them() {
     for number in 0..32 {
         client.start_write(0, &write10(number, 1), 512, &[number as u8; 512]);
     }
-    // A PDU after them shows that they have arrived, and that the window is closed.
+    // A later PDU shows that they have arrived, and that the window is closed.
     client.ping(&[]);
     assert_eq!(client.max_cmd_sn, FIRST.wrapping_add(31));
     assert_eq!(reactor.disks[0].held(), 2);
@@ -374,7 +374,7 @@ fn a_header_with_additional_segments_is_received_in_pieces() {
     let session =
         Session::open(&reactor, std::slice::from_ref(&unit()), with(Parameters::default(), connection));
     let mut client = session.connect(&reactor);
-    // A CDB of 32 bytes with a service action that no device has.
+    // A CDB of 32 bytes with a service action that no device supports.
     let mut cdb = [0; 16];
     (cdb[0], cdb[7], cdb[8]) = (0x7F, 24, 0x7F);
     let command = client.command(0, &cdb, 512, false);
@@ -391,7 +391,7 @@ fn a_header_with_additional_segments_is_received_in_pieces() {
     assert_eq!(bytes.len(), 68);
     let digest = proto::iscsi::digest::of(&bytes);
     bytes.extend_from_slice(&digest);
-    // Another command behind it, in the last piece.
+    // The last chunk contains another command.
     let read = client.command(0, &read10(0, 1), 512, false);
     bytes.extend_from_slice(&client.encode(Request::ScsiCommand(read), false, &[]));
     for piece in bytes.chunks(23) {

@@ -1,4 +1,4 @@
-//! Commands of several block requests.
+//! Tests commands that consist of several block requests.
 
 use super::client::{Client, Options, Session, read10, unit, write10};
 use super::rig::{self, Reactor};
@@ -7,7 +7,7 @@ use proto::iscsi::pdu::{RESERVED_TAG, TaskFunction, TaskResult};
 const GOOD: u8 = 0;
 const CHECK: u8 = 2;
 
-/// COMPARE AND WRITE of one block.
+/// Returns COMPARE AND WRITE of one block.
 fn compare_and_write(lba: u8) -> [u8; 16] {
     let mut cdb = [0; 16];
     (cdb[0], cdb[9], cdb[13]) = (0x89, lba, 1);
@@ -65,7 +65,7 @@ fn an_aborted_program_gives_up_its_claim() {
     let mut client = session.connect(&reactor);
     reactor.disks[0].hold(true);
     let data = [vec![0; 512], vec![1; 512]].concat();
-    // The first is in the stack, the second waits for the claim of the first.
+    // The first command is in the stack, the second waits for the claim of the first.
     client.start_write(0, &compare_and_write(0), 1024, &data);
     client.start_write(0, &compare_and_write(0), 1024, &data);
     let function = client.management(TaskFunction::AbortTaskSet, 0, RESERVED_TAG, 0);
@@ -122,7 +122,7 @@ fn a_parameter_list_is_received_before_the_command_begins() {
     list.extend_from_slice(&[0; 4]);
     let mut cdb = [0; 16];
     (cdb[0], cdb[8]) = (0x42, 24);
-    // As immediate data, and asked for with an R2T.
+    // The list is sent as immediate data, then in answer to an R2T.
     for immediate in [24, 0] {
         reactor.disks[0].fill(0, &[1; 8192]);
         assert_eq!(client.write(0, &cdb, &list, immediate).status, GOOD);

@@ -1,5 +1,5 @@
-//! PDUs in random orders, with random contents and lengths, over several connections that may break: nothing
-//! panics, nothing stays, and a neighbour is not disturbed.
+//! Sends PDUs in random order, with random contents and lengths, over several connections that may break:
+//! nothing may panic or leak, and another session must not be disturbed.
 
 use super::client::{FIRST, Options, Session, read10, unit, write10};
 use super::rig::{self, Reactor};
@@ -133,7 +133,7 @@ fn round(seed: u64) {
             10 => {
                 let mut bytes = vec![0; 48];
                 bytes.iter_mut().for_each(|byte| *byte = rng.below(256) as u8);
-                // Short enough to be a PDU of its own.
+                // The segment is short enough to be in a single PDU.
                 (bytes[0], bytes[4], bytes[5], bytes[6]) = (bytes[0] & 0x4F, 0, 0, 0);
                 let len = usize::from(bytes[7]).next_multiple_of(4);
                 bytes.resize(48 + len, 3);
@@ -147,7 +147,7 @@ fn round(seed: u64) {
         if client.cmd_sn != cmd_sn && cmd_sn == next {
             next = client.cmd_sn;
         }
-        // In two parts, so that PDUs are also received in pieces.
+        // Send the bytes in two parts, so that PDUs also arrive in chunks.
         let cut = rng.below(bytes.len() as u64 + 1) as usize;
         if client
             .stream
@@ -190,7 +190,7 @@ fn witness_has_attention(session: &Session) -> bool {
 
 #[test]
 fn random_pdus_and_lost_connections_leave_nothing_behind() {
-    // BLOCKYARD_SEEDS=1000 for a longer run.
+    // Set BLOCKYARD_SEEDS=1000 for a longer run.
     let seeds = std::env::var("BLOCKYARD_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(12);
     for seed in 0..seeds {
         let outcome = std::panic::catch_unwind(|| round(seed));

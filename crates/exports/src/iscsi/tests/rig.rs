@@ -1,4 +1,4 @@
-//! A reactor thread with disks in memory that can hold requests back.
+//! A test reactor thread with in-memory disks that can hold requests back.
 
 use crate::iscsi::Front;
 use crate::{DeviceFacts, Front as _, Turn};
@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Blocks of a disk, of 512 bytes.
+/// Size of a disk in blocks of 512 bytes.
 pub(super) const BLOCKS: u64 = 64 << 10;
 
-/// A disk in memory that can hold requests back.
+/// An in-memory disk that can hold requests back.
 #[derive(Clone)]
 pub(super) struct Disk {
     state: Arc<Mutex<State>>,
@@ -39,7 +39,7 @@ impl Disk {
         self.state.lock().unwrap().holds = holds;
     }
 
-    /// Takes the requests that it holds, for [`Reactor::complete`].
+    /// Takes the held requests, for [`Reactor::complete`].
     pub(super) fn take_held(&self) -> Vec<(QueueId, Cookie)> {
         std::mem::take(&mut self.state.lock().unwrap().held)
     }
@@ -123,7 +123,7 @@ pub(super) struct Options {
     pub(super) disks: usize,
     pub(super) depth: u16,
     pub(super) memory: u64,
-    /// Reads complete inline.
+    /// Whether reads complete inline.
     pub(super) inline: bool,
 }
 
@@ -139,7 +139,7 @@ impl Reactor {
         Reactor::on(options, disks)
     }
 
-    /// A reactor with queues on these disks.
+    /// Starts a reactor with queues on these disks.
     pub(super) fn on(options: Options, disks: Vec<Disk>) -> Reactor {
         let (jobs, inbox) = channel::<Job>();
         let (ready, is_ready) = channel();
@@ -190,7 +190,7 @@ impl Reactor {
         }
     }
 
-    /// Bytes that the front-end holds for its connections.
+    /// Returns how many bytes the front-end holds for its connections.
     pub(super) fn memory_held(&self) -> u64 {
         self.with(|front, _| front.connections.iter().flatten().map(|connection| connection.held).sum())
     }

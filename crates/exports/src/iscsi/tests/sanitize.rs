@@ -1,4 +1,4 @@
-//! SANITIZE continues without its command and its session.
+//! Tests that SANITIZE continues without its command and its session.
 
 use super::client::{Client, FIRST, Options, Session, read10, unit};
 use super::rig::{self, Reactor};
@@ -9,7 +9,7 @@ const GOOD: u8 = 0;
 const IN_PROGRESS: (u8, u8, u8) = (2, 0x04, 0x1B);
 const PATTERN: [u8; 6] = [0x01, 0, 0, 2, 0xAB, 0xCD];
 
-/// SANITIZE with OVERWRITE.
+/// Returns SANITIZE with OVERWRITE.
 fn overwrite(immediate: bool) -> [u8; 16] {
     let mut cdb = [0; 16];
     [cdb[0], cdb[1], cdb[8]] = [0x48, if immediate { 0x81 } else { 0x01 }, 6];
@@ -20,7 +20,7 @@ fn ready(client: &mut Client) -> (u8, u8, u8) {
     client.read(0, &[0; 16], 0).sense
 }
 
-/// Waits until the unit is ready, and checks that all of it was overwritten.
+/// Waits until the unit is ready, and checks that it was overwritten completely.
 fn finish(client: &mut Client, reactor: &Reactor) {
     let start = Instant::now();
     while ready(client) != (0, 0, 0) {

@@ -1,4 +1,4 @@
-//! Life of sessions: several connections, numbering, pings, text, logout, loss.
+//! Tests the life of sessions: several connections, numbering, pings, text, logout, loss.
 
 use super::client::{FIRST, Options, Session, cdb10, read10, unit, write10};
 use super::rig::{self, Reactor};
@@ -133,12 +133,12 @@ fn send_targets_is_answered_in_parts_and_the_segment_length_changes() {
     assert_eq!(text, b"TargetName=iqn.2026-11.example:disk\0".repeat(400));
     let Response::Text(pdu) = response else { panic!("{response:?}") };
     assert!(pdu.is_final && pdu.ttt == RESERVED_TAG);
-    // A request in two parts.
+    // The text request is in two parts.
     let (response, _) = client.text(RESERVED_TAG, false, true, b"MaxRecvDataSegmentLength=10");
     let Response::Text(pdu) = response else { panic!("{response:?}") };
     let (_, text) = client.text(pdu.ttt, true, false, b"24\0X-none=1\0HeaderDigest=CRC32C\0");
     assert_eq!(text, b"X-none=NotUnderstood\0HeaderDigest=Reject\0");
-    // libiscsi takes a Reject for a failed request; an answer that it does not know ends the connection.
+    // libiscsi treats a Reject as a failed request; an unknown answer ends its connection.
     let (response, _) = client.text(RESERVED_TAG, true, false, b"SendTargets=other\0");
     let Response::Reject(reject) = response else { panic!("{response:?}") };
     assert_eq!(reject.reason, RejectReason::ProtocolError);

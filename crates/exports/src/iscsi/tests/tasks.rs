@@ -1,4 +1,4 @@
-//! Task management, on one reactor and over several.
+//! Tests task management, on one reactor and across several.
 
 use super::client::{Client, FIRST, Options, Session, read10, unit, write10};
 use super::rig::{self, Reactor};
@@ -104,7 +104,7 @@ fn the_response_of_a_function_does_not_reach_a_later_connection() {
     later.cmd_sn = busy.cmd_sn;
     reactor.release(0);
     busy.ping(&[]);
-    // Anything else than the answer would be a failure.
+    // Any PDU other than the answer would be a failure.
     later.ping(&[]);
 }
 
