@@ -14,12 +14,11 @@ const DESCRIPTOR: u8 = 0x03;
 const ECHO: u8 = 0x0A;
 const ECHO_DESCRIPTOR: u8 = 0x0B;
 
-/// SEND DIAGNOSTIC. The default self-test, and each other one, finds nothing wrong at once. The parameter list was not
-/// received yet.
+/// Begins SEND DIAGNOSTIC, whose parameter list has not been received yet. All self-tests succeed at once.
 pub(crate) fn send_begin(call: &Call<'_>) -> Begin {
     let (code, has_format, tests) = (call.cdb[1] >> 5, call.cdb[1] & 0x10 != 0, call.cdb[1] & 0x04 != 0);
     let len = be16(&call.cdb, 3);
-    // A self-test, by bit or code, has no parameter list.
+    // A self-test, selected by SELFTEST or a self-test code, has no parameter list.
     if tests && (code != 0 || len != 0) || code != 0 && len != 0 {
         return Sense::cdb_field(3, None).into();
     }
@@ -33,7 +32,8 @@ pub(crate) fn send_begin(call: &Call<'_>) -> Begin {
     }
 }
 
-/// SEND DIAGNOSTIC with a page: only a request for the supported pages, which RECEIVE DIAGNOSTIC RESULTS answers.
+/// Continues SEND DIAGNOSTIC with a page. The only page allowed requests the supported pages, which RECEIVE
+/// DIAGNOSTIC RESULTS returns.
 pub(crate) fn send(_: &Call<'_>, list: &[u8]) -> Begin {
     match list {
         [0, _, 0, 0] => Outcome::good(4).into(),
@@ -42,7 +42,7 @@ pub(crate) fn send(_: &Call<'_>, list: &[u8]) -> Begin {
     }
 }
 
-/// RECEIVE DIAGNOSTIC RESULTS: page 00h, the supported pages.
+/// Executes RECEIVE DIAGNOSTIC RESULTS: returns page 00h, the supported pages.
 pub(crate) fn receive(call: &Call<'_>) -> Begin {
     let is_page_valid = call.cdb[1] & 0x01 != 0;
     if is_page_valid && call.cdb[2] != 0 {
@@ -51,7 +51,7 @@ pub(crate) fn receive(call: &Call<'_>) -> Begin {
     Outcome::with_data(vec![0, 0, 0, 1, 0], be16(&call.cdb, 3).into()).into()
 }
 
-/// READ BUFFER (10): the echo buffer, which each nexus has of its own.
+/// Executes READ BUFFER (10) on the echo buffer, of which each nexus has its own.
 pub(crate) fn read_buffer(call: &Call<'_>) -> Begin {
     let (mode, id, offset, allocation) =
         (call.cdb[1] & 0x1F, call.cdb[2], be24(&call.cdb, 3) as usize, be24(&call.cdb, 6));
@@ -60,7 +60,7 @@ pub(crate) fn read_buffer(call: &Call<'_>) -> Begin {
     }
     let echo = call.nexus.echo.lock().unwrap_or_else(PoisonError::into_inner);
     let data = match mode {
-        // The buffer as the initiator wrote it, zeroes behind.
+        // The buffer as the initiator wrote it, padded with zeroes.
         DATA => match offset {
             0..=ECHO_LEN => {
                 let mut data = vec![0; ECHO_LEN - offset];
@@ -70,7 +70,7 @@ pub(crate) fn read_buffer(call: &Call<'_>) -> Begin {
             _ => return Sense::cdb_field(3, None).into(),
         },
         DESCRIPTOR => {
-            // Offset boundary 0: any byte.
+            // Offset boundary 0: any byte offset is valid.
             let mut data = vec![0; 4];
             put(&mut data, 1, &(ECHO_LEN as u32).to_be_bytes()[1..]);
             data
@@ -78,14 +78,14 @@ pub(crate) fn read_buffer(call: &Call<'_>) -> Begin {
         // COMMAND SEQUENCE ERROR: nothing was written to the echo buffer.
         ECHO if echo.is_empty() => return Sense::new(crate::sense::Key::IllegalRequest, 0x2C, 0x00).into(),
         ECHO => echo.clone(),
-        // EBOS 0; the capacity.
+        // EBOS is 0; the rest is the capacity.
         ECHO_DESCRIPTOR => (ECHO_LEN as u32).to_be_bytes().to_vec(),
         _ => return Sense::cdb_field(1, Some(4)).into(),
     };
     Outcome::with_data(data, allocation).into()
 }
 
-/// WRITE BUFFER: to the echo buffer. The data was not received yet.
+/// Begins WRITE BUFFER to the echo buffer. The data has not been received yet.
 pub(crate) fn write_buffer_begin(call: &Call<'_>) -> Begin {
     let (mode, id, offset, len) =
         (call.cdb[1] & 0x1F, call.cdb[2], be24(&call.cdb, 3) as usize, be24(&call.cdb, 6));
@@ -104,7 +104,7 @@ pub(crate) fn write_buffer_begin(call: &Call<'_>) -> Begin {
     call.parameters(len)
 }
 
-/// WRITE BUFFER, with its data.
+/// Continues WRITE BUFFER with its data.
 pub(crate) fn write_buffer(call: &Call<'_>, list: &[u8]) -> Begin {
     let offset = (be32(&call.cdb, 2) & 0xFF_FFFF) as usize;
     let mut echo = call.nexus.echo.lock().unwrap_or_else(PoisonError::into_inner);

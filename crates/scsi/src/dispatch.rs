@@ -30,13 +30,13 @@ impl Call<'_> {
         self.nexus.unit()
     }
 
-    /// Whether the mapping of the LUN forbids writes.
+    /// Returns whether the mapping of the LUN forbids writes.
     pub(crate) fn is_mapping_read_only(&self) -> bool {
         self.nexus.is_restricted(Restrictions::READ_ONLY)
     }
 
-    /// Asks for the parameter list, of which the CDB says the length. An initiator that announced less is refused: a list
-    /// that is cut short could say something else.
+    /// Requests the parameter list, whose length is in the CDB. An initiator that announced less is
+    /// refused, because a truncated list could mean something else.
     pub(crate) fn parameters(&self, len: u32) -> Begin {
         if len > self.command.data_out {
             return Outcome { wanted: len.into(), ..Sense::INVALID_TRANSFER.into() }.into();
@@ -51,7 +51,7 @@ impl Call<'_> {
         })
     }
 
-    /// A flush of the whole unit.
+    /// Returns a flush of the whole unit.
     pub(crate) fn flush(&self) -> BlockIo {
         BlockIo {
             op: Op::Flush,
@@ -79,7 +79,7 @@ pub(crate) fn continue_with(
     session: &dyn Session,
     list: &[u8],
 ) -> Begin {
-    // Unit attentions that were raised in between are for the next command.
+    // Unit attentions that were raised in the meantime are for the next command.
     finish(
         nexus,
         checked(nexus, command, session, false).map_or_else(Begin::from, |call| resume(&call, list)),
@@ -94,7 +94,7 @@ fn finish(nexus: &Nexus, begin: Begin) -> Begin {
     }
 }
 
-/// Checks a command before its own module sees it.
+/// Checks a command before its own module processes it.
 fn checked<'a>(
     nexus: &'a Arc<Nexus>,
     command: &'a Command<'a>,
@@ -182,7 +182,7 @@ fn start(call: &Call<'_>) -> Begin {
     }
 }
 
-/// Goes on with a command of which [`start`] asked for the parameter list.
+/// Continues a command whose parameter list [`start`] requested.
 fn resume(call: &Call<'_>, list: &[u8]) -> Begin {
     match call.code {
         Code::ModeSelect => mode::select(call, list),

@@ -1,9 +1,10 @@
-//! Body of the fuzz target: no sequence of commands may cause a panic, a request past the end of the medium, or a program
-//! that does not end, unless it reveals a bug.
+//! Body of the fuzz target: no sequence of commands may cause a panic, a request past the end of the
+//! medium, or a program that does not end.
 //!
-//! The input is a byte of settings, then commands: a byte with the length of the CDB in its lower six bits and the nexus
-//! in the highest one, the CDB, two lengths of two bytes (data-out, data-in, little-endian), a byte that says how block
-//! requests end (0 well), and a byte of which the data-out consists.
+//! The input is a byte of settings, then commands. A command is a byte with the length of the CDB in its
+//! lower six bits and the nexus in the highest one, the CDB, two lengths of two bytes (data-out, data-in,
+//! little-endian), a byte that selects how block requests end (0: success), and the byte that fills the
+//! data-out.
 
 use crate::program::{Buffer, Completed, PARALLEL_MAX, Program, ProgramIo, ProgramMemory, Step, Target};
 use crate::{
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 const BLOCKS: u64 = 4096;
 const BLOCK: u64 = 512;
-/// Most requests of a program on this medium.
+/// Maximum number of requests of a program on this medium.
 const REQUESTS_MAX: usize = 1 << 16;
 
 struct Lone([Lun; 1], Arc<Nexus>);
@@ -49,7 +50,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Runs the commands of an input. Returns how many ended.
+/// Runs the commands of an input. Returns how many of them ended.
 pub fn commands(input: &[u8]) -> usize {
     let mut input = Input(input);
     let settings = input.byte().unwrap_or(0);
@@ -107,7 +108,8 @@ fn command(input: &mut Input<'_>, nexuses: &[Arc<Nexus>; 2], session: &Lone) -> 
     Some(())
 }
 
-/// The status of a request, by a byte of the input: 0 well, else a status by number or, with the highest bit, only of writes.
+/// Returns the status of a request, by a byte of the input: 0 is success, other values select a status by
+/// number. With the highest bit, only writes get that status.
 fn status(end: u8, op: Op) -> Status {
     if end & 0x80 != 0 && !op.is_write() {
         return Status::Ok;
@@ -178,7 +180,7 @@ mod tests {
     use crate::opcodes::TABLE;
     use proptest::prelude::*;
 
-    /// An input with one command of each row of the table.
+    /// Returns an input with one command for each row of the table.
     fn seed() -> Vec<u8> {
         let mut input = vec![0xFB];
         for row in TABLE {

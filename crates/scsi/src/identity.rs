@@ -3,13 +3,13 @@
 /// Names of a logical unit that do not change while it exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// T10 vendor identification; at most 8 ASCII characters count.
+    /// T10 vendor identification; only the first 8 ASCII characters are used.
     pub vendor: String,
-    /// Product identification; at most 16 ASCII characters count.
+    /// Product identification; only the first 16 ASCII characters are used.
     pub product: String,
     /// Product identification while the attribute `emulate_model_alias` is on: the name of the backstore.
     pub alias: String,
-    /// Product revision; at most 4 ASCII characters count.
+    /// Product revision; only the first 4 ASCII characters are used.
     pub revision: String,
     /// Unit serial number: VPD page 80h.
     pub serial: String,
@@ -17,12 +17,12 @@ pub struct Identity {
     pub naa: [u8; 16],
 }
 
-/// Designators of the path that a command came by, for VPD page 83h.
+/// Designators of the path on which a command arrived, for VPD page 83h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Designators {
     /// Relative target port identifier: SPC-6 section 3.1.
     pub relative_port: u16,
-    /// Target port group of ALUA.
+    /// ALUA target port group.
     pub port_group: u16,
 }
 
@@ -52,8 +52,8 @@ impl Identity {
     }
 }
 
-/// An ASCII field of fixed length, left-aligned and padded with spaces: SPC-6 section 4.3.1. Other characters
-/// become `?`.
+/// Returns an ASCII field of fixed length, left-aligned and padded with spaces: SPC-6 section 4.3.1. Other
+/// characters become `?`.
 pub(crate) fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     field.iter_mut().zip(text.chars()).for_each(|(byte, letter)| {

@@ -1,7 +1,7 @@
 //! INQUIRY and its vital product data pages: SPC-6 sections 6.6 and 7.7, SBC-4 section 6.6.
 //!
-//! What it says about commands comes from the table of commands, and what it says about limits from the functions that
-//! enforce them.
+//! The information about commands comes from the table of commands, and that about limits from the
+//! functions that enforce them.
 
 use crate::bytes::{be16, put};
 use crate::dispatch::Call;
@@ -10,9 +10,10 @@ use crate::opcodes;
 use crate::sense::Sense;
 use crate::{Begin, Can, Outcome};
 
-/// Additional length of the standard data: it ends after the version descriptors and the reserved bytes behind.
+/// Length of the standard data in bytes: it ends after the version descriptors and the reserved bytes that
+/// follow them.
 const STANDARD_LEN: usize = 96;
-/// SAM-5, iSCSI, SPC-4, SBC-3, none claiming a version: SPC-6 table 149.
+/// SAM-5, iSCSI, SPC-4 and SBC-3, no version claimed: SPC-6 table 149.
 const VERSION_DESCRIPTORS: [u16; 4] = [0x00A0, 0x0960, 0x0460, 0x04C0];
 
 const SUPPORTED_PAGES: u8 = 0x00;
@@ -23,7 +24,7 @@ const BLOCK_LIMITS: u8 = 0xB0;
 const CHARACTERISTICS: u8 = 0xB1;
 const PROVISIONING: u8 = 0xB2;
 const THIRD_PARTY_COPY: u8 = 0x8F;
-/// Sorted, as SPC-6 section 7.7.17 requires.
+/// Supported pages, sorted as SPC-6 section 7.7.17 requires.
 const PAGES: [u8; 8] = [
     SUPPORTED_PAGES,
     SERIAL_NUMBER,
@@ -35,7 +36,7 @@ const PAGES: [u8; 8] = [
     PROVISIONING,
 ];
 
-/// INQUIRY.
+/// Executes INQUIRY.
 pub(crate) fn inquiry(call: &Call<'_>) -> Begin {
     let (is_page, code) = (call.cdb[1] & 0x01 != 0, call.cdb[2]);
     let allocation = be16(&call.cdb, 3).into();
@@ -69,11 +70,11 @@ fn standard(call: &Call<'_>) -> Vec<u8> {
     let has = |(opcode, action)| opcodes::is_supported(opcode, Some(action), facts);
     let mut data = vec![0; STANDARD_LEN];
     data[1] = u8::from(facts.media.removable) << 7;
-    // SPC-4; response data format 2, hierarchical LUNs as REPORT LUNS shows them (HISUP).
+    // Version SPC-4; response data format 2; hierarchical LUNs as in REPORT LUNS (HISUP).
     (data[2], data[3], data[4]) = (0x06, 0x12, STANDARD_LEN as u8 - 5);
     data[5] = facts.tpgs << 4 | u8::from(has((EXTENDED_COPY, 0))) << 3;
     data[6] = u8::from(has_several_ports(call)) << 4;
-    // CMDQUE.
+    // CMDQUE: commands are queued.
     data[7] = 0x02;
     put(&mut data, 8, &padded::<8>(&identity.vendor));
     let product = if facts.attributes.emulate_model_alias { &identity.alias } else { &identity.product };
@@ -85,7 +86,7 @@ fn standard(call: &Call<'_>) -> Vec<u8> {
     data
 }
 
-/// Whether the unit is seen through several target ports (MULTIP).
+/// Returns whether the unit is accessible through several target ports (MULTIP).
 fn has_several_ports(call: &Call<'_>) -> bool {
     let own = call.nexus.name();
     call.unit().nexuses().iter().any(|other| {
@@ -94,7 +95,7 @@ fn has_several_ports(call: &Call<'_>) -> bool {
     })
 }
 
-/// VPD page 83h. Order and content are those of LIO.
+/// Returns VPD page 83h, with the order and content of LIO's.
 fn designators(call: &Call<'_>) -> Vec<u8> {
     const BINARY: u8 = 1;
     const ASCII: u8 = 2;
@@ -114,7 +115,7 @@ fn designators(call: &Call<'_>) -> Vec<u8> {
         all.extend_from_slice(&bytes[..len]);
     };
     let padded_name = |mut name: String| {
-        // Null-terminated, padded to a multiple of four: SPC-6 section 7.7.6.11.
+        // The name is null-terminated and padded to a multiple of four: SPC-6 section 7.7.6.11.
         name.push('\0');
         while !name.len().is_multiple_of(4) {
             name.push('\0');
@@ -134,19 +135,20 @@ fn designators(call: &Call<'_>) -> Vec<u8> {
     all
 }
 
-/// VPD page 86h.
+/// Returns VPD page 86h.
 fn extended(call: &Call<'_>) -> Vec<u8> {
     let mut page = vec![0; 0x3C];
-    // Byte 5: UASK_SUP, GROUP_SUP and PRIOR_SUP are off; head of queue, ordered and simple tasks.
+    // Byte 5: UASK_SUP, GROUP_SUP and PRIOR_SUP are off; head of queue, ordered and simple tasks are
+    // supported.
     page[1] = 0x07;
-    // V_SUP: a volatile cache.
+    // V_SUP: the device has a volatile cache.
     page[2] = u8::from(call.facts.media.write_cache);
     // LUICLR: unit attention conditions of other nexuses survive a nexus loss.
     page[3] = 0x01;
     page
 }
 
-/// VPD page B0h.
+/// Returns VPD page B0h.
 fn block_limits(call: &Call<'_>) -> Vec<u8> {
     let (facts, media) = (&call.facts, &call.facts.media);
     let mut page = vec![0; 0x3C];
@@ -173,19 +175,19 @@ fn block_limits(call: &Call<'_>) -> Vec<u8> {
     page
 }
 
-/// VPD page B1h.
+/// Returns VPD page B1h.
 fn characteristics(call: &Call<'_>) -> Vec<u8> {
     let mut page = vec![0; 0x3C];
-    // MEDIUM ROTATION RATE: 1 not rotating, 0 not reported.
+    // MEDIUM ROTATION RATE: 1 is non-rotating, 0 not reported.
     page[1] = u8::from(!call.facts.media.rotational);
     // WABEREQ: reads succeed after SANITIZE with BLOCK ERASE.
     page[3] = u8::from(call.facts.can_block_erase()) << 6;
-    // FUAB: SYNCHRONIZE CACHE is as FUA does.
+    // FUAB: SYNCHRONIZE CACHE makes data as durable as FUA does.
     page[4] = 0x02;
     page
 }
 
-/// VPD page B2h.
+/// Returns VPD page B2h.
 fn provisioning(call: &Call<'_>) -> Vec<u8> {
     let facts = &call.facts;
     let same = u8::from(facts.can_unmap_same());

@@ -1,10 +1,11 @@
-//! SCSI logical units: from a command descriptor block to block requests, and back to status and sense data.
+//! SCSI logical units: translates command descriptor blocks into block requests, and their results into
+//! status and sense data.
 //!
-//! Source: SAM-6, SPC-6, SBC-4. A [`LogicalUnit`] is shared by all sessions that see it;
-//! nothing here does I/O, reads a clock, or knows the transport.
+//! Source: SAM-6, SPC-6, SBC-4. A [`LogicalUnit`] is shared by all sessions that can access it; nothing
+//! here does I/O, reads a clock, or depends on the transport.
 //! See [ADR 40](../../../docs/adr/0040-iscsi-target.md).
 //!
-//! A transport calls [`begin`] with a command, and carries out what it returns: see [`Begin`].
+//! A transport calls [`begin`] with a command, and does the work that the returned [`Begin`] describes.
 
 #![forbid(unsafe_code)]
 

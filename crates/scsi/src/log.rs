@@ -1,4 +1,5 @@
-//! LOG SENSE: SPC-6 section 6.11. Pages: 00h supported pages, 2Fh informational exceptions. Counters that nothing keeps have no page.
+//! LOG SENSE: SPC-6 section 6.11. Pages: 00h supported pages, 2Fh informational exceptions. There are no
+//! pages for counters, because none are kept.
 
 use crate::bytes::{be16, put};
 use crate::dispatch::Call;
@@ -9,7 +10,7 @@ const SUPPORTED: u8 = 0x00;
 const EXCEPTIONS: u8 = 0x2F;
 const ALL_SUBPAGES: u8 = 0xFF;
 
-/// LOG SENSE.
+/// Executes LOG SENSE.
 pub(crate) fn sense(call: &Call<'_>) -> Begin {
     let (code, subpage) = (call.cdb[2] & 0x3F, call.cdb[3]);
     let pointer = be16(&call.cdb, 5);
@@ -25,11 +26,11 @@ pub(crate) fn sense(call: &Call<'_>) -> Begin {
             pairs.splice(2..2, [SUPPORTED, ALL_SUBPAGES]);
             pairs
         }
-        // No exception: the most recent temperature is FFh, not known.
+        // There is no exception; the most recent temperature is FFh, unknown.
         (EXCEPTIONS, 0) => vec![0, 0, 0x03, 4, 0, 0, 0xFF, 0],
         _ => return Sense::cdb_field(3, None).into(),
     };
-    // PARAMETER POINTER: no parameter has a code above 0.
+    // PARAMETER POINTER: no parameter code is above 0.
     if pointer != 0 {
         return Sense::cdb_field(5, None).into();
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A logical unit number of eight bytes, as it stands on the wire.
+/// A logical unit number of eight bytes, as on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lun(pub [u8; 8]);
 
@@ -13,7 +13,7 @@ impl Lun {
     pub const REPORT_LUNS: Lun = Lun([0xC1, 0x01, 0, 0, 0, 0, 0, 0]);
 
     /// Encodes a number up to [`NUMBER_MAX`](Lun::NUMBER_MAX): peripheral device addressing below 256, flat
-    /// space addressing from there on, as LIO and the Linux initiator do.
+    /// space addressing above, as LIO and the Linux initiator do.
     pub const fn new(number: u16) -> Lun {
         let number = number & Lun::NUMBER_MAX;
         let method = if number < 256 { 0 } else { 0x40 };
@@ -21,7 +21,7 @@ impl Lun {
     }
 
     /// Decodes a LUN of a single level: peripheral device addressing on bus 0, or flat space addressing.
-    /// `None`: any other method, or more levels.
+    /// Returns `None` for any other method, or for several levels.
     pub const fn number(self) -> Option<u16> {
         let [first, second, 0, 0, 0, 0, 0, 0] = self.0 else { return None };
         match first {

@@ -1,4 +1,4 @@
-//! Properties of the medium: what the device under a logical unit is and can do.
+//! Properties of the medium: type and abilities of the device under a logical unit.
 
 use bitflags::bitflags;
 use block::{Bytes, Features, Profile};
@@ -15,9 +15,9 @@ bitflags! {
         const FUA = 1 << 2;
         /// [`Op::Extents`](block::Op::Extents) is supported.
         const EXTENTS = 1 << 3;
-        /// A range that was discarded reads as zeroes.
+        /// A discarded range reads as zeroes.
         const UNMAP_ZEROES = 1 << 4;
-        /// Blocks that nothing was written to have no storage: writes can fail with
+        /// Blocks that were never written have no storage, so writes can fail with
         /// [`Status::NoSpace`](block::Status::NoSpace).
         const THIN = 1 << 5;
     }
@@ -30,13 +30,13 @@ pub struct Media {
     pub blocks: u64,
     /// Bytes of a logical block: a power of two from 512 to 65536.
     pub block_size: u32,
-    /// `log2` of the logical blocks in a physical block.
+    /// `log2` of the number of logical blocks in a physical block.
     pub physical_exponent: u8,
-    /// First LBA at the start of a physical block.
+    /// First LBA that is at the start of a physical block.
     pub lowest_aligned: u16,
-    /// Longest transfer of a command; a multiple of the block size.
+    /// Longest transfer of a command in bytes; a multiple of the block size.
     pub transfer_max: u32,
-    /// Best length of a transfer; 0: unknown.
+    /// Optimal length of a transfer; 0: unknown.
     pub transfer_best: u32,
     /// Smallest efficient length of a transfer; 0: one block.
     pub transfer_min: u32,
@@ -44,25 +44,25 @@ pub struct Media {
     pub unmap_granularity: u32,
     /// Offset of the first range that can be deallocated.
     pub unmap_alignment: u32,
-    /// Longest write that is atomic with regard to power loss; 0: none is promised.
+    /// Longest write that is atomic with regard to power loss; 0: none is guaranteed.
     pub atomic_max: u32,
-    /// Writes fail.
+    /// The medium is read-only: writes fail.
     pub read_only: bool,
-    /// Seeks are slow: a spinning disk.
+    /// The medium is rotational: seeks are slow.
     pub rotational: bool,
     /// START STOP UNIT ejects and loads the medium (RMB).
     pub removable: bool,
-    /// Writes may be lost with power until a flush.
+    /// Writes may be lost in a power failure until a flush.
     pub write_cache: bool,
     /// Optional abilities.
     pub can: Can,
 }
 
 impl Media {
-    /// Longest transfer of a command unless the device has a lower limit.
+    /// Longest transfer of a command in bytes, unless the device has a lower limit.
     pub const TRANSFER_MAX: u32 = 8 << 20;
 
-    /// A device without optional abilities.
+    /// Creates a medium without optional abilities.
     pub const fn new(blocks: u64, block_size: u32) -> Media {
         Media {
             blocks,
@@ -83,7 +83,7 @@ impl Media {
         }
     }
 
-    /// The medium that a device of this profile is.
+    /// Returns the medium for a device with this profile.
     pub fn of(profile: &Profile) -> Media {
         let (limits, abilities) = (&profile.limits, &profile.abilities);
         let block_size = u32::try_from(limits.logical_block_size.0).unwrap_or(512).clamp(512, 1 << 16);
@@ -96,7 +96,7 @@ impl Media {
         ];
         let can = abilities.into_iter().filter(|(has, _)| *has).fold(Can::empty(), |can, (_, one)| can | one);
         let physical = limits.physical_block_size.0.checked_div(block_size.into()).unwrap_or(1).max(1);
-        // Atomic writes that must not cross a boundary are not offered: WRITE ATOMIC (16) has any start.
+        // Atomic writes with a boundary are not offered, because WRITE ATOMIC (16) may start anywhere.
         let atomic_max = match limits.atomic_write_boundary_sectors.0 {
             0 => bytes(limits.atomic_write_max_sectors.bytes()).min(Media::TRANSFER_MAX),
             _ => 0,
@@ -119,17 +119,17 @@ impl Media {
         }
     }
 
-    /// `log2` of the block size.
+    /// Returns `log2` of the block size.
     pub const fn block_shift(&self) -> u32 {
         self.block_size.trailing_zeros()
     }
 
-    /// Capacity in bytes.
+    /// Returns the capacity in bytes.
     pub const fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size as u64)
     }
 
-    /// The number of blocks in so many bytes, rounded down.
+    /// Returns the number of whole blocks in this many bytes.
     pub const fn blocks_of(&self, bytes: u32) -> u32 {
         bytes >> self.block_shift()
     }

@@ -8,12 +8,12 @@ use crate::dispatch::Call;
 use crate::sense::Sense;
 use crate::{Attributes, Begin, BlockIo, Media, Outcome};
 
-/// Values of the mode pages that can change.
+/// Changeable values of the mode pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Modes {
     /// WCE: a write may complete before it is on stable storage.
     pub(crate) write_cache: bool,
-    /// D_SENSE: sense data has the descriptor format.
+    /// D_SENSE: sense data uses the descriptor format.
     pub(crate) descriptor_sense: bool,
     /// SWP: writes fail.
     pub(crate) software_write_protect: bool,
@@ -21,13 +21,13 @@ pub(crate) struct Modes {
     pub(crate) task_aborted_status: bool,
     /// UA_INTLCK_CTRL, as in the page: 0, 2 or 3.
     pub(crate) attention_interlock: u8,
-    /// QUEUE ALGORITHM MODIFIER: 0 restricted, 1 unrestricted reordering. Commands are never reordered in a way that
-    /// either forbids, so the value is only kept.
+    /// QUEUE ALGORITHM MODIFIER: 0 restricted, 1 unrestricted reordering. Commands are never reordered in a
+    /// way that either value forbids, so the value is only stored.
     pub(crate) queue_algorithm: u8,
 }
 
 impl Modes {
-    /// The default values.
+    /// Returns the default values.
     pub(crate) fn new(media: &Media, attributes: &Attributes) -> Modes {
         Modes {
             write_cache: media.write_cache || attributes.emulate_write_cache,
@@ -44,7 +44,7 @@ impl Modes {
         }
     }
 
-    /// Whether a reported unit attention is cleared.
+    /// Returns whether a unit attention is cleared when it is reported.
     pub(crate) fn clears_reported_attention(&self) -> bool {
         self.attention_interlock == 0
     }
@@ -59,7 +59,7 @@ enum Page {
     Exceptions,
 }
 
-/// Longest page.
+/// Bytes of the longest page.
 const PAGE_MAX: usize = 20;
 const ALL_PAGES: u8 = 0x3F;
 const ALL_SUBPAGES: u8 = 0xFF;
@@ -76,7 +76,7 @@ impl Page {
         }
     }
 
-    /// Bytes of the page with its header of two bytes.
+    /// Returns the bytes of the page, including its header of two bytes.
     const fn len(self) -> usize {
         match self {
             Page::Caching => 20,
@@ -84,7 +84,7 @@ impl Page {
         }
     }
 
-    /// The page with these values.
+    /// Returns the page with these values.
     fn encode(self, modes: &Modes) -> [u8; PAGE_MAX] {
         let mut page = [0; PAGE_MAX];
         (page[0], page[1]) = (self.code(), self.len() as u8 - 2);
@@ -105,7 +105,7 @@ impl Page {
         page
     }
 
-    /// A page with ones in each bit that MODE SELECT can change.
+    /// Returns the page with ones in all bits that MODE SELECT can change.
     fn changeable(self, media: &Media, attributes: &Attributes) -> [u8; PAGE_MAX] {
         let mut page = [0; PAGE_MAX];
         (page[0], page[1]) = (self.code(), self.len() as u8 - 2);
@@ -118,7 +118,7 @@ impl Page {
         page
     }
 
-    /// Takes over the values of a page in which only changeable bits differ.
+    /// Stores the values of a page in which only changeable bits differ.
     fn decode(self, page: &[u8; PAGE_MAX], modes: &mut Modes) -> Result<(), u16> {
         match self {
             Page::ErrorRecovery | Page::Exceptions => {}
@@ -138,7 +138,8 @@ impl Page {
     }
 }
 
-/// The block descriptor: the capacity in blocks, or all ones where it does not fit, and the block size.
+/// Returns the block descriptor: the capacity in blocks, or all ones if it does not fit, and the block
+/// size.
 fn block_descriptor(media: &Media, is_long: bool) -> Vec<u8> {
     if is_long {
         let mut descriptor = vec![0; 16];
@@ -152,7 +153,7 @@ fn block_descriptor(media: &Media, is_long: bool) -> Vec<u8> {
     descriptor
 }
 
-/// MODE SENSE (6) and (10): SPC-6 sections 6.14 and 6.15.
+/// Executes MODE SENSE (6) and (10): SPC-6 sections 6.14 and 6.15.
 pub(crate) fn sense(call: &Call<'_>) -> Begin {
     let is_long_command = call.cdb[0] == 0x5A;
     let allocation = if is_long_command { be16(&call.cdb, 7).into() } else { call.cdb[4].into() };
@@ -201,24 +202,25 @@ pub(crate) fn sense(call: &Call<'_>) -> Begin {
     Outcome::with_data(data, allocation).into()
 }
 
-/// MODE SELECT (6) and (10): SPC-6 sections 6.12 and 6.13. The parameter list was not received yet.
+/// Begins MODE SELECT (6) and (10): SPC-6 sections 6.12 and 6.13. The parameter list has not been received
+/// yet.
 pub(crate) fn select_begin(call: &Call<'_>) -> Begin {
     if call.cdb[1] & 0x10 == 0 {
-        // PF: pages without a standard format are not supported.
+        // PF: pages in a vendor-specific format are not supported.
         return Sense::cdb_field(1, Some(4)).into();
     }
     let len = if call.cdb[0] == 0x55 { be16(&call.cdb, 7).into() } else { u32::from(call.cdb[4]) };
     call.parameters(len)
 }
 
-/// MODE SELECT, with its parameter list. All pages are checked before any is changed.
+/// Continues MODE SELECT with its parameter list. All pages are checked before any is changed.
 pub(crate) fn select(call: &Call<'_>, list: &[u8]) -> Begin {
     match parse(call, list) {
         Ok(modes) => {
             let flushes = call.facts.modes.write_cache && !modes.write_cache;
             call.unit().set_modes(modes, call.nexus);
             if flushes {
-                // What the cache holds reaches stable storage before the initiator relies on it.
+                // Cached data must reach stable storage before the initiator relies on the change.
                 return Begin::Io(BlockIo { wanted: list.len() as u64, ..call.flush() });
             }
             Outcome::good(list.len() as u64).into()
@@ -247,7 +249,7 @@ fn parse(call: &Call<'_>, list: &[u8]) -> Result<Modes, Sense> {
     let mut at = header + descriptor_len;
     while at < list.len() {
         let pointer = at as u16;
-        // SPF: a page with a subpage code; there is none. PS is reserved here.
+        // SPF: there are no pages with a subpage code. PS is reserved here.
         if list[at] & 0xC0 != 0 {
             return Err(Sense::parameter_field(pointer, Some(if list[at] & 0x80 != 0 { 7 } else { 6 })));
         }
@@ -274,7 +276,7 @@ fn parse(call: &Call<'_>, list: &[u8]) -> Result<Modes, Sense> {
     Ok(modes)
 }
 
-/// A block descriptor must describe the medium as it is.
+/// Checks that a block descriptor describes the medium as it is.
 fn check_descriptor(media: &Media, list: &[u8], at: usize, len: usize, is_long: bool) -> Result<(), Sense> {
     if len == 0 {
         return Ok(());

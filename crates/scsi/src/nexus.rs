@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The ports of a nexus: RFC 7143 section 4.4.1.
+/// Names of the ports of a nexus: RFC 7143 section 4.4.1.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NexusName {
     /// iSCSI name of the initiator.
@@ -23,34 +23,34 @@ pub struct NexusName {
 }
 
 impl NexusName {
-    /// Name of the initiator port: `iqn.2026-11.example:host,i,0x00023d000001`.
+    /// Returns the name of the initiator port: `iqn.2026-11.example:host,i,0x00023d000001`.
     pub fn initiator_port(&self) -> String {
         let isid = self.isid.iter().fold(0_u64, |isid, byte| isid << 8 | u64::from(*byte));
         format!("{},i,0x{isid:012x}", self.initiator)
     }
 
-    /// Name of the target port: `iqn.2026-11.example:disk,t,0x0001`.
+    /// Returns the name of the target port: `iqn.2026-11.example:disk,t,0x0001`.
     pub fn target_port(&self) -> String {
         format!("{},t,0x{:04x}", self.target, self.portal_group)
     }
 }
 
-/// What the mapping of a LUN permits.
+/// Access that the mapping of a LUN permits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Reads and writes.
+    /// Reads and writes are permitted.
     ReadWrite,
-    /// Commands that write end with 07/27/00.
+    /// Only reads are permitted: commands that write end with 07/27/00.
     ReadOnly,
 }
 
-/// How a nexus ended.
+/// Kind of a nexus's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NexusLoss {
     /// The initiator logged out.
     Logout,
-    /// The session was lost, or replaced by a new one of its name. A new nexus of this name starts with the unit
-    /// attention 29/07.
+    /// The session was lost, or replaced by a new one with the same name. A new nexus with this name starts
+    /// with the unit attention 29/07.
     Loss,
 }
 
@@ -60,7 +60,7 @@ bitflags! {
     pub struct Restrictions: u32 {
         /// A unit attention is pending.
         const ATTENTION = 1;
-        /// A reservation of another nexus keeps this one from the medium.
+        /// A reservation of another nexus denies this one all access to the medium.
         const RESERVATION = 1 << 1;
         /// The nexus' target port group is not active.
         const ACCESS_STATE = 1 << 2;
@@ -70,25 +70,25 @@ bitflags! {
         const NO_MEDIUM = 1 << 4;
         /// The mapping is read-only.
         const READ_ONLY = 1 << 5;
-        /// A reservation of another nexus keeps this one from writing.
+        /// A reservation of another nexus denies this one writes.
         const RESERVED_WRITES = 1 << 6;
     }
 }
 
-/// One nexus. `Send` and `Sync`: several threads may hold it, but commands arrive on one.
+/// One nexus. It is `Send` and `Sync`: several threads may hold it, but its commands arrive on one thread.
 pub struct Nexus {
     pub(crate) unit: Arc<LogicalUnit>,
     name: NexusName,
     lun: Lun,
     access: Access,
-    /// [`Restrictions`] in force. 0: reads and writes take the fast path.
+    /// [`Restrictions`] in force. If 0, reads and writes take the fast path.
     restrictions: AtomicU32,
     attentions: Mutex<Attentions>,
     /// Advanced whenever commands of this nexus are aborted.
     epoch: AtomicU64,
-    /// PREVENT ALLOW MEDIUM REMOVAL prevents removal for this nexus.
+    /// Whether PREVENT ALLOW MEDIUM REMOVAL prevents removal for this nexus.
     pub(crate) prevents_removal: AtomicBool,
-    /// Content of the echo buffer: READ BUFFER and WRITE BUFFER. Empty: nothing was written yet.
+    /// Content of the echo buffer (READ BUFFER and WRITE BUFFER); empty before the first write.
     pub(crate) echo: Mutex<Vec<u8>>,
 }
 
@@ -117,35 +117,35 @@ impl Nexus {
         })
     }
 
-    /// The logical unit.
+    /// Returns the logical unit.
     pub fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
     }
 
-    /// The ports.
+    /// Returns the names of the ports.
     pub fn name(&self) -> &NexusName {
         &self.name
     }
 
-    /// The LUN that the session sees the unit as.
+    /// Returns the LUN under which the session accesses the unit.
     pub fn lun(&self) -> Lun {
         self.lun
     }
 
-    /// What the mapping permits.
+    /// Returns the access that the mapping permits.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Designators of the target port.
+    /// Returns the designators of the target port.
     pub fn designators(&self) -> Designators {
         let relative_port = self.name.relative_port;
         Designators { relative_port, port_group: self.unit.port_group(relative_port) }
     }
 
-    /// Number of times that commands of this nexus were aborted by others. A command that began in an earlier epoch
-    /// was aborted: it ends without a response, or with TASK ABORTED where
-    /// [`LogicalUnit::reports_aborted_tasks`] says so and another nexus aborted it.
+    /// Returns how often commands of this nexus were aborted. A command that began in an earlier epoch was
+    /// aborted: it ends without a response, or with TASK ABORTED if another nexus aborted it and
+    /// [`LogicalUnit::reports_aborted_tasks`] returns `true`.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -167,13 +167,14 @@ impl Nexus {
         self.raise(Attention::LUNS_CHANGED);
     }
 
-    /// Whether a unit attention condition is pending.
+    /// Returns whether a unit attention condition is pending.
     pub fn has_attention(&self) -> bool {
         self.is_restricted(Restrictions::ATTENTION)
     }
 
-    /// What QUERY ASYNCHRONOUS EVENT returns about pending unit attentions, which stay (SAM-6, section 7.9): UADE DEPTH
-    /// (1: one is pending, 2: several are) and sense key, additional sense code and qualifier. `None`: none is pending.
+    /// Returns the result of QUERY ASYNCHRONOUS EVENT about pending unit attentions, which stay pending
+    /// (SAM-6, section 7.9): UADE DEPTH (1: one is pending, 2: several are) and sense key, additional sense
+    /// code and qualifier. Returns `None` if none is pending.
     pub fn asynchronous_event(&self) -> Option<[u8; 3]> {
         let attentions = self.attentions();
         let first = attentions.first()?;
@@ -181,7 +182,7 @@ impl Nexus {
         Some([depth << 4 | crate::sense::Key::UnitAttention as u8, first.0, first.1])
     }
 
-    /// The pending unit attention, which is cleared if `clears`.
+    /// Returns the pending unit attention, and clears it if `clears` is set.
     pub(crate) fn take_attention(&self, clears: bool) -> Option<Attention> {
         let mut attentions = self.attentions();
         let first = attentions.first();
@@ -203,7 +204,7 @@ impl Nexus {
         self.attentions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes commands of the nexus take the slow path, or ends this reason to.
+    /// Sets or clears a reason for commands of the nexus to take the slow path.
     pub(crate) fn restrict(&self, reason: Restrictions, is_on: bool) {
         if is_on {
             self.restrictions.fetch_or(reason.bits(), Ordering::SeqCst);
@@ -212,12 +213,12 @@ impl Nexus {
         }
     }
 
-    /// Whether any of these reasons is in force.
+    /// Returns whether any of these reasons is in force.
     pub(crate) fn is_restricted(&self, reasons: Restrictions) -> bool {
         self.restrictions.load(Ordering::Acquire) & reasons.bits() != 0
     }
 
-    /// Whether a read or write has to leave the fast path.
+    /// Returns whether a read or write has to leave the fast path.
     #[inline]
     pub(crate) fn is_slow(&self, is_write: bool) -> bool {
         let for_writes = Restrictions::READ_ONLY.union(Restrictions::RESERVED_WRITES).bits();
@@ -225,7 +226,7 @@ impl Nexus {
         self.restrictions.load(Ordering::Acquire) & !ignored != 0
     }
 
-    /// Completes an outcome that leaves the crate.
+    /// Sets the sense data format of an outcome that leaves the crate.
     pub(crate) fn finish(&self, outcome: Outcome) -> Outcome {
         Outcome { descriptor_sense: self.unit.has_descriptor_sense(), ..outcome }
     }

@@ -1,8 +1,9 @@
-//! The commands of a logical unit: one table, by which CDBs are parsed and checked, and which REPORT SUPPORTED
-//! OPERATION CODES reports.
+//! The commands of a logical unit, in one table. CDBs are parsed and checked by this table, and REPORT
+//! SUPPORTED OPERATION CODES reports it.
 //!
-//! *Invariant:* a bit of a CDB that the usage map of its row leaves out is rejected, and a bit that it has is
-//! either honoured or ignored as the standard permits. So the map that initiators read is the map that is enforced.
+//! *Invariant:* a CDB bit that is not in the usage map of its row is rejected, and a bit in the map is
+//! either honoured or ignored as the standard permits. So the map that initiators read is the map that is
+//! enforced.
 
 mod report;
 mod table;
@@ -13,7 +14,7 @@ pub(crate) use table::TABLE;
 use crate::sense::Sense;
 use crate::unit::Facts;
 
-/// Longest CDB of the table.
+/// Longest CDB in the table, in bytes.
 pub(crate) const CDB_MAX: usize = 32;
 
 /// A command.
@@ -80,18 +81,18 @@ pub(crate) enum Code {
     Sanitize,
 }
 
-/// What a command does with the medium. What reservations and access states do to it: see their modules.
+/// How a command uses the medium. For reservations and access states see their modules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Medium {
-    /// It works without a medium.
+    /// The command works without a medium.
     Unused,
-    /// It needs the medium, and does not change it.
+    /// The command needs the medium, and does not change it.
     Needed,
-    /// It changes the medium.
+    /// The command changes the medium.
     Written,
 }
 
-/// When a command is supported.
+/// Condition under which a command is supported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum When {
     Always,
@@ -99,7 +100,7 @@ pub(crate) enum When {
     CompareAndWrite,
     AtomicWrite,
     Opcodes,
-    /// The target port's group has access states that the unit, or also the initiator, changes.
+    /// The target port's group has access states that the unit, or the initiator as well, can change.
     AccessStates,
     ExplicitAccessStates,
     Reservations,
@@ -131,14 +132,14 @@ impl When {
 pub(crate) struct Row {
     pub(crate) code: Code,
     pub(crate) opcode: u8,
-    /// Service action, of commands that have one.
+    /// Service action, for commands that have one.
     pub(crate) action: Option<u16>,
     pub(crate) medium: Medium,
     pub(crate) when: When,
-    /// Bits of the CDB that may be set; its length is that of the CDB. The operation code and the service action
-    /// stand for themselves.
+    /// Bits of the CDB that may be set; the length of the map is the length of the CDB. The operation code
+    /// and the service action appear with their own values.
     map: &'static [u8],
-    /// Seconds that the command nominally takes, and after which it counts as lost.
+    /// Nominal and maximum duration of the command in seconds; after the second it counts as lost.
     pub(crate) seconds: (u32, u32),
 }
 
@@ -148,22 +149,22 @@ const DPO: u8 = 0x10;
 const UNMAP: u8 = 0x08;
 
 impl Row {
-    /// Bytes of the CDB.
+    /// Returns the bytes of the CDB.
     pub(crate) fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Whether the unit supports the command.
+    /// Returns whether the unit supports the command.
     pub(crate) fn is_supported(&self, facts: &Facts) -> bool {
         self.when.holds(facts)
     }
 
-    /// Byte of the CDB with the service action, and the bits of it there.
+    /// Returns the CDB byte that contains the service action, and its mask.
     fn action_at(&self) -> Option<(usize, u8)> {
         self.action.map(|_| if self.opcode == VARIABLE { (9, 0xFF) } else { (1, 0x1F) })
     }
 
-    /// The usage map: SPC-6 section 6.36.3.
+    /// Returns the usage map: SPC-6 section 6.36.3.
     pub(crate) fn usage(&self, facts: &Facts) -> [u8; CDB_MAX] {
         let mut usage = [0; CDB_MAX];
         crate::bytes::put(&mut usage, 0, self.map);
@@ -171,7 +172,7 @@ impl Row {
         if let (Some((at, mask)), Some(action)) = (self.action_at(), self.action) {
             usage[at] = usage[at] & !mask | action as u8 & mask;
         }
-        // Flags of reads and writes.
+        // Add the flags of reads and writes.
         let flags_at = if self.code == Code::WriteSame32 { 10 } else { 1 };
         match self.code {
             Code::Read10
@@ -205,7 +206,7 @@ impl Row {
         usage
     }
 
-    /// Checks that a CDB, padded with zeroes, has no bits that the usage map leaves out.
+    /// Checks that a CDB, padded with zeroes, has no bits that are missing in the usage map.
     pub(crate) fn check(&self, cdb: &[u8; CDB_MAX], facts: &Facts) -> Result<(), Sense> {
         let usage = self.usage(facts);
         for at in 1..self.len() {
@@ -228,7 +229,8 @@ impl Row {
 /// Operation code of CDBs with a variable length: SPC-6 section 4.2.3.
 const VARIABLE: u8 = 0x7F;
 
-/// Length of CDBs by the group of their operation code: SAM-6 section 5.2. `None`: vendor specific or reserved.
+/// Returns the length of a CDB by the group of its operation code: SAM-6 section 5.2. Returns `None` for
+/// vendor specific or reserved groups.
 pub(crate) fn cdb_len(cdb: &[u8]) -> Option<usize> {
     match cdb.first()? {
         &VARIABLE => Some(usize::from(*cdb.get(7)?) + 8),
@@ -240,7 +242,7 @@ pub(crate) fn cdb_len(cdb: &[u8]) -> Option<usize> {
     }
 }
 
-/// Why a CDB has no row.
+/// Finds the row of a CDB. Error: the operation code or its service action is not supported.
 pub(crate) fn find(cdb: &[u8; CDB_MAX], facts: &Facts) -> Result<&'static Row, Sense> {
     let mut has_opcode = false;
     for row in TABLE.iter().filter(|row| row.opcode == cdb[0] && row.is_supported(facts)) {
@@ -255,14 +257,14 @@ pub(crate) fn find(cdb: &[u8; CDB_MAX], facts: &Facts) -> Result<&'static Row, S
         }
     }
     match has_opcode {
-        // The service action is a field of the CDB.
+        // The error points to the service action, which is a field of the CDB.
         true if cdb[0] == VARIABLE => Err(Sense::cdb_field(8, None)),
         true => Err(Sense::cdb_field(1, Some(4))),
         false => Err(Sense::INVALID_OPCODE),
     }
 }
 
-/// Whether the unit supports an operation code with a service action.
+/// Returns whether the unit supports an operation code with a service action.
 pub(crate) fn is_supported(opcode: u8, action: Option<u16>, facts: &Facts) -> bool {
     TABLE.iter().any(|row| row.opcode == opcode && row.action == action && row.is_supported(facts))
 }

@@ -1,4 +1,4 @@
-//! How a command ends: SAM-6 section 5.3.
+//! Results of commands: SAM-6 section 5.3.
 
 use crate::Sense;
 
@@ -6,51 +6,52 @@ use crate::Sense;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum ScsiStatus {
-    /// Success.
+    /// The command succeeded.
     Good = 0x00,
-    /// The sense data describes what happened.
+    /// The sense data describes an error or event.
     CheckCondition = 0x02,
-    /// PRE-FETCH: everything fits into the cache.
+    /// PRE-FETCH: all blocks fit into the cache.
     ConditionMet = 0x04,
-    /// The logical unit is busy; the initiator retries.
+    /// The logical unit is busy; the initiator should retry.
     Busy = 0x08,
     /// Another nexus holds a reservation.
     ReservationConflict = 0x18,
-    /// No space in the task set; the initiator retries.
+    /// The task set is full; the initiator should retry.
     TaskSetFull = 0x28,
     /// Another nexus aborted the command, and the control mode page has TAS set.
     TaskAborted = 0x40,
 }
 
-/// Difference between the bytes that a command wanted to move and those that the initiator expected.
+/// Difference between the bytes that a command would move and those that the initiator expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residual {
-    /// Both agree.
+    /// The lengths agree.
     None,
-    /// The initiator expected this many bytes more.
+    /// The initiator expected this many bytes more than the command would move.
     Underflow(u32),
-    /// The command wanted to move this many bytes more.
+    /// The command would move this many bytes more than the initiator expected.
     Overflow(u32),
 }
 
-/// The end of a command.
+/// The result of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// Status.
     pub status: ScsiStatus,
     /// Sense data; [`Sense::NONE`] unless the status is CHECK CONDITION.
     pub sense: Sense,
-    /// Sense data goes out in the descriptor format (the control mode page has D_SENSE set).
+    /// Whether sense data is sent in the descriptor format (D_SENSE in the control mode page).
     pub descriptor_sense: bool,
-    /// Data-in of a command without block reads, cut to its allocation length. Empty (and not allocated) for
-    /// all others. The transport also cuts it to the length that the initiator expects.
+    /// Data-in of a command without block reads, truncated to its allocation length. Empty (and not
+    /// allocated) for all other commands. The transport also truncates it to the length that the initiator
+    /// expects.
     pub data: Vec<u8>,
-    /// Bytes that the command moved or wanted to move, in the direction of its data, by its CDB.
+    /// Bytes that the command moved or would move, in its data direction, according to its CDB.
     pub wanted: u64,
 }
 
 impl Outcome {
-    /// Success without data-in. `wanted`: bytes of data-out that the CDB asks for.
+    /// Creates a success without data-in. `wanted`: bytes of data-out that the CDB requests.
     pub fn good(wanted: u64) -> Outcome {
         Outcome {
             status: ScsiStatus::Good,
@@ -61,24 +62,25 @@ impl Outcome {
         }
     }
 
-    /// Success with data-in, which is cut to the allocation length.
+    /// Creates a success with data-in, which is truncated to the allocation length.
     pub fn with_data(mut data: Vec<u8>, allocation: u32) -> Outcome {
         data.truncate(allocation as usize);
         let wanted = data.len() as u64;
         Outcome { data, ..Outcome::good(wanted) }
     }
 
-    /// CHECK CONDITION. The format of the sense data is set when the outcome leaves the crate.
+    /// Creates a CHECK CONDITION. The format of the sense data is set when the outcome leaves the crate.
     pub fn check(sense: Sense) -> Outcome {
         Outcome { status: ScsiStatus::CheckCondition, sense, ..Outcome::good(0) }
     }
 
-    /// A status without sense data.
+    /// Creates an outcome with a status and without sense data.
     pub fn status(status: ScsiStatus) -> Outcome {
         Outcome { status, ..Outcome::good(0) }
     }
 
-    /// The residual of a command of which the initiator expects `expected` bytes: RFC 7143 section 11.4.5.
+    /// Returns the residual of a command, if the initiator expects `expected` bytes: RFC 7143 section
+    /// 11.4.5.
     pub fn residual(&self, expected: u32) -> Residual {
         let cut = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         match u64::from(expected) {

@@ -1,45 +1,46 @@
-//! Commands of several block requests: state machines that ask for memory and requests, and never do them.
+//! Commands that consist of several block requests: state machines that request memory and I/O, but never
+//! perform I/O.
 //!
-//! The transport gets the data-out and the scratch memory that [`Program::needs`] names, then calls
-//! [`Program::step`] without a completion. From then on:
-//! - [`Step::Submit`]: it starts the request and calls `step` again, without a completion. So a program has up
+//! The transport provides the data-out and the scratch memory that [`Program::needs`] specifies, then calls
+//! [`Program::step`] without a completion. After that it acts on each returned step:
+//! - [`Step::Submit`]: starts the request and calls `step` again, without a completion. So a program has up
 //!   to [`PARALLEL_MAX`] requests in flight.
-//! - [`Step::Wait`]: it calls `step` when the next request completes, with its [`Completed`].
-//! - [`Step::Respond`]: it sends this outcome to the initiator now, and calls `step` again, without a completion. The
-//!   outcome of the end is dropped then.
-//! - [`Step::Finished`]: the command has ended. No request is in flight then.
+//! - [`Step::Wait`]: calls `step` when the next request completes, with its [`Completed`].
+//! - [`Step::Respond`]: sends this outcome to the initiator now, and calls `step` again, without a
+//!   completion. The final outcome is then dropped.
+//! - [`Step::Finished`]: ends the command. No request is in flight then.
 //!
-//! A program whose [`Program::survives_abort`] is true is stepped until its end even after its command was aborted, its
-//! session ended, or the unit was reset; only its outcome is dropped.
+//! A program whose [`Program::survives_abort`] returns `true` is stepped until its end even after its
+//! command was aborted, its session ended, or the unit was reset; only its outcome is dropped.
 
 use crate::{Nexus, Outcome};
 use block::{Flags, Op, Status};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most requests that a program has in flight.
+/// Maximum number of a program's requests in flight.
 pub const PARALLEL_MAX: usize = 8;
 
-/// What a program needs before its first step.
+/// Requirements of a program before its first step.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Needs {
-    /// Bytes of data-out, all of which must have arrived; at most what the initiator announced.
+    /// Bytes of data-out, all of which must have arrived; at most as many as the initiator announced.
     pub data_out: u32,
-    /// Bytes of scratch memory. Its content does not matter.
+    /// Bytes of scratch memory, with arbitrary content.
     pub scratch: u32,
-    /// Bytes of the device that the program must hold exclusively from its first step to its end: no other
-    /// request writes them meanwhile, through whatever export (the device's range lock,
+    /// Range of the device, in bytes, that the program must hold exclusively from its first step to its
+    /// end: no other request writes there during that time, through any export (the device's range lock,
     /// [ADR 27](../../../docs/adr/0027-sub-block-writes.md)).
     pub exclusive: Option<Range<u64>>,
 }
 
-/// Which unit a request goes to.
+/// Unit that a request is sent to.
 #[derive(Clone, Debug, Default)]
 pub enum Target {
     /// The unit of the command.
     #[default]
     Own,
-    /// Another unit: EXTENDED COPY.
+    /// Another unit, for EXTENDED COPY.
     Other(Arc<Nexus>),
 }
 
@@ -57,28 +58,29 @@ pub enum Buffer {
 /// A block request of a program.
 #[derive(Clone, Debug)]
 pub struct ProgramIo {
-    /// Number that its completion is reported with; below [`PARALLEL_MAX`], and no other request in flight has it.
+    /// Number that its completion is reported with; below [`PARALLEL_MAX`], and unique among the requests
+    /// in flight.
     pub slot: u8,
-    /// The unit.
+    /// The unit to send the request to.
     pub unit: Target,
     /// Operation.
     pub op: Op,
     /// Offset in bytes.
     pub offset: u64,
-    /// Length in bytes; that of the buffer for reads and writes. 0 only for flushes.
+    /// Length in bytes; for reads and writes the length of the buffer. 0 only for flushes.
     pub len: u64,
     /// Modifiers.
     pub flags: Flags,
-    /// Memory.
+    /// Memory of the request.
     pub buffer: Buffer,
 }
 
-/// A request that completed.
+/// A completed request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completed {
-    /// Its number.
+    /// Number of the request.
     pub slot: u8,
-    /// Its status.
+    /// Status of the request.
     pub status: Status,
 }
 
@@ -91,34 +93,35 @@ pub struct ProgramMemory<'a> {
     pub scratch: &'a mut [u8],
 }
 
-/// What a program does next.
+/// Next action for the transport.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Start this request, and call again.
+    /// Start this request, and call `step` again.
     Submit(ProgramIo),
-    /// Call again when a request completes. At least one is in flight.
+    /// Call `step` again when a request completes. At least one is in flight.
     Wait,
-    /// Send this outcome now, and call again. The command has ended for the initiator; the operation continues.
+    /// Send this outcome now, and call `step` again. The command has ended for the initiator; the operation
+    /// continues.
     Respond(Outcome),
-    /// The command ended.
+    /// The command has ended.
     Finished(Outcome),
 }
 
-/// The steps of a kind of program.
+/// State machine of a kind of program.
 pub trait Steps: Send {
-    /// What the program needs before its first step.
+    /// Returns the requirements of the program before its first step.
     fn needs(&self) -> Needs;
 
-    /// The operation continues without its command and its session: SANITIZE.
+    /// Returns whether the operation continues without its command and its session, as SANITIZE does.
     fn survives_abort(&self) -> bool {
         false
     }
 
-    /// The next step, after a completion if there is one.
+    /// Returns the next step, after a completion if one is given.
     fn step(&mut self, completed: Option<Completed>, memory: &mut ProgramMemory<'_>) -> Step;
 }
 
-/// A command of several block requests.
+/// A command that consists of several block requests.
 pub struct Program {
     nexus: Arc<Nexus>,
     steps: Box<dyn Steps>,
@@ -131,22 +134,23 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
-    /// Creates a program of a command of this nexus.
+    /// Creates a program for a command of this nexus.
     pub fn new(nexus: &Arc<Nexus>, steps: impl Steps + 'static) -> Box<Program> {
         Box::new(Program { nexus: nexus.clone(), steps: Box::new(steps) })
     }
 
-    /// What the program needs before its first step.
+    /// Returns the requirements of the program before its first step.
     pub fn needs(&self) -> Needs {
         self.steps.needs()
     }
 
-    /// The program is stepped until its end, whatever happens to its command and its session.
+    /// Returns whether the program must be stepped until its end, even after its command or session has
+    /// ended.
     pub fn survives_abort(&self) -> bool {
         self.steps.survives_abort()
     }
 
-    /// The next step.
+    /// Returns the next step.
     pub fn step(&mut self, completed: Option<Completed>, memory: &mut ProgramMemory<'_>) -> Step {
         match self.steps.step(completed, memory) {
             Step::Finished(outcome) => Step::Finished(self.nexus.finish(outcome)),

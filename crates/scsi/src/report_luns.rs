@@ -7,10 +7,10 @@ use crate::dispatch::Call;
 use crate::sense::Sense;
 use crate::{Begin, Command, Lun, Outcome};
 
-/// Least allocation length: SPC-6 section 6.34.
+/// Smallest valid allocation length, in bytes: SPC-6 section 6.34.
 const ALLOCATION_MIN: u32 = 16;
 
-/// REPORT LUNS of a session.
+/// Executes REPORT LUNS of a session.
 pub(crate) fn report(call: &Call<'_>) -> Begin {
     let outcome = luns(call.session, call.cdb[2], be32(&call.cdb, 6));
     if outcome.sense == Sense::NONE {
@@ -29,7 +29,7 @@ fn luns(session: &dyn Session, select: u8, allocation: u32) -> Outcome {
         0x00 | 0x11 => (all, &[]),
         0x01 => (&[], &well_known),
         0x02 => (all, &well_known),
-        // Administrative and subsidiary units: there are none.
+        // Administrative and subsidiary units do not exist.
         0x10 | 0x12 => (&[], &[]),
         _ => return Sense::cdb_field(2, None).into(),
     };
@@ -40,7 +40,8 @@ fn luns(session: &dyn Session, select: u8, allocation: u32) -> Outcome {
     Outcome::with_data(data, allocation)
 }
 
-/// Ends a command to a LUN that does not exist, or to the well-known logical unit REPORT LUNS if `lun` is that one.
+/// Ends a command to a LUN that does not exist, or to the well-known logical unit REPORT LUNS if `lun` is
+/// that unit.
 pub fn no_unit(lun: Lun, command: &Command<'_>, session: &dyn Session) -> Outcome {
     let cdb = command.cdb;
     let is_well_known = lun == Lun::REPORT_LUNS;
@@ -50,7 +51,7 @@ pub fn no_unit(lun: Lun, command: &Command<'_>, session: &dyn Session) -> Outcom
             if crate::bytes::be8(cdb, 1) != 0 || crate::bytes::be8(cdb, 2) != 0 {
                 return Sense::cdb_field(1, Some(0)).into();
             }
-            // Qualifier 3, type 1Fh: no unit can be here. Type 1Eh: a well-known logical unit.
+            // 7Fh is qualifier 3, type 1Fh: no unit can exist here. Type 1Eh is a well-known logical unit.
             let mut data = vec![0; 36];
             data[0] = if is_well_known { 0x1E } else { 0x7F };
             [data[2], data[3], data[4]] = [0x06, 0x02, 31];

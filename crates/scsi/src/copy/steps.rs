@@ -8,7 +8,7 @@ use crate::{Nexus, Outcome, Sense};
 use block::{Flags, Op, Status};
 use std::sync::Arc;
 
-/// Chunks in flight.
+/// Maximum number of chunks in flight.
 const SLOTS: usize = 2;
 
 /// Ranges of a segment, in bytes.
@@ -21,11 +21,11 @@ struct Range {
     /// Offset in the destination.
     to: u64,
     len: u64,
-    /// Bytes of which the copy has begun.
+    /// Bytes whose copy has begun.
     begun: u64,
-    /// Chunks are copied from the end: the destination overlaps the source from above.
+    /// Whether chunks are copied from the end, because the destination overlaps the source from above.
     is_backward: bool,
-    /// Chunks in flight: one, if the ranges overlap.
+    /// Maximum number of chunks in flight: one if the ranges overlap.
     slots: usize,
 }
 
@@ -35,11 +35,11 @@ struct Chunk {
     /// Offset in the range.
     at: u64,
     len: u32,
-    /// Its data was read and is being written.
+    /// Whether its data was read and is being written.
     is_written: bool,
 }
 
-/// EXTENDED COPY.
+/// State of an EXTENDED COPY.
 pub(super) struct Copy {
     nexus: Arc<Nexus>,
     segments: Vec<Segment>,
@@ -69,7 +69,7 @@ impl Copy {
         Copy { nexus, segments, parties, progress, may, wanted, next: 0, range, chunks, failure }
     }
 
-    /// The unit with this CSCD descriptor id.
+    /// Returns the unit with this CSCD descriptor id.
     fn party(&self, id: u16) -> Result<(Target, &Arc<Nexus>), Sense> {
         match self.parties.get(usize::from(id)) {
             Some(Party::Own) => Ok((Target::Own, &self.nexus)),
@@ -129,7 +129,7 @@ impl Copy {
             self.progress.add(begun.len.into());
             return None;
         }
-        // After a failure nothing new is written.
+        // After a failure, no further data is written.
         let range = self.range.as_ref().filter(|_| self.failure.is_none())?;
         *chunk = Some(Chunk { is_written: true, ..begun });
         Some(request(slot, range.destination.clone(), Op::Write, range.to + begun.at, begun.len))
@@ -137,7 +137,7 @@ impl Copy {
 
     fn end(&mut self, failure: Option<Sense>) -> Step {
         let outcome = match failure {
-            // The COMMAND-SPECIFIC INFORMATION is the number of segments that were processed: SPC-6 section 6.4.6.
+            // The COMMAND-SPECIFIC INFORMATION is the number of processed segments: SPC-6 section 6.4.6.
             Some(sense) => {
                 Outcome::check(Sense { command: Some(self.next.saturating_sub(1) as u64), ..sense })
             }
@@ -149,7 +149,7 @@ impl Copy {
 }
 
 impl Drop for Copy {
-    /// Ends the result of a copy that was aborted.
+    /// Records the result of a copy that was aborted.
     fn drop(&mut self) {
         self.progress.abandon();
     }
@@ -185,7 +185,7 @@ impl Steps for Copy {
             if self.range.take().is_some() {
                 self.progress.end_segment();
             }
-            // The segment is done, so begin the next one.
+            // The segment is complete: begin the next one.
             let Some(segment) = self.segments.get(self.next).copied() else { return self.end(None) };
             self.next += 1;
             match self.range(&segment) {

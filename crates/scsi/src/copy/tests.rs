@@ -60,8 +60,8 @@ fn list(cscds: &[[u8; 32]], segments: &[[u8; 28]]) -> Vec<u8> {
     list
 }
 
-/// Carries out a program against disks in memory. Requests complete in the order that `newest_first` says. Returns the
-/// outcome, and the most requests that were in flight.
+/// Executes a program on in-memory disks. `newest_first` selects the order in which requests complete.
+/// Returns the outcome, and the largest number of requests in flight.
 fn run(disks: &mut [Disk], begin: Begin, newest_first: bool, fails: Option<usize>) -> (Outcome, usize) {
     let mut program = match begin {
         Begin::Program(program) => program,

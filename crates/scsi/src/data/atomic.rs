@@ -1,5 +1,5 @@
-//! COMPARE AND WRITE and ORWRITE: SBC-4 sections 5.3 and 5.14. Both read, then write, and hold the range exclusively
-//! meanwhile.
+//! COMPARE AND WRITE and ORWRITE: SBC-4 sections 5.3 and 5.14. Both read, then write, and hold the range
+//! exclusively during that time.
 
 use super::range::{Blocks, check_data_out, failed};
 use super::verify::first_difference;
@@ -9,20 +9,20 @@ use crate::sense::Sense;
 use crate::{Begin, Outcome};
 use block::{Flags, Op};
 
-/// Most bytes that ORWRITE reads at once.
+/// Maximum number of bytes that ORWRITE reads at once.
 const CHUNK: u32 = 1 << 20;
 const FUA: u8 = 0x08;
 
-/// What is done with the blocks that were read.
+/// Use of the blocks that were read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// If they are the first half of the data-out, the second half is written.
+    /// Compare them with the first half of the data-out; if they are equal, write the second half.
     CompareAndWrite,
-    /// The data-out is added to them by OR.
+    /// Combine them with the data-out by OR, and write the result.
     Or,
 }
 
-/// COMPARE AND WRITE, of as many blocks as VPD page B0h says (LIO-12: LIO has one).
+/// Begins COMPARE AND WRITE, of at most as many blocks as VPD page B0h reports (LIO-12: LIO has one).
 pub(crate) fn compare_and_write(call: &Call<'_>) -> Begin {
     let blocks = Blocks::of(&call.cdb);
     if blocks.count > call.facts.compare_and_write_max().into() {
@@ -31,7 +31,7 @@ pub(crate) fn compare_and_write(call: &Call<'_>) -> Begin {
     program(call, blocks, Kind::CompareAndWrite).unwrap_or_else(Begin::from)
 }
 
-/// ORWRITE (16).
+/// Begins ORWRITE (16).
 pub(crate) fn or_write(call: &Call<'_>) -> Begin {
     program(call, Blocks::of(&call.cdb), Kind::Or).unwrap_or_else(Begin::from)
 }
@@ -78,13 +78,14 @@ struct ReadThenWrite {
     done: u32,
     shift: u32,
     flags: Flags,
-    /// A flush follows the last write.
+    /// Whether a flush follows the last write.
     flushes: bool,
     phase: Phase,
 }
 
 impl ReadThenWrite {
-    /// Bytes to read and write next. COMPARE AND WRITE does all at once: it writes nothing before all is compared.
+    /// Returns how many bytes to read and write next. COMPARE AND WRITE processes all bytes at once,
+    /// because it must write nothing before all of them are compared.
     fn chunk(&self) -> u32 {
         match self.kind {
             Kind::CompareAndWrite => self.len,
@@ -98,7 +99,7 @@ impl ReadThenWrite {
         ProgramIo { slot: 0, unit: Target::Own, op, offset, len: self.chunk().into(), flags, buffer }
     }
 
-    /// Decides what to write after the blocks were read.
+    /// Decides what to write, after the blocks have been read.
     fn modify(&self, memory: &mut ProgramMemory<'_>) -> Result<Buffer, Outcome> {
         let chunk = self.chunk();
         let read = memory.scratch.get_mut(..chunk as usize).unwrap_or_default();

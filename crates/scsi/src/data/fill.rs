@@ -1,4 +1,5 @@
-//! WRITE SAME and UNMAP: SBC-4 sections 5.35 and 5.52 to 5.54. Both fill ranges, several requests at a time.
+//! WRITE SAME and UNMAP: SBC-4 sections 5.35 and 5.52 to 5.54. Both fill ranges, with several requests in
+//! flight.
 
 use super::range::{Blocks, check_data_out, failed};
 use crate::bytes::{be16, be32, be64};
@@ -12,20 +13,20 @@ use block::{Flags, Op, Status};
 const CHUNK: u64 = 1 << 20;
 /// Bytes of one discard or write-zeroes request.
 const CHUNK_WITHOUT_DATA: u64 = 1 << 30;
-/// Requests in flight.
+/// Maximum number of requests in flight.
 const PARALLEL: usize = 4;
 /// Bits of WRITE SAME.
 const NDOB: u8 = 0x01;
 const UNMAP: u8 = 0x08;
 
-/// How the ranges are filled.
+/// Method of filling the ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// Deallocate; what the ranges read as does not matter.
+    /// Deallocate the ranges; their content afterwards is unspecified.
     Discard,
-    /// They read as zeroes, and may be deallocated.
+    /// Make the ranges read as zeroes; they may be deallocated.
     Unmap,
-    /// They read as zeroes, and stay allocated.
+    /// Make the ranges read as zeroes, and keep them allocated.
     Zero,
     /// Write the pattern: the block of data-out, or zeroes.
     Pattern,
@@ -37,8 +38,9 @@ impl Way {
     }
 }
 
-/// WRITE SAME (10), (16) and (32). LIO-14: PBDATA, LBDATA and ANCHOR are no valid bits, and a length of 0 is refused
-/// (WSNZ), so that a field left out does not overwrite the rest of the medium. NDOB is supported.
+/// Begins WRITE SAME (10), (16) and (32). LIO-14: PBDATA, LBDATA and ANCHOR are not valid bits, and a
+/// length of 0 is refused (WSNZ), so that an omitted field does not overwrite the rest of the medium. NDOB
+/// is supported.
 pub(crate) fn write_same(call: &Call<'_>) -> Begin {
     write_same_program(call).unwrap_or_else(Begin::from)
 }
@@ -59,24 +61,25 @@ fn write_same_program(call: &Call<'_>) -> Result<Begin, Outcome> {
     let data_out = if has_ndob { 0 } else { media.block_size };
     check_data_out(call, data_out.into())?;
     let start = blocks.offset(media);
-    // Blocks read as the pattern afterwards, deallocated or not. It is known only when it arrived: see `Fill::choose`.
+    // The blocks must read as the pattern afterwards, deallocated or not. It is not known before it has
+    // arrived: see `Fill::choose`.
     let way = if flags & UNMAP != 0 { Way::Unmap } else { Way::Zero };
     let fill = Fill::new(call, way, vec![(start, blocks.len(media))], data_out);
     Ok(Begin::Program(Program::new(call.nexus, fill)))
 }
 
-/// UNMAP. The parameter list was not received yet.
+/// Begins UNMAP, whose parameter list has not been received yet.
 pub(crate) fn unmap_begin(call: &Call<'_>) -> Begin {
     let len = be16(&call.cdb, 7);
     match len {
         0 => Outcome::good(0).into(),
-        // LIO-13.
+        // LIO-13: a list shorter than its header is an error.
         1..8 => Sense::PARAMETER_LIST_LENGTH.into(),
         len => call.parameters(len.into()),
     }
 }
 
-/// UNMAP, with its parameter list.
+/// Continues UNMAP with its parameter list.
 pub(crate) fn unmap(call: &Call<'_>, list: &[u8]) -> Begin {
     match unmap_ranges(call, list) {
         Ok(ranges) if ranges.is_empty() => Outcome::good(list.len() as u64).into(),
@@ -97,7 +100,7 @@ fn unmap_ranges(call: &Call<'_>, list: &[u8]) -> Result<Vec<(u64, u64)>, Sense> 
     if list.len() < HEADER {
         return Err(Sense::PARAMETER_LIST_LENGTH);
     }
-    // A list that the parameter list length cuts short counts as far as it goes, in whole descriptors.
+    // Of a list that is truncated by the parameter list length, all complete descriptors count.
     let len = usize::from(be16(list, 2)).min(list.len() - HEADER);
     let descriptors = list[HEADER..HEADER + len].chunks_exact(DESCRIPTOR);
     if descriptors.len() > attributes.max_unmap_block_desc_count as usize {
@@ -121,26 +124,27 @@ fn unmap_ranges(call: &Call<'_>, list: &[u8]) -> Result<Vec<(u64, u64)>, Sense> 
     Ok(ranges)
 }
 
-/// Fills ranges.
+/// Program that fills ranges.
 struct Fill {
     way: Way,
-    /// Ranges left, as offset and length in bytes; the last one first.
+    /// Remaining ranges, as offset and length in bytes; the last element is next.
     ranges: Vec<(u64, u64)>,
-    /// Ranges of requests in flight.
+    /// Range of each slot's request in flight.
     slots: [Option<(u64, u64)>; PARALLEL],
-    /// The way of each slot's request.
+    /// Method of each slot's request.
     ways: [Way; PARALLEL],
-    /// Bytes of data-out: one block, or 0.
+    /// Bytes of data-out: one block, or 0 without data-out.
     data_out: u32,
     /// Bytes of scratch memory for the pattern.
     scratch: u32,
-    /// The pattern is in the scratch memory.
+    /// Whether the pattern is in the scratch memory.
     is_prepared: bool,
     started: bool,
-    /// UNMAP that promises nothing: a device that refuses to deallocate did all that it had to.
+    /// Whether the ranges may stay allocated: UNMAP without a promised content succeeds even if the device
+    /// refuses to deallocate.
     may_stay: bool,
     can_zero: bool,
-    /// Discarded ranges read as zeroes.
+    /// Whether discarded ranges read as zeroes.
     discard_zeroes: bool,
     flags: Flags,
     shift: u32,
@@ -162,7 +166,7 @@ impl Fill {
             slots: [None; PARALLEL],
             ways: [way; PARALLEL],
             data_out,
-            // Discards that promise nothing never fall back to writing.
+            // Discards without a promised content never fall back to writing.
             scratch: if way == Way::Discard { 0 } else { longest as u32 },
             is_prepared: false,
             started: false,
@@ -176,7 +180,7 @@ impl Fill {
         }
     }
 
-    /// Decides how to fill, now that the pattern is known.
+    /// Chooses the method, now that the pattern is known.
     fn choose(&mut self, memory: &ProgramMemory<'_>) {
         let is_zero = memory.data_out.iter().take(self.data_out as usize).all(|byte| *byte == 0);
         self.way = match self.way {
@@ -203,7 +207,7 @@ impl Fill {
         match status {
             Status::Ok => {}
             Status::NotSupported if self.may_stay => {}
-            // The device found out that it cannot: the range is written instead.
+            // The device reported that it cannot do this: write the range instead.
             Status::NotSupported if self.ways[slot] != Way::Pattern => {
                 self.way = Way::Pattern;
                 self.ranges.push((offset, len));
@@ -214,7 +218,7 @@ impl Fill {
         }
     }
 
-    /// The next request.
+    /// Returns the next request.
     fn next(&mut self, slot: usize) -> Option<ProgramIo> {
         let (offset, len) = self.ranges.pop()?;
         let now = len.min(self.way.chunk());

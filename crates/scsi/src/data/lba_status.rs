@@ -7,9 +7,9 @@ use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory
 use crate::{Begin, Can, Outcome};
 use block::{Extent, Flags, Op, Status};
 
-/// Most records that are asked for at once.
+/// Maximum number of records to query at once.
 const RECORDS: u32 = 256;
-/// Least allocation length.
+/// Smallest valid allocation length, in bytes.
 const ALLOCATION_MIN: u32 = 24;
 const HEADER: usize = 8;
 const DESCRIPTOR: usize = 16;
@@ -18,7 +18,7 @@ const DESCRIPTOR: usize = 16;
 const MAPPED: u8 = 0;
 const DEALLOCATED: u8 = 1;
 
-/// GET LBA STATUS (16).
+/// Begins GET LBA STATUS (16).
 pub(crate) fn lba_status(call: &Call<'_>) -> Begin {
     let media = &call.facts.media;
     let blocks = Blocks { count: 1, ..Blocks::of(&call.cdb) };
@@ -54,11 +54,12 @@ struct LbaStatus {
 impl LbaStatus {
     fn records(&self) -> u32 {
         let fit = (self.allocation as usize - HEADER) / DESCRIPTOR;
-        // Extents that are no whole blocks are merged, so a few more records than descriptors are asked for.
+        // Extents that are not whole blocks are merged, so a few more records than descriptors are queried.
         u32::try_from(fit).unwrap_or(RECORDS).saturating_mul(2).clamp(2, RECORDS)
     }
 
-    /// The parameter data for these extents, which start at the LBA. A block is deallocated if all of it is a hole.
+    /// Returns the parameter data for these extents, which start at the LBA. A block is deallocated only if
+    /// all of it is a hole.
     fn report(&self, extents: &[Extent]) -> Outcome {
         let mut runs: Vec<(u64, u64, u8)> = Vec::new();
         let mut add = |from: u64, to: u64, status: u8| match runs.last_mut() {
@@ -68,7 +69,7 @@ impl LbaStatus {
         };
         let mut at = self.lba << self.shift;
         let mut reported = self.lba;
-        // A block can be a part of several extents: those that follow each other count as one.
+        // A block can span several extents: adjacent extents with the same status count as one.
         for run in extents.chunk_by(|one, next| one.hole == next.hole) {
             let end = run.iter().fold(at, |end, extent| end.saturating_add(extent.len.0));
             if run[0].hole {
@@ -80,7 +81,8 @@ impl LbaStatus {
             }
             at = end;
         }
-        // Blocks that the last extent ends within are left to the next command, unless nothing was reported yet.
+        // A block within which the last extent ends is left to the next command, unless nothing was
+        // reported yet.
         let known = if extents.is_empty() { self.end } else { (at >> self.shift).min(self.end) };
         add(reported, known, MAPPED);
         if runs.is_empty() {
@@ -96,7 +98,7 @@ impl LbaStatus {
                 break;
             }
             data.extend_from_slice(&descriptor);
-            // The next descriptor has to continue where this one ends.
+            // The next descriptor has to start where this one ends.
             if to - from > u32::MAX.into() {
                 break;
             }
@@ -150,7 +152,8 @@ mod tests {
     const BLOCKS: u64 = 64;
 
     proptest! {
-        /// Descriptors follow each other from the LBA on, and a block is deallocated if all of it is a hole.
+        /// Descriptors are contiguous from the LBA on, and a block is deallocated only if all of it is a
+        /// hole.
         #[test]
         fn blocks_are_deallocated_if_all_of_them_is_a_hole(
             lba in 0..BLOCKS,

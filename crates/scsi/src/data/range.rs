@@ -1,4 +1,4 @@
-//! LBA and length in CDBs, and checks of them.
+//! LBA and length fields of CDBs, and checks of them.
 
 use crate::bytes::{be8, be16, be24, be32, be64};
 use crate::dispatch::Call;
@@ -6,7 +6,7 @@ use crate::sense::Sense;
 use crate::{Media, Outcome, ScsiStatus, sense};
 use block::Status;
 
-/// A range of blocks, and the byte of the CDB with its length.
+/// A range of blocks, and the index of the CDB byte with its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Blocks {
     pub(super) lba: u64,
@@ -15,7 +15,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Decodes the range of a CDB by the length of CDBs of its group.
+    /// Decodes the range in a CDB; the opcode's group determines the layout.
     pub(super) fn of(cdb: &[u8]) -> Blocks {
         let (lba, count, count_at) = match be8(cdb, 0) {
             0x7F => (be64(cdb, 12), be32(cdb, 28).into(), 28),
@@ -44,7 +44,7 @@ impl Blocks {
         }
     }
 
-    /// Checks the range, and that the command may transfer so much (MAXIMUM TRANSFER LENGTH).
+    /// Checks the range, and that the command may transfer this much (MAXIMUM TRANSFER LENGTH).
     pub(super) fn check_transfer(&self, media: &Media) -> Result<(), Sense> {
         self.check(media)?;
         match self.count <= media.blocks_of(media.transfer_max).into() {
@@ -53,12 +53,12 @@ impl Blocks {
         }
     }
 
-    /// 05/24/00 with a pointer to the length.
+    /// Returns 05/24/00 with a pointer to the length.
     pub(super) fn too_long(&self) -> Sense {
         Sense::cdb_field(self.count_at, None)
     }
 
-    /// Replaces a length of 0 by the rest of the medium.
+    /// Replaces a length of 0 with the rest of the medium.
     pub(super) fn or_rest(self, media: &Media) -> Blocks {
         match self.count {
             0 => Blocks { count: media.blocks.saturating_sub(self.lba), ..self },
@@ -66,19 +66,19 @@ impl Blocks {
         }
     }
 
-    /// Offset in bytes, after [`check`](Blocks::check).
+    /// Returns the offset in bytes; valid after [`check`](Blocks::check).
     pub(super) fn offset(&self, media: &Media) -> u64 {
         self.lba << media.block_shift()
     }
 
-    /// Length in bytes, after [`check`](Blocks::check).
+    /// Returns the length in bytes; valid after [`check`](Blocks::check).
     pub(super) fn len(&self, media: &Media) -> u64 {
         self.count << media.block_shift()
     }
 }
 
-/// Checks that the initiator sends as much as the CDB asks for. Commands that write all or nothing accept no other
-/// length.
+/// Checks that the initiator sends as many bytes as the CDB requests. Commands that write all or nothing
+/// accept no other length.
 pub(super) fn check_data_out(call: &Call<'_>, wanted: u64) -> Result<(), Outcome> {
     match u64::from(call.command.data_out) == wanted {
         true => Ok(()),
@@ -86,7 +86,7 @@ pub(super) fn check_data_out(call: &Call<'_>, wanted: u64) -> Result<(), Outcome
     }
 }
 
-/// The end of a command whose block request failed. `offset`: of the request, in bytes.
+/// Returns the outcome of a command whose block request failed. `offset` is the request's, in bytes.
 pub(super) fn failed(status: Status, offset: u64, shift: u32, is_write: bool) -> Outcome {
     match status {
         Status::ReservationConflict => Outcome::status(ScsiStatus::ReservationConflict),

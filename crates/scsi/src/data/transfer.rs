@@ -1,4 +1,4 @@
-//! READ, WRITE, PRE-FETCH, SYNCHRONIZE CACHE and SEEK: commands of a single block request.
+//! READ, WRITE, PRE-FETCH, SYNCHRONIZE CACHE and SEEK: commands that consist of a single block request.
 
 use super::range::Blocks;
 use crate::bytes::{be8, be16, be24, be32, be64};
@@ -11,13 +11,14 @@ use crate::unit::FastFacts;
 use crate::{Begin, Outcome};
 use block::{Flags, Op};
 
-/// FUA, and with DPO the flags of reads and writes.
+/// FUA, and the mask of FUA and DPO: flags of reads and writes.
 const FUA: u8 = 0x08;
 const FLAGS: u8 = 0x18;
 
-/// The block request of a plain read or write. `None`: something is restricted, unusual or wrong; the slow path decides.
+/// Returns the block request of a plain read or write, or `None` if something is restricted, unusual or
+/// wrong, so that the slow path must decide.
 ///
-/// It neither locks nor allocates.
+/// Neither locks nor allocates.
 #[inline]
 pub(crate) fn fast(nexus: &Nexus, command: &Command<'_>) -> Option<BlockIo> {
     let cdb = command.cdb;
@@ -32,7 +33,7 @@ pub(crate) fn fast(nexus: &Nexus, command: &Command<'_>) -> Option<BlockIo> {
         }
         _ => return None,
     };
-    // Group number and CONTROL are the last bytes; the slow path rejects what is wrong in them.
+    // Group number and CONTROL are the last bytes; the slow path rejects invalid bits in them.
     let is_plain = cdb.len() >= len && cdb[len - 1] == 0 && (len == 6 || cdb[group_at(len)] & 0xC0 == 0);
     if !is_plain || nexus.is_slow(is_write) {
         return None;
@@ -52,12 +53,13 @@ pub(crate) fn fast(nexus: &Nexus, command: &Command<'_>) -> Option<BlockIo> {
     transfer(is_write, lba, blocks, flags & FUA != 0, command, &facts)
 }
 
-/// Byte with the group number, by the length of the CDB.
+/// Returns the index of the byte with the group number, by the length of the CDB.
 fn group_at(len: usize) -> usize {
     if len == 10 { 6 } else { len - 2 }
 }
 
-/// The request of a read or write that passed all checks. `None`: it is none, or of no length.
+/// Returns the request of a read or write that passed all checks, or `None` if its length is 0 or not whole
+/// blocks.
 fn transfer(
     is_write: bool,
     lba: u64,
@@ -71,8 +73,8 @@ fn transfer(
     let expected = u64::from(if is_write { command.data_out } else { command.data_in });
     let moved = wanted.min(expected);
     let block = (1_u64 << shift) - 1;
-    // FCP-4 section 9.4.2 and RFC 7143 section 11.4.5.2: an initiator that expects less gets, or sends, less. A write
-    // of a part of a block is refused.
+    // FCP-4 section 9.4.2 and RFC 7143 section 11.4.5.2: an initiator that expects less receives, or sends,
+    // less. A write of part of a block is refused.
     let len = if is_write { moved } else { moved.saturating_add(block) & !block };
     if len == 0 || is_write && len & block != 0 {
         return None;
@@ -96,12 +98,12 @@ fn transfer(
     })
 }
 
-/// READ (6), (10), (12) and (16).
+/// Begins READ (6), (10), (12) and (16).
 pub(crate) fn read(call: &Call<'_>) -> Begin {
     read_or_write(call, false).unwrap_or_else(Begin::from)
 }
 
-/// WRITE (6), (10), (12), (16) and WRITE ATOMIC (16).
+/// Begins WRITE (6), (10), (12), (16) and WRITE ATOMIC (16).
 pub(crate) fn write(call: &Call<'_>) -> Begin {
     read_or_write(call, true).unwrap_or_else(Begin::from)
 }
@@ -110,7 +112,7 @@ fn read_or_write(call: &Call<'_>, is_write: bool) -> Result<Begin, Sense> {
     let media = &call.facts.media;
     let blocks = Blocks::of(&call.cdb);
     blocks.check_transfer(media)?;
-    // WRITE ATOMIC.
+    // WRITE ATOMIC has its own limit.
     if call.cdb[0] == 0x9C && blocks.count > media.blocks_of(media.atomic_max).into() {
         return Err(blocks.too_long());
     }
@@ -128,7 +130,7 @@ fn read_or_write(call: &Call<'_>, is_write: bool) -> Result<Begin, Sense> {
     if len == 0 || len % u64::from(media.block_size) != 0 {
         return Ok(Outcome { wanted, ..Sense::INVALID_TRANSFER.into() }.into());
     }
-    // FUA on a device that has only flushes.
+    // On a device without FUA, a flush follows the write.
     let durable = DurableWrite {
         offset: blocks.offset(media),
         len: len as u32,
@@ -139,13 +141,13 @@ fn read_or_write(call: &Call<'_>, is_write: bool) -> Result<Begin, Sense> {
     Ok(Begin::Program(Program::new(call.nexus, durable)))
 }
 
-/// A write, then a flush.
+/// Program of a write that is followed by a flush.
 struct DurableWrite {
     offset: u64,
     len: u32,
     wanted: u64,
     shift: u32,
-    /// Requests submitted.
+    /// Number of requests submitted.
     state: u8,
 }
 
@@ -181,7 +183,7 @@ impl Steps for DurableWrite {
     }
 }
 
-/// SEEK (6) and (10): the LBA is checked.
+/// Executes SEEK (6) and (10): checks the LBA.
 pub(crate) fn seek(call: &Call<'_>) -> Begin {
     let blocks = Blocks { count: 1, ..Blocks::of(&call.cdb) };
     match blocks.check(&call.facts.media) {
@@ -190,14 +192,14 @@ pub(crate) fn seek(call: &Call<'_>) -> Begin {
     }
 }
 
-/// PRE-FETCH (10) and (16), of as much as one command can transfer. GOOD status: the initiator cannot rely on the cache
-/// (CONDITION MET would report complete data).
+/// Begins PRE-FETCH (10) and (16), of at most as much as one command can transfer. The status is GOOD,
+/// because the initiator cannot rely on the cache (CONDITION MET would report that all blocks are cached).
 pub(crate) fn prefetch(call: &Call<'_>) -> Begin {
     range_request(call, Op::Prefetch)
 }
 
-/// SYNCHRONIZE CACHE (10) and (16): flushes everything, whatever the range. With IMMED, too, the status waits for the
-/// flush, so errors are reported.
+/// Begins SYNCHRONIZE CACHE (10) and (16): flushes the whole device, whatever the range. Even with IMMED
+/// the status waits for the flush, so that errors are reported.
 pub(crate) fn synchronize(call: &Call<'_>) -> Begin {
     range_request(call, Op::Flush)
 }

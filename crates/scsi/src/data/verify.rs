@@ -1,5 +1,5 @@
-//! VERIFY and WRITE AND VERIFY: SBC-4 sections 5.36 to 5.38 and 5.48 to 5.50. Where LIO's are no-ops (LIO-15), these
-//! read the medium.
+//! VERIFY and WRITE AND VERIFY: SBC-4 sections 5.36 to 5.38 and 5.48 to 5.50. They read the medium, whereas
+//! LIO's are no-ops (LIO-15).
 
 use super::range::{Blocks, check_data_out, failed};
 use crate::dispatch::Call;
@@ -10,22 +10,22 @@ use block::{Flags, Op};
 
 /// Bytes that one request reads.
 const CHUNK: u32 = 1 << 20;
-/// Requests in flight.
+/// Maximum number of requests in flight.
 const PARALLEL: usize = 2;
 
-/// What BYTCHK compares the medium with.
+/// Comparison that BYTCHK selects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Compare {
-    /// Nothing: the medium is readable.
+    /// Compare nothing: only check that the medium is readable.
     Nothing,
-    /// As many blocks of data-out.
+    /// Compare with data-out of the same length.
     All,
-    /// One block of data-out, with each block.
+    /// Compare each block with one block of data-out.
     Same,
 }
 
 impl Compare {
-    /// Decodes BYTCHK.
+    /// Decodes BYTCHK. Returns `None` for the reserved value.
     fn of(cdb1: u8) -> Option<Compare> {
         match cdb1 >> 1 & 3 {
             0 => Some(Compare::Nothing),
@@ -36,13 +36,13 @@ impl Compare {
     }
 }
 
-/// VERIFY (10), (12) and (16).
+/// Begins VERIFY (10), (12) and (16).
 pub(crate) fn verify(call: &Call<'_>) -> Begin {
     program(call, false).unwrap_or_else(Begin::from)
 }
 
-/// WRITE AND VERIFY (10), (12) and (16). BYTCHK 0 and 1 both compare what was written: reading it back without a
-/// comparison would say less at the same cost.
+/// Begins WRITE AND VERIFY (10), (12) and (16). BYTCHK 0 and 1 both compare with the written data: reading
+/// it back without a comparison would prove less at the same cost.
 pub(crate) fn write_verify(call: &Call<'_>) -> Begin {
     program(call, true).unwrap_or_else(Begin::from)
 }
@@ -72,7 +72,7 @@ fn program(call: &Call<'_>, writes: bool) -> Result<Begin, Outcome> {
     };
     let wanted = len;
     let (len, data_out) = match writes {
-        // As WRITE does: an initiator that expects to send less writes less, in whole blocks.
+        // As for WRITE, an initiator that expects to send less writes less, in whole blocks.
         true => {
             let sent = len.min(call.command.data_out.into());
             if sent == 0 {
@@ -109,14 +109,14 @@ fn program(call: &Call<'_>, writes: bool) -> Result<Begin, Outcome> {
     )))
 }
 
-/// How a verification failed, and where: the first offset counts, whatever completes first.
+/// Failure of a verification and its offset. The lowest offset is reported, whatever completes first.
 #[derive(Clone, Debug)]
 struct Failure {
     offset: u64,
     outcome: Outcome,
 }
 
-/// Reads a range in chunks, some of them at a time, and compares.
+/// Program that reads a range in chunks, several at a time, and compares them.
 struct Verify {
     start: u64,
     end: u64,
@@ -124,19 +124,20 @@ struct Verify {
     next: u64,
     compare: Compare,
     data_out: u32,
-    /// Bytes of data-out that the CDB asks for.
+    /// Bytes of data-out that the CDB requests.
     wanted: u64,
     block: u32,
-    /// WRITE AND VERIFY: flags of the write that comes first. `None`: it is done, or there is none.
+    /// WRITE AND VERIFY: flags of the write that comes first; `None` if it has been submitted, or there is
+    /// none.
     write: Option<Flags>,
     is_writing: bool,
-    /// Offset of the chunk that each slot reads.
+    /// Offset and length of the chunk that each slot reads.
     slots: [Option<(u64, u32)>; PARALLEL],
     worst: Option<Failure>,
 }
 
 impl Verify {
-    /// Bytes of a chunk: whole blocks.
+    /// Returns the bytes of a chunk, which is whole blocks.
     fn chunk(&self) -> u32 {
         let whole = self.end - self.start;
         CHUNK.min(u32::try_from(whole).unwrap_or(CHUNK))
@@ -183,7 +184,7 @@ impl Verify {
     }
 }
 
-/// Index of the first byte that differs, or is missing in one.
+/// Returns the index of the first byte that differs, or is missing in one of the strings.
 pub(super) fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     if one == other {
         return None;
@@ -198,7 +199,7 @@ impl Steps for Verify {
         Needs {
             data_out: self.data_out,
             scratch: self.chunk() * chunks,
-            // What was written is verified before anyone else writes there.
+            // The written data is verified before any other request can write there.
             exclusive: self.write.map(|_| self.start..self.end),
         }
     }

@@ -6,7 +6,7 @@ use crate::dispatch::Call;
 use crate::sense::Sense;
 use crate::{Begin, Outcome};
 
-/// REPORT SUPPORTED OPERATION CODES.
+/// Executes REPORT SUPPORTED OPERATION CODES.
 pub(crate) fn supported_codes(call: &Call<'_>) -> Begin {
     let with_timeouts = call.cdb[2] & 0x80 != 0;
     let (options, opcode, action) = (call.cdb[2] & 0x07, call.cdb[3], be16(&call.cdb, 4));
@@ -22,20 +22,20 @@ pub(crate) fn supported_codes(call: &Call<'_>) -> Begin {
             put(&mut data, 0, &len.to_be_bytes());
             return Outcome::with_data(data, allocation).into();
         }
-        // One command without service actions.
+        // Option 1: one command without service actions.
         1 if has_actions => return Sense::cdb_field(2, Some(2)).into(),
         1 => of_opcode().next(),
-        // One command with service actions.
+        // Option 2: one command with service actions.
         2 if !has_actions && of_opcode().next().is_some() => return Sense::cdb_field(2, Some(2)).into(),
         2 => of_opcode().find(|row| row.action == Some(action)),
-        // Either; the service action of a command without service actions is 0.
+        // Option 3: either kind; the service action of a command without service actions is 0.
         3 => of_opcode().find(|row| row.action.unwrap_or(0) == action),
         _ => return Sense::cdb_field(2, Some(2)).into(),
     };
     Outcome::with_data(one(row, call, with_timeouts), allocation).into()
 }
 
-/// A command descriptor of the list of all commands.
+/// Appends a descriptor to the list of all commands.
 fn describe(row: &Row, with_timeouts: bool, data: &mut Vec<u8>) {
     let mut descriptor = [0; 8];
     descriptor[0] = row.opcode;
@@ -48,7 +48,7 @@ fn describe(row: &Row, with_timeouts: bool, data: &mut Vec<u8>) {
     }
 }
 
-/// The parameter data for one command. `None`: it is not supported.
+/// Returns the parameter data for one command; for `None` it says that the command is not supported.
 fn one(row: Option<&Row>, call: &Call<'_>, with_timeouts: bool) -> Vec<u8> {
     let Some(row) = row else { return vec![0, 0x01, 0, 0] };
     let usage: [u8; CDB_MAX] = row.usage(&call.facts);
@@ -61,7 +61,7 @@ fn one(row: Option<&Row>, call: &Call<'_>, with_timeouts: bool) -> Vec<u8> {
     data
 }
 
-/// The command timeouts descriptor.
+/// Returns the command timeouts descriptor.
 fn timeouts(row: &Row) -> [u8; 12] {
     let mut descriptor = [0; 12];
     put(&mut descriptor, 0, &[0x00, 0x0A]);
@@ -70,7 +70,7 @@ fn timeouts(row: &Row) -> [u8; 12] {
     descriptor
 }
 
-/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: those of RFC 7143 but CLEAR ACA.
+/// Executes REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS: returns those of RFC 7143 except CLEAR ACA.
 pub(crate) fn supported_task_management(call: &Call<'_>) -> Begin {
     const ABORT_TASK: u8 = 0x80;
     const ABORT_TASK_SET: u8 = 0x40;
@@ -79,7 +79,7 @@ pub(crate) fn supported_task_management(call: &Call<'_>) -> Begin {
     const TARGET_RESET: u8 = 0x02;
     let extended = call.cdb[2] & 0x80 != 0;
     let allocation = be32(&call.cdb, 6);
-    // SPC-6 section 6.37.2: less than four bytes is an error.
+    // SPC-6 section 6.37.2: an allocation length below four bytes is an error.
     if allocation < 4 {
         return Sense::cdb_field(6, None).into();
     }

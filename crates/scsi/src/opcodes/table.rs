@@ -3,11 +3,11 @@
 use super::Medium::{self, Needed, Unused, Written};
 use super::{Code, Row, When};
 
-/// Seconds of commands that answer from memory.
+/// Nominal and maximum seconds of commands that are answered from memory.
 const QUICK: (u32, u32) = (1, 30);
-/// Seconds of commands that access the medium.
+/// Nominal and maximum seconds of commands that access the medium.
 const MEDIUM: (u32, u32) = (5, 60);
-/// Seconds of commands that can write the whole medium.
+/// Nominal and maximum seconds of commands that can write the whole medium.
 const LONG: (u32, u32) = (60, 3600);
 
 const fn row(opcode: u8, code: Code, medium: Medium, map: &'static [u8]) -> Row {
@@ -51,8 +51,9 @@ const fn copy(opcode: u8, code: Code, action: u16, map: &'static [u8]) -> Row {
 const EXTENDED_COPY: &[u8] = &[0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0];
 const COPY_RESULTS: &[u8] = &[0xFF, 0, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0];
 
-/// Every command. SYNC_NV of SYNCHRONIZE CACHE is accepted: a flush does more. The maps leave out RDPROTECT, WRPROTECT and VRPROTECT (no protection information is kept), NACA and
-/// the vendor-specific bits of the CONTROL byte, and what the standards reserve. They have the group number, which is ignored.
+/// All commands. The maps omit RDPROTECT, WRPROTECT and VRPROTECT (no protection information is kept), NACA
+/// and the vendor-specific bits of the CONTROL byte, and reserved bits. They include the group number,
+/// which is ignored. SYNC_NV of SYNCHRONIZE CACHE is accepted, because a flush does more.
 pub(crate) const TABLE: &[Row] = &[
     row(0x00, Code::TestUnitReady, Needed, &[0xFF, 0, 0, 0, 0, 0]),
     row(0x01, Code::Rezero, Needed, &[0xFF, 0, 0, 0, 0, 0]),

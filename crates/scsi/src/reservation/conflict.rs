@@ -1,46 +1,47 @@
-//! Which commands conflict with a reservation that another I_T nexus holds.
+//! Conflicts between commands and the reservation of another I_T nexus.
 //!
 //! Source: SPC-6 table 66 and SBC-4 table 15 (persistent reservations), SPC-2 table 10 (RESERVE and RELEASE).
 
-/// How a persistent reservation of another nexus treats a command.
+/// Treatment of a command by a persistent reservation of another nexus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persistent {
-    /// Allowed whatever the type.
+    /// The command is allowed for all types.
     Allowed,
-    /// Allowed for the write exclusive types; conflicts with the exclusive access types.
+    /// The command is allowed for the write exclusive types, and conflicts with the exclusive access types.
     Reads,
-    /// Conflicts with all types.
+    /// The command conflicts with all types.
     Writes,
-    /// The rules of the service action decide: PERSISTENT RESERVE OUT, RESERVE, RELEASE.
+    /// The rules of the command itself decide: PERSISTENT RESERVE OUT, RESERVE, RELEASE.
     Own,
 }
 
-/// How a reservation by RESERVE of another nexus treats a command.
+/// Treatment of a command by another nexus's reservation through RESERVE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Legacy {
-    /// Allowed.
+    /// The command is allowed.
     Allowed,
-    /// Conflicts.
+    /// The command conflicts.
     Conflicts,
-    /// Conflicts even with the nexus that holds the reservation: PERSISTENT RESERVE IN and OUT (LIO-19).
+    /// The command conflicts even for the nexus that holds the reservation: PERSISTENT RESERVE IN and OUT
+    /// (LIO-19).
     Never,
 }
 
-/// The two rules of a command.
+/// The two rules for a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rules {
-    /// Persistent reservations.
+    /// Rule for persistent reservations.
     pub persistent: Persistent,
-    /// RESERVE and RELEASE.
+    /// Rule for reservations by RESERVE and RELEASE.
     pub legacy: Legacy,
 }
 
-/// A byte of the CDB, and the bits of it, that tell commands of one operation code apart.
+/// Condition that distinguishes commands with the same operation code.
 #[derive(Clone, Copy)]
 enum Select {
-    /// All of them.
+    /// All commands with this operation code.
     All,
-    /// `cdb[byte] & mask == value`.
+    /// Commands with `cdb[byte] & mask == value`.
     Bits { byte: usize, mask: u8, value: u8 },
 }
 
@@ -51,7 +52,8 @@ const fn action(value: u8) -> Select {
     Select::Bits { byte: 1, mask: 0x1F, value }
 }
 
-/// One row of the tables. The first row that fits counts; commands without a row conflict with everything.
+/// One row of the tables. The first row that matches counts; commands without a row conflict with all
+/// reservations.
 type Row = (u8, Select, Persistent, Legacy);
 
 #[rustfmt::skip]
@@ -64,10 +66,10 @@ const ROWS: &[Row] = &[
     (0x16, Select::All,  Own,     Conflicts),                   // RESERVE(6)
     (0x17, Select::All,  Own,     Legacy::Allowed),             // RELEASE(6)
     (0x1A, Select::All,  Reads,   Conflicts),                   // MODE SENSE(6)
-    // START STOP UNIT that only starts: START is one, POWER CONDITION is zero.
+    // START STOP UNIT that only starts: START is 1, POWER CONDITION is 0.
     (0x1B, Select::Bits { byte: 4, mask: 0xF1, value: 0x01 }, Persistent::Allowed, Legacy::Allowed),
     (0x1C, Select::All,  Reads,   Conflicts),                   // RECEIVE DIAGNOSTIC RESULTS
-    // PREVENT ALLOW MEDIUM REMOVAL that allows it.
+    // PREVENT ALLOW MEDIUM REMOVAL that allows removal.
     (0x1E, Select::Bits { byte: 4, mask: 0x03, value: 0x00 }, Persistent::Allowed, Legacy::Allowed),
     (0x25, Select::All,  Persistent::Allowed, Legacy::Allowed), // READ CAPACITY(10)
     (0x28, Select::All,  Reads,   Conflicts),                   // READ(10)
@@ -117,17 +119,18 @@ pub fn rules(cdb: &[u8]) -> Rules {
 mod tests {
     use super::*;
 
-    /// Builds a CDB of 16 bytes.
+    /// Returns a CDB of 16 bytes.
     fn cdb(bytes: &[(usize, u8)]) -> [u8; 16] {
         let mut cdb = [0; 16];
         bytes.iter().for_each(|&(at, byte)| cdb[at] = byte);
         cdb
     }
 
-    /// Bytes of a CDB; allowed when another nexus holds write exclusive, and exclusive access.
+    /// Bytes of a CDB, and whether it is allowed while another nexus holds write exclusive, and exclusive
+    /// access.
     type Entry<'a> = (&'a [(usize, u8)], bool, bool);
 
-    /// The tables of SPC-6 and SBC-4 as they print them: command, then whether it is allowed when another nexus
+    /// The tables of SPC-6 and SBC-4 as printed: command, then whether it is allowed while another nexus
     /// holds write exclusive, and exclusive access.
     #[test]
     fn commands_conflict_with_persistent_reservations_as_in_the_tables() {

@@ -1,7 +1,7 @@
-//! The persistent state as a text: APTPL, SPC-6 section 5.14.5.
+//! The persistent state as text: APTPL, SPC-6 section 5.14.5.
 //!
-//! The text is made for a person to read, and its last line has a checksum, so that a file that was cut or edited by
-//! mistake is not taken for the truth:
+//! The text is readable for people. Its last line has a checksum, so that a file that was truncated or
+//! edited by mistake is not accepted:
 //!
 //! ```text
 //! blockyard reservations 1
@@ -10,16 +10,16 @@
 //! checksum 0875c327
 //! ```
 //!
-//! `holder` counts the registrations from 0; types of which all registrants are holders have `holder=all`.
+//! `holder` is the index of a registration, from 0; types that all registrants hold have `holder=all`.
 
 use super::port::{isid_number, parse_isid};
 use super::{Held, Kind, NAME_LEN_MAX, REGISTRATIONS_MAX, Registrant, Registration, Reservations};
 use std::fmt::Write as _;
 
-/// The first line. A later version of the text has another number.
+/// The first line. Later versions of the format have another number.
 const TITLE: &str = "blockyard reservations 1";
 
-/// Why an image of reservations cannot be read.
+/// Reasons why an image of reservations cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ImageError {
     /// The first line is not that of this version.
@@ -28,7 +28,7 @@ pub enum ImageError {
     /// The last line is missing or does not fit the lines before it.
     #[error("the checksum does not match: the image is cut or was changed")]
     Checksum,
-    /// A line that cannot be understood.
+    /// A line cannot be parsed.
     #[error("line {line} is not a valid registration or reservation")]
     Line {
         /// Number of the line, from 1.
@@ -37,7 +37,8 @@ pub enum ImageError {
 }
 
 impl Reservations {
-    /// The image to store. `None`: the state does not persist, and a stored image is to be removed.
+    /// Returns the image to store, or `None` if the state does not persist, so that a stored image must be
+    /// removed.
     pub fn image(&self) -> Option<String> {
         if !self.persists {
             return None;
@@ -105,7 +106,7 @@ impl Reservations {
     }
 }
 
-/// The type, and the index of the holder.
+/// Parses the type, and the index of the holder.
 fn parse_reservation(fields: &str) -> Option<(Kind, Option<usize>)> {
     let (kind, holder) = fields.strip_prefix("type=")?.split_once(" holder=")?;
     let holder = if holder == "all" { None } else { Some(holder.parse().ok()?) };

@@ -1,8 +1,10 @@
-//! Reservations of a logical unit: persistent ones (SPC-6 section 5.14) and those of RESERVE and RELEASE (SPC-2).
+//! Reservations of a logical unit: persistent reservations (SPC-6 section 5.14) and those of RESERVE and
+//! RELEASE (SPC-2).
 //!
-//! [`Reservations`] is a pure state machine without lock, I/O or clock. PERSISTENT RESERVE OUT computes the next state
-//! as a [`Change`]; the caller stores its image first if it must survive a power loss ([`Change::store`]), then
-//! puts it in force, and reports the unit attentions. Nothing is acknowledged before it is stored.
+//! [`Reservations`] is a pure state machine without lock, I/O or clock. PERSISTENT RESERVE OUT computes the
+//! next state as a [`Change`]. If the state must survive a power loss, the caller stores its image first
+//! ([`Change::store`]). Then it puts the state into force, and reports the unit attentions. Nothing is
+//! acknowledged before it is stored.
 //!
 //! | module | content |
 //! |---|---|
@@ -31,22 +33,22 @@ pub use report::{InAction, Kinds};
 use crate::sense::Key;
 use crate::{NexusName, Outcome, ScsiStatus, Sense};
 
-/// Most registrations of a logical unit. A bound of memory: a registration has up to 300 bytes.
+/// Maximum number of registrations of a logical unit. It bounds memory: a registration has up to 300 bytes.
 pub const REGISTRATIONS_MAX: usize = 4096;
 
 /// Type of a persistent reservation: SPC-6 table 65.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum Kind {
-    /// Others may read.
+    /// Other nexuses may only read.
     WriteExclusive = 0x1,
-    /// Others may neither read nor write.
+    /// Other nexuses may neither read nor write.
     ExclusiveAccess = 0x3,
-    /// Registered nexuses may do everything, others may read.
+    /// Registered nexuses have full access, others may only read.
     WriteExclusiveRegistrantsOnly = 0x5,
-    /// Registered nexuses may do everything, others nothing.
+    /// Registered nexuses have full access, others have none.
     ExclusiveAccessRegistrantsOnly = 0x6,
-    /// All registered nexuses hold the reservation; others may read.
+    /// All registered nexuses hold the reservation; others may only read.
     WriteExclusiveAllRegistrants = 0x7,
     /// All registered nexuses hold the reservation; others may neither read nor write.
     ExclusiveAccessAllRegistrants = 0x8,
@@ -63,22 +65,22 @@ impl Kind {
         Kind::ExclusiveAccessAllRegistrants,
     ];
 
-    /// The type with this code in the TYPE field.
+    /// Returns the type with this code in the TYPE field.
     pub fn of(code: u8) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u8 == code)
     }
 
-    /// Every registered nexus holds the reservation.
+    /// Returns whether every registered nexus holds the reservation.
     pub fn is_all_registrants(self) -> bool {
         matches!(self, Kind::WriteExclusiveAllRegistrants | Kind::ExclusiveAccessAllRegistrants)
     }
 
-    /// Registered nexuses may do everything.
+    /// Returns whether registered nexuses have full access.
     pub fn admits_registered(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
 
-    /// Others may read.
+    /// Returns whether other nexuses may read.
     pub fn admits_reads(self) -> bool {
         use Kind::{WriteExclusive, WriteExclusiveAllRegistrants, WriteExclusiveRegistrantsOnly};
         matches!(self, WriteExclusive | WriteExclusiveRegistrantsOnly | WriteExclusiveAllRegistrants)
@@ -90,7 +92,7 @@ impl Kind {
 pub struct Registration {
     /// The I_T nexus.
     pub registrant: Registrant,
-    /// Its reservation key. Never zero.
+    /// Reservation key of the nexus, never zero.
     pub key: u64,
 }
 
@@ -99,29 +101,30 @@ pub struct Registration {
 pub struct Held {
     /// Type.
     pub kind: Kind,
-    /// The holder; `None` for the types of which all registrants are holders.
+    /// The holder; `None` for the types that all registrants hold.
     pub holder: Option<Registrant>,
 }
 
-/// What the attributes of the unit, and its surroundings, decide.
+/// Settings that the unit's attributes, and its environment, determine.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
-    /// A registration belongs to a session's ISID (attribute `enforce_pr_isids`), rather than to the initiator.
+    /// Whether a registration belongs to a session's ISID (attribute `enforce_pr_isids`) instead of the
+    /// initiator.
     pub with_isid: bool,
-    /// Every registration persists through power loss (attribute `force_pr_aptpl`).
+    /// Whether every registration persists through power loss (attribute `force_pr_aptpl`).
     pub force_aptpl: bool,
-    /// Images can be stored. Without it, APTPL is refused.
+    /// Whether images can be stored. If not, APTPL is refused.
     pub can_persist: bool,
     /// Relative identifiers of all target ports of the unit.
     pub ports: &'a [u16],
 }
 
-/// Why a command about reservations fails.
+/// Failure of a command on reservations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// RESERVATION CONFLICT.
+    /// End with RESERVATION CONFLICT.
     Conflict,
-    /// CHECK CONDITION.
+    /// End with CHECK CONDITION.
     Check(Sense),
 }
 
@@ -140,25 +143,26 @@ impl From<Failure> for Outcome {
     }
 }
 
-/// A successful PERSISTENT RESERVE OUT.
+/// Result of a successful PERSISTENT RESERVE OUT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// The state from now on.
+    /// The state after the command.
     pub next: Reservations,
     /// Unit attentions for the nexuses that these registrants cover.
     pub attentions: Vec<(Registrant, Sense)>,
-    /// Registrants whose commands PREEMPT AND ABORT ends, except this command.
+    /// Registrants whose commands, except this one, PREEMPT AND ABORT aborts.
     pub aborts: Vec<Registrant>,
-    /// The image must be stored, or removed, before the command ends with GOOD: see [`Reservations::image`].
+    /// Whether the image must be stored, or removed, before the command ends with GOOD: see
+    /// [`Reservations::image`].
     pub store: bool,
 }
 
-/// How far reservations restrict the reads and writes of a nexus.
+/// Restriction of a nexus's reads and writes by reservations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Restriction {
-    /// Not at all: the fast path needs no check.
+    /// There is no restriction: the fast path needs no check.
     None,
-    /// Reads are allowed.
+    /// Only reads are allowed.
     Writes,
     /// Neither reads nor writes are allowed.
     All,
@@ -178,44 +182,44 @@ pub const INSUFFICIENT_REGISTRATIONS: Sense = Sense::new(Key::IllegalRequest, 0x
 /// All reservations of a logical unit.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Reservations {
-    /// In the order of their registration.
+    /// Registrations in the order in which they were made.
     registrations: Vec<Registration>,
     held: Option<Held>,
     /// PRGENERATION: counts successful service actions that change registrations, modulo 2^32. 0 after a restart.
     generation: u32,
-    /// The most recent APTPL bit: registrations and the reservation survive a power loss.
+    /// The most recent APTPL bit: whether registrations and the reservation survive a power loss.
     persists: bool,
     /// The nexus that holds the reservation of RESERVE.
     reserved: Option<NexusName>,
 }
 
 impl Reservations {
-    /// The registrations, in the order in which they were made.
+    /// Returns the registrations, in the order in which they were made.
     pub fn registrations(&self) -> &[Registration] {
         &self.registrations
     }
 
-    /// The persistent reservation.
+    /// Returns the persistent reservation.
     pub fn held(&self) -> Option<&Held> {
         self.held.as_ref()
     }
 
-    /// The nexus that holds the reservation of RESERVE.
+    /// Returns the nexus that holds the reservation of RESERVE.
     pub fn reserved(&self) -> Option<&NexusName> {
         self.reserved.as_ref()
     }
 
-    /// PRGENERATION.
+    /// Returns PRGENERATION.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The persistent state survives a power loss (PTPL_A).
+    /// Returns whether the persistent state survives a power loss (PTPL_A).
     pub fn persists(&self) -> bool {
         self.persists
     }
 
-    /// The registration of a nexus.
+    /// Returns the registration of a nexus.
     fn registration(&self, nexus: &NexusName) -> Option<&Registration> {
         self.registrations.iter().find(|registration| registration.registrant.covers(nexus))
     }
@@ -225,8 +229,8 @@ impl Reservations {
         self.held.as_ref().is_some_and(|held| held.holder.as_ref().is_none_or(|holder| holder == registrant))
     }
 
-    /// Checks a command of a nexus. PERSISTENT RESERVE OUT, RESERVE and RELEASE pass here where their own rules
-    /// decide. Error: RESERVATION CONFLICT.
+    /// Checks whether reservations permit a command of a nexus. Passes PERSISTENT RESERVE OUT, RESERVE and
+    /// RELEASE if their own rules decide. Error: RESERVATION CONFLICT.
     pub fn check(&self, nexus: &NexusName, cdb: &[u8]) -> Result<(), Failure> {
         let rules = rules(cdb);
         if let Some(reserved) = &self.reserved {
@@ -245,8 +249,8 @@ impl Reservations {
         if allowed { Ok(()) } else { Err(Failure::Conflict) }
     }
 
-    /// How far reads and writes of a nexus are restricted. It changes only with the reservations: the caller keeps
-    /// it in the nexus's fast-path word.
+    /// Returns how far reads and writes of a nexus are restricted. The result changes only with the
+    /// reservations, so the caller keeps it in the nexus's fast-path word.
     pub fn restriction(&self, nexus: &NexusName) -> Restriction {
         match &self.reserved {
             Some(reserved) if reserved != nexus => Restriction::All,
@@ -265,20 +269,21 @@ impl Reservations {
         if held.kind.admits_reads() { Restriction::Writes } else { Restriction::All }
     }
 
-    /// Puts the next state of a [`Change`] in force. A RESERVE of SPC-2 that was processed while the image was
-    /// stored stays.
+    /// Puts the next state of a [`Change`] into force. Keeps a RESERVE of SPC-2 that was processed while
+    /// the image was being stored.
     pub fn put_in_force(&mut self, next: Reservations) {
         *self = Reservations { reserved: self.reserved.take(), ..next };
     }
 
-    /// Replaces the state by one that another server has stored; PRGENERATION counts that as one change.
+    /// Replaces the state by one that another server has stored; PRGENERATION counts this as one change.
     pub fn adopt(&mut self, next: Reservations) {
         let generation = self.generation.wrapping_add(1);
         *self = Reservations { reserved: self.reserved.take(), generation, ..next };
     }
 
-    /// RESERVE(6) and RESERVE(10): SPC-2 section 7.21. With persistent reservations in use they change nothing
-    /// (CRH, SPC-6 section 5.14.3): GOOD for a nexus that the reservation does not restrict, else a conflict.
+    /// Executes RESERVE(6) and RESERVE(10): SPC-2 section 7.21. While registrations exist, it changes
+    /// nothing (CRH, SPC-6 section 5.14.3) and returns GOOD for a nexus that the reservation does not
+    /// restrict, else a conflict.
     pub fn reserve(&mut self, nexus: &NexusName, cdb: &[u8]) -> Result<(), Failure> {
         check_legacy_cdb(cdb)?;
         if let Some(compatible) = self.compatible(nexus) {
@@ -291,7 +296,8 @@ impl Reservations {
         Ok(())
     }
 
-    /// RELEASE(6) and RELEASE(10). Of a nexus that holds nothing it succeeds without effect.
+    /// Executes RELEASE(6) and RELEASE(10). From a nexus that holds no reservation it succeeds without
+    /// effect.
     pub fn release(&mut self, nexus: &NexusName, cdb: &[u8]) -> Result<(), Failure> {
         check_legacy_cdb(cdb)?;
         if let Some(compatible) = self.compatible(nexus) {
@@ -301,7 +307,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// The result of RESERVE and RELEASE where registrations exist; `None` without registrations.
+    /// Returns the result of RESERVE and RELEASE if registrations exist, else `None`.
     fn compatible(&self, nexus: &NexusName) -> Option<Result<(), Failure>> {
         if self.registrations.is_empty() {
             return None;
@@ -314,14 +320,15 @@ impl Reservations {
         Some(if admits { Ok(()) } else { Err(Failure::Conflict) })
     }
 
-    /// Releases the reservation of RESERVE of a nexus that was lost. Persistent reservations stay.
+    /// Releases a lost nexus's reservation by RESERVE. Persistent reservations stay.
     pub fn end_nexus(&mut self, nexus: &NexusName) {
         if self.reserved.as_ref() == Some(nexus) {
             self.reserved = None;
         }
     }
 
-    /// Releases the reservation of RESERVE: reset of the unit or the target. Persistent reservations stay.
+    /// Releases the reservation by RESERVE on a reset of the unit or the target. Persistent reservations
+    /// stay.
     pub fn reset(&mut self) {
         self.reserved = None;
     }
