@@ -1,7 +1,7 @@
-//! Drivers written in Rust against a small interface: [`Driver`], as a backend.
+//! Backend for drivers that are written in Rust against a small interface, [`Driver`].
 //!
-//! A driver answers each request at once, on the thread of the queue, with slices of the request's memory. It
-//! knows no tags, rings or verdicts. Requests of several queues come at the same time.
+//! A driver answers each request inline, on the thread of the queue, with slices of the request's memory.
+//! It knows nothing of tags, rings or verdicts. Requests of several queues arrive concurrently.
 
 use crate::segments::{each_segment, one_extent};
 use crate::{Backend, CLEAR_MAX, Fact, Features, REQUEST_MAX, base_limits};
@@ -15,18 +15,20 @@ use std::sync::Arc;
 
 /// A block driver. Offsets and lengths are in bytes; ranges lie within [`size`](Driver::size).
 ///
-/// Methods are called on an I/O thread, which serves other requests only when they return. They must not wait
-/// for another device of the same process.
+/// Methods are called on an I/O thread, which serves no other requests until they return. They must not
+/// wait for another device of the same process.
 pub trait Driver: Send + Sync + 'static {
-    /// Size of the disk: a positive multiple of 512 and of the block size. It does not change.
+    /// Returns the size of the disk: a positive multiple of 512 and of the block size. It must not change.
     fn size(&self) -> u64;
 
-    /// Ranges of requests are multiples of it: a power of two, up to 65536.
+    /// Returns the block size, a power of two up to 65536: offsets and lengths of requests are multiples of
+    /// it.
     fn block_size(&self) -> u32 {
         512
     }
 
-    /// Whether writes fail without being tried.
+    /// Returns whether the device is read-only, so that writes fail without calling
+    /// [`write`](Driver::write).
     fn is_read_only(&self) -> bool {
         false
     }
@@ -34,37 +36,37 @@ pub trait Driver: Send + Sync + 'static {
     /// Fills the slice with the data from `offset` on.
     ///
     /// # Errors
-    /// The errno becomes that of the request; an error without one is EIO.
+    /// The errno becomes the request's status; an error without an errno becomes EIO.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
 
     /// Stores the data from `offset` on.
     ///
     /// # Errors
-    /// As for [`read`](Driver::read).
+    /// See [`read`](Driver::read).
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 
-    /// Whether written data is volatile until [`flush`](Driver::flush).
+    /// Returns whether written data is volatile until [`flush`](Driver::flush).
     fn is_volatile(&self) -> bool {
         false
     }
 
-    /// Makes all data durable whose writes have returned. Called only if the driver is volatile.
+    /// Makes the data of all writes that have returned durable. Called only if the driver is volatile.
     ///
     /// # Errors
-    /// As for [`read`](Driver::read).
+    /// See [`read`](Driver::read).
     fn flush(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether [`discard`](Driver::discard) does something.
+    /// Returns whether [`discard`](Driver::discard) has an effect.
     fn can_discard(&self) -> bool {
         false
     }
 
-    /// Releases a range, which may read as anything afterwards.
+    /// Releases a range, whose content is undefined afterwards.
     ///
     /// # Errors
-    /// As for [`read`](Driver::read).
+    /// See [`read`](Driver::read).
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Ok(())
@@ -109,10 +111,10 @@ impl<D: Driver + ?Sized> Driver for Arc<D> {
     }
 }
 
-/// Why a driver cannot be a device.
+/// Reasons why a driver cannot become a device.
 #[derive(Debug, thiserror::Error)]
 pub enum CustomError {
-    /// The size is invalid.
+    /// The size is not a positive multiple of 512 and of the block size.
     #[error("driver:{name}: its size {size} is not a positive multiple of 512 and of its block size {block}")]
     Size {
         /// Name of the driver.
@@ -132,7 +134,7 @@ pub enum CustomError {
     },
 }
 
-/// A driver and its name.
+/// A driver with its name.
 #[derive(Clone)]
 pub struct CustomSpec {
     /// The name, for listings.
@@ -155,7 +157,7 @@ impl PartialEq for CustomSpec {
 
 impl Eq for CustomSpec {}
 
-/// The shared part of a device on a driver.
+/// The part of a custom device that all queues share.
 #[derive(Debug)]
 pub struct Custom {
     spec: CustomSpec,
@@ -194,12 +196,12 @@ impl Custom {
         CustomNode { driver: self.spec.driver.clone() }
     }
 
-    /// Name of the driver.
+    /// Returns the name of the driver.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Whether ranges of any length are possible.
+    /// Returns whether ranges of any length are possible.
     pub fn is_bytewise(&self) -> bool {
         self.spec.driver.block_size() == 1
     }
@@ -239,7 +241,7 @@ impl Backend for Custom {
     }
 }
 
-/// The node of a driver in one hardware queue.
+/// The node of a custom device in one hardware queue.
 pub struct CustomNode {
     driver: Arc<dyn Driver>,
 }

@@ -1,17 +1,17 @@
-//! `error:`, a device on which every request fails, as dm-error does: for tests of the layers above.
+//! `error:`, a device on which every request fails, like dm-error: for tests of the layers above.
 
 use crate::{Backend, Fact, Features};
 use block::{Bytes, Cookie, QueueLimits, Request, Status};
 use queue::{Cx, Node, Ring, Verdict};
 
-/// The shared part.
+/// The part of an error device that all queues share.
 #[derive(Clone, Copy, Debug)]
 pub struct Failing {
     size: Bytes,
 }
 
 impl Failing {
-    /// Creates a device of that size, rounded down to whole sectors.
+    /// Creates a device of this size, rounded down to whole sectors.
     pub fn new(size: Bytes) -> Failing {
         Failing { size: size.sectors().bytes() }
     }
@@ -27,7 +27,7 @@ impl Backend for Failing {
         self.size
     }
 
-    /// All operations are declared as supported, so that each can be seen to fail.
+    /// All operations are declared as supported, so that each of them can be tested to fail.
     fn features(&self) -> Features {
         Features::MEMORY
     }

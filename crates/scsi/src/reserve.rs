@@ -1,8 +1,8 @@
 //! Reservations and access states in force: the state machines of [`reservation`](crate::reservation) and
-//! [`alua`](crate::alua) behind the locks of a unit, and the commands that change them.
+//! [`alua`](crate::alua), behind the locks of a unit, and the commands that change them.
 //!
-//! Whatever changes one of them computes the restrictions of all nexuses anew, so that reads and writes that nothing
-//! restricts keep the fast path.
+//! Every change of one of them recomputes the restrictions of all nexuses, so that unrestricted reads and
+//! writes keep the fast path.
 
 use crate::alua::AccessGroups;
 use crate::attention::Attention;
@@ -17,20 +17,20 @@ use crate::{Begin, LogicalUnit, Nexus, Outcome};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Stores the image of reservations that survive a power loss (APTPL).
+/// Store for the image of reservations that survive a power loss (APTPL).
 pub trait AptplStore: Send + Sync {
-    /// Replaces the stored image, durably. `None`: removes it. May block.
+    /// Replaces the stored image durably, or removes it (`None`). May block.
     ///
     /// # Errors
-    /// The image is not stored; the command that changed the reservations fails then, without effect.
+    /// The image was not stored; the command that changed the reservations then fails without effect.
     fn store(&self, image: Option<&str>) -> io::Result<()>;
 
-    /// Whether other servers of the unit change the image, too: all registrations persist then.
+    /// Returns whether other servers of the unit also change the image; if so, all registrations persist.
     fn is_shared(&self) -> bool {
         false
     }
 
-    /// Returns the stored image of a store that is shared. May block.
+    /// Returns the stored image of a shared store. May block.
     ///
     /// # Errors
     /// The image cannot be read.
@@ -41,16 +41,16 @@ pub trait AptplStore: Send + Sync {
     /// Excludes other servers until [`AptplStore::end`]. May block.
     ///
     /// # Errors
-    /// They are not excluded; the command fails then, without effect.
+    /// The other servers are not excluded; the command then fails without effect.
     fn begin(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Admits other servers again; `changed`: and waits until they have adopted the image. May block.
+    /// Admits other servers again. If `changed` is set, waits until they have adopted the image. May block.
     fn end(&self, _changed: bool) {}
 }
 
-/// Reservations, access states and where they are stored.
+/// Reservations, access states, and the store of reservations.
 #[derive(Default)]
 pub(crate) struct Guards {
     reservations: Mutex<Reservations>,
@@ -60,7 +60,7 @@ pub(crate) struct Guards {
     order: Mutex<()>,
     /// Results of EXTENDED COPY.
     pub(crate) copies: CopyResults,
-    /// The sanitize operation.
+    /// State of the sanitize operation.
     pub(crate) sanitize: Arc<Sanitize>,
 }
 
@@ -75,30 +75,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl LogicalUnit {
-    /// Sets where reservations that survive a power loss are stored. Without it APTPL is refused, and not claimed.
+    /// Sets the store for reservations that survive a power loss. Without a store APTPL is refused, and not
+    /// reported as supported.
     pub fn set_aptpl_store(&self, store: Option<Arc<dyn AptplStore>>) {
         *lock(&self.guards.store) = store;
     }
 
-    /// The reservations, for display and storage.
+    /// Returns the reservations, for display and storage.
     pub fn reservations(&self) -> Reservations {
         lock(&self.guards.reservations).clone()
     }
 
-    /// Puts reservations in force that were stored before a restart.
+    /// Puts reservations into force that were stored before a restart.
     pub fn restore_reservations(&self, reservations: Reservations) {
         *lock(&self.guards.reservations) = reservations;
         self.enforce();
     }
 
-    /// Puts reservations in force that another server of the unit has stored, unless a command is changing them. May
-    /// block.
+    /// Puts reservations into force that another server of the unit has stored, unless a command is
+    /// changing them. May block.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The stored reservations cannot be read.
     pub fn refresh_reservations(&self) -> io::Result<()> {
         let Some(store) = self.shared_store() else { return Ok(()) };
-        // What is read while a command stores its change could be older than the change.
+        // An image that is read while a command stores its change could be older than the change.
         let _order = match self.guards.order.try_lock() {
             Ok(order) => order,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -108,8 +109,8 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// Puts reservations in force that another server of the unit has stored. Nexuses whose registration is gone get
-    /// the unit attention 2A/05, those whose reservation is gone 2A/04.
+    /// Puts reservations into force that another server of the unit has stored. Nexuses whose registration
+    /// is gone get the unit attention 2A/05, those whose reservation is gone get 2A/04.
     fn adopt_reservations(&self, stored: Option<Reservations>) {
         let mut current = lock(&self.guards.reservations);
         let next = stored.unwrap_or_default();
@@ -132,18 +133,18 @@ impl LogicalUnit {
         }
     }
 
-    /// Why SANITIZE keeps commands from the medium: it is running, or it has failed.
+    /// Returns why SANITIZE denies commands access to the medium: it is running, or it has failed.
     pub fn sanitize_state(&self) -> Option<Sense> {
         self.guards.sanitize.sense()
     }
 
-    /// The target port groups.
+    /// Returns the target port groups.
     pub fn access_groups(&self) -> AccessGroups {
         lock(&self.guards.groups).clone()
     }
 
-    /// Changes the target port groups. Nexuses, besides `by`, whose group or state of it changed get the unit
-    /// attention 2A/06.
+    /// Changes the target port groups. Nexuses, except `by`, whose group or its state has changed get the
+    /// unit attention 2A/06.
     pub fn change_access_groups<R>(
         &self,
         by: Option<&Nexus>,
@@ -166,7 +167,7 @@ impl LogicalUnit {
         result
     }
 
-    /// Restricts a new nexus as the others are.
+    /// Applies the restrictions in force to a new nexus.
     pub(crate) fn enforce_on(&self, nexus: &Nexus) {
         let restriction = lock(&self.guards.reservations).restriction(nexus.name());
         let is_active = lock(&self.guards.groups).state_of(nexus.name().relative_port).is_active();
@@ -176,7 +177,7 @@ impl LogicalUnit {
         nexus.restrict(Restrictions::SANITIZE, self.guards.sanitize.sense().is_some());
     }
 
-    /// Computes the restrictions of all nexuses anew.
+    /// Recomputes the restrictions of all nexuses.
     pub(crate) fn enforce(&self) {
         self.nexuses().iter().for_each(|nexus| self.enforce_on(nexus));
     }
@@ -186,7 +187,7 @@ impl LogicalUnit {
         lock(&self.guards.groups).add_port(port);
     }
 
-    /// Releases what RESERVE holds for a nexus that ended. `None`: for all.
+    /// Releases the reservation by RESERVE of a nexus that ended, or of any nexus (`None`).
     pub(crate) fn release_reserved(&self, nexus: Option<&Nexus>) {
         let mut reservations = lock(&self.guards.reservations);
         match nexus {
@@ -197,12 +198,12 @@ impl LogicalUnit {
         self.enforce();
     }
 
-    /// TPGS of INQUIRY, for a target port.
+    /// Returns TPGS of INQUIRY for a target port.
     pub(crate) fn tpgs(&self, port: u16) -> u8 {
         lock(&self.guards.groups).tpgs(port)
     }
 
-    /// The target port group of a target port.
+    /// Returns the target port group of a target port.
     pub(crate) fn port_group(&self, port: u16) -> u16 {
         lock(&self.guards.groups).of_port(port).id
     }
@@ -226,7 +227,8 @@ pub(crate) fn check_reservations(nexus: &Nexus, cdb: &[u8]) -> Result<(), Outcom
     lock(&nexus.unit().guards.reservations).check(nexus.name(), cdb).map_err(Outcome::from)
 }
 
-/// Whether a nexus may read (`false`) or write (`true`) its unit: for the parties of an EXTENDED COPY.
+/// Returns whether a nexus may read (`false`) or write (`true`) its unit, for the parties of an EXTENDED
+/// COPY.
 pub(crate) fn may_access(nexus: &Nexus, is_write: bool) -> bool {
     const READ_16: [u8; 16] = [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     const WRITE_16: [u8; 16] = [0x8A, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -245,18 +247,18 @@ fn answer(result: Result<(Vec<u8>, u32), impl Into<Outcome>>) -> Begin {
     }
 }
 
-/// PERSISTENT RESERVE IN.
+/// Executes PERSISTENT RESERVE IN.
 pub(crate) fn persistent_in(call: &Call<'_>) -> Begin {
     let can_persist = call.unit().can_persist();
     let reservations = lock(&call.unit().guards.reservations);
-    // LIO-19.
+    // LIO-19: it conflicts with a reservation by RESERVE.
     if reservations.reserved().is_some() {
         return Outcome::from(Failure::Conflict).into();
     }
     answer(reservations.report(&call.cdb, can_persist))
 }
 
-/// PERSISTENT RESERVE OUT. The parameter list was not received yet.
+/// Begins PERSISTENT RESERVE OUT, whose parameter list has not been received yet.
 pub(crate) fn persistent_out_begin(call: &Call<'_>) -> Begin {
     if lock(&call.unit().guards.reservations).reserved().is_some() {
         return Outcome::from(Failure::Conflict).into();
@@ -267,7 +269,7 @@ pub(crate) fn persistent_out_begin(call: &Call<'_>) -> Begin {
     }
 }
 
-/// PERSISTENT RESERVE OUT, with its parameter list.
+/// Continues PERSISTENT RESERVE OUT with its parameter list.
 pub(crate) fn persistent_out(call: &Call<'_>, list: &[u8]) -> Begin {
     let out = match Out::parse(&call.cdb, list) {
         Ok(out) => out,
@@ -277,7 +279,7 @@ pub(crate) fn persistent_out(call: &Call<'_>, list: &[u8]) -> Begin {
     work.begin()
 }
 
-/// A PERSISTENT RESERVE OUT whose effect has to be stored before it ends.
+/// A PERSISTENT RESERVE OUT whose effect must be stored before it ends.
 pub struct StoreReservations {
     nexus: Arc<Nexus>,
     out: Out,
@@ -291,7 +293,7 @@ impl std::fmt::Debug for StoreReservations {
 }
 
 impl StoreReservations {
-    /// Carries out the command at once if nothing has to be stored, and no other one is being stored.
+    /// Executes the command at once if nothing has to be stored, and no other command is being stored.
     fn begin(self) -> Begin {
         let unit = self.nexus.unit().clone();
         if unit.shared_store().is_some() {
@@ -309,7 +311,7 @@ impl StoreReservations {
         }
     }
 
-    /// Carries out the command. Blocks while the image is stored: not for a reactor's thread.
+    /// Executes the command. Blocks while the image is stored, so it must not run on a reactor's thread.
     pub fn run(&self) -> Outcome {
         let unit = self.nexus.unit();
         let _order = lock(&unit.guards.order);
@@ -379,12 +381,12 @@ impl StoreReservations {
     }
 }
 
-/// RESERVE (6) and (10).
+/// Executes RESERVE (6) and (10).
 pub(crate) fn reserve(call: &Call<'_>) -> Begin {
     legacy(call, Reservations::reserve)
 }
 
-/// RELEASE (6) and (10).
+/// Executes RELEASE (6) and (10).
 pub(crate) fn release(call: &Call<'_>) -> Begin {
     legacy(call, Reservations::release)
 }
@@ -401,12 +403,12 @@ fn legacy(call: &Call<'_>, change: Legacy) -> Begin {
     }
 }
 
-/// REPORT TARGET PORT GROUPS.
+/// Executes REPORT TARGET PORT GROUPS.
 pub(crate) fn report_groups(call: &Call<'_>) -> Begin {
     answer(lock(&call.unit().guards.groups).report(&call.cdb, call.nexus.name().relative_port))
 }
 
-/// SET TARGET PORT GROUPS. The parameter list was not received yet.
+/// Begins SET TARGET PORT GROUPS, whose parameter list has not been received yet.
 pub(crate) fn set_groups_begin(call: &Call<'_>) -> Begin {
     let port = call.nexus.name().relative_port;
     let len = lock(&call.unit().guards.groups).set_list_len(&call.cdb, port);
@@ -417,7 +419,7 @@ pub(crate) fn set_groups_begin(call: &Call<'_>) -> Begin {
     }
 }
 
-/// SET TARGET PORT GROUPS, with its parameter list.
+/// Continues SET TARGET PORT GROUPS with its parameter list.
 pub(crate) fn set_groups(call: &Call<'_>, list: &[u8]) -> Begin {
     match call.unit().change_access_groups(Some(call.nexus), |groups| groups.set(list)) {
         Ok(_) => Outcome::good(list.len() as u64).into(),

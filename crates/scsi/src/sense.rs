@@ -6,66 +6,66 @@ use crate::bytes::put;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Key {
-    /// Nothing to report.
+    /// There is nothing to report.
     NoSense = 0x0,
     /// The command succeeded after recovery.
     RecoveredError = 0x1,
-    /// The logical unit is not accessible for now.
+    /// The logical unit is not accessible at present.
     NotReady = 0x2,
-    /// The medium has a flaw.
+    /// The medium is defective.
     MediumError = 0x3,
-    /// The device has a failure.
+    /// The device has failed.
     HardwareError = 0x4,
-    /// The command is wrong.
+    /// The command is invalid.
     IllegalRequest = 0x5,
-    /// An event happened that the initiator must know.
+    /// An event occurred that the initiator must be informed of.
     UnitAttention = 0x6,
-    /// The medium is protected.
+    /// The medium is write protected.
     DataProtect = 0x7,
-    /// A blank or non-blank medium was met.
+    /// A blank or non-blank medium was encountered.
     BlankCheck = 0x8,
     /// EXTENDED COPY stopped early.
     CopyAborted = 0xA,
     /// The device server aborted the command.
     AbortedCommand = 0xB,
-    /// Data differ from the medium.
+    /// The data differs from the medium.
     Miscompare = 0xE,
     /// The command completed; see the additional code.
     Completed = 0xF,
 }
 
-/// The field of a CDB or parameter list that is wrong: SPC-6 section 4.4.2.4.2.
+/// The wrong field of a CDB or parameter list: SPC-6 section 4.4.2.4.2.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FieldPointer {
-    /// The field is in the CDB, rather than in the parameter list.
+    /// Whether the field is in the CDB instead of the parameter list.
     pub in_cdb: bool,
     /// Byte in which the field starts.
     pub byte: u16,
-    /// Most significant bit of the field in that byte; `None`: the whole byte.
+    /// Most significant bit of the field in that byte; `None` means the whole byte.
     pub bit: Option<u8>,
 }
 
-/// What the sense-key specific bytes hold.
+/// Content of the sense-key specific bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Specific {
-    /// Nothing.
+    /// No content.
     None,
-    /// Which field is wrong.
+    /// The wrong field.
     Field(FieldPointer),
     /// Progress of a long operation, in 65536ths.
     Progress(u16),
-    /// EXTENDED COPY: the segment's descriptor, or the byte of a descriptor, that is wrong.
+    /// EXTENDED COPY: the wrong segment descriptor, or byte of a descriptor.
     Segment {
-        /// The field pointer counts from the start of the segment descriptor (SD bit).
+        /// Whether the field pointer counts from the start of the segment descriptor (SD bit).
         in_descriptor: bool,
         /// Byte in which the field starts.
         byte: u16,
-        /// Most significant bit of the field; `None`: the whole byte.
+        /// Most significant bit of the field; `None` means the whole byte.
         bit: Option<u8>,
     },
 }
 
-/// Sense data. Fixed size, `Copy`.
+/// Sense data, of fixed size and `Copy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sense {
     /// Sense key.
@@ -83,7 +83,7 @@ pub struct Sense {
 }
 
 impl Sense {
-    /// Most bytes of encoded sense data.
+    /// Maximum length of encoded sense data in bytes.
     pub const LEN_MAX: usize = 48;
     /// No sense data.
     pub const NONE: Sense = Sense::new(Key::NoSense, 0, 0);
@@ -102,9 +102,9 @@ impl Sense {
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(Key::IllegalRequest, 0x1A, 0x00);
     /// 07/27/00: the unit, or the mapping, is write protected.
     pub const WRITE_PROTECTED: Sense = Sense::new(Key::DataProtect, 0x27, 0x00);
-    /// 07/27/07: no space left for a thin device.
+    /// 07/27/07: a thin device has no space left.
     pub const NO_SPACE: Sense = Sense::new(Key::DataProtect, 0x27, 0x07);
-    /// 02/08/00: LUN communication failure; initiators retry.
+    /// 02/08/00: LUN communication failure, after which initiators retry.
     pub const COMMUNICATION_FAILURE: Sense = Sense::new(Key::NotReady, 0x08, 0x00);
     /// 05/0E/03: the length that the initiator announced does not fit the CDB (INVALID FIELD IN COMMAND
     /// INFORMATION UNIT).
@@ -113,39 +113,40 @@ impl Sense {
     pub const SAVING_UNSUPPORTED: Sense = Sense::new(Key::IllegalRequest, 0x39, 0x00);
     /// 02/3A/00: the medium was ejected.
     pub const NO_MEDIUM: Sense = Sense::new(Key::NotReady, 0x3A, 0x00);
-    /// 05/53/02: some nexus prevents the removal of the medium.
+    /// 05/53/02: a nexus prevents the removal of the medium.
     pub const REMOVAL_PREVENTED: Sense = Sense::new(Key::IllegalRequest, 0x53, 0x02);
 
-    /// Sense data of a key and an additional code.
+    /// Creates sense data from a key, an additional sense code and a qualifier.
     pub const fn new(key: Key, asc: u8, ascq: u8) -> Sense {
         Sense { key, asc, ascq, information: None, command: None, specific: Specific::None }
     }
 
-    /// 05/24/00 with a pointer to a byte of the CDB; `bit`: the most significant one of the field.
+    /// Returns 05/24/00 with a pointer to a byte of the CDB; `bit` is the most significant bit of the
+    /// field.
     pub const fn cdb_field(byte: u16, bit: Option<u8>) -> Sense {
         let specific = Specific::Field(FieldPointer { in_cdb: true, byte, bit });
         Sense { specific, ..Sense::INVALID_FIELD_IN_CDB }
     }
 
-    /// 05/26/00 with a pointer to a byte of the parameter list.
+    /// Returns 05/26/00 with a pointer to a byte of the parameter list.
     pub const fn parameter_field(byte: u16, bit: Option<u8>) -> Sense {
         let specific = Specific::Field(FieldPointer { in_cdb: false, byte, bit });
         Sense { specific, ..Sense::INVALID_FIELD_IN_PARAMETERS }
     }
 
-    /// 0E/1D/00 with the offset, in bytes, of the first byte that differs.
+    /// Returns 0E/1D/00 with the offset, in bytes, of the first byte that differs.
     pub const fn miscompare(offset: u64) -> Sense {
         Sense { information: Some(offset), ..Sense::new(Key::Miscompare, 0x1D, 0x00) }
     }
 
-    /// The sense data with an INFORMATION field.
+    /// Returns the sense data with an INFORMATION field added.
     #[must_use]
     pub const fn with_information(self, information: u64) -> Sense {
         Sense { information: Some(information), ..self }
     }
 
-    /// Writes the sense data. Returns its length. Fixed format (70h) has no space for an INFORMATION field
-    /// above 2^32 - 1: it is left out then, and VALID is 0 (SPC-6 section 4.4.3).
+    /// Writes the sense data, and returns its length. The fixed format (70h) has no space for an
+    /// INFORMATION field above 2^32 - 1, which is then omitted with VALID 0 (SPC-6 section 4.4.3).
     pub fn encode(&self, descriptor: bool, into: &mut [u8; Sense::LEN_MAX]) -> usize {
         into.fill(0);
         if descriptor { self.encode_descriptors(into) } else { self.encode_fixed(into) }
@@ -192,7 +193,7 @@ impl Sense {
         at
     }
 
-    /// The three sense-key specific bytes, with SKSV set.
+    /// Returns the three sense-key specific bytes, with SKSV set.
     fn specific_bytes(&self) -> Option<[u8; 3]> {
         let bit_pointer = |bit: Option<u8>| bit.map_or(0, |bit| 0x08 | (bit & 7));
         let (first, [high, low]) = match self.specific {
@@ -209,10 +210,10 @@ impl Sense {
     }
 }
 
-/// Sense data of a block request that failed, and what SCSI initiators do about it.
+/// Returns the sense data of a failed block request, chosen by how SCSI initiators react.
 ///
-/// Statuses that pass are NOT READY or a communication failure, which the Linux initiator retries; lost data
-/// is a MEDIUM ERROR with the first LBA, which it reports.
+/// Transient statuses become NOT READY or a communication failure, which the Linux initiator retries; lost
+/// data becomes a MEDIUM ERROR with the first LBA, which it reports.
 pub fn of_block_status(status: block::Status, lba: u64, is_write: bool) -> Sense {
     use block::Status;
     match status {
@@ -238,7 +239,7 @@ pub fn of_block_status(status: block::Status, lba: u64, is_write: bool) -> Sense
             Sense::new(Key::MediumError, 0x0C, 0x00).with_information(lba)
         }
         Status::Medium | Status::IoError => Sense::new(Key::MediumError, 0x11, 0x00).with_information(lba),
-        // A status of its own: see `Outcome`.
+        // RESERVATION CONFLICT is a SCSI status without sense data: see `Outcome`.
         Status::ReservationConflict => Sense::NONE,
     }
 }

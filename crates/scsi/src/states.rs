@@ -1,5 +1,5 @@
-//! Commands about the state of the unit: REQUEST SENSE, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL, identifying
-//! information.
+//! Commands for the state of the unit: REQUEST SENSE, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL,
+//! identifying information.
 
 use crate::attention::Attention;
 use crate::bytes::be32;
@@ -9,7 +9,8 @@ use crate::sense::Sense;
 use crate::{Begin, Outcome};
 use std::sync::atomic::Ordering;
 
-/// REQUEST SENSE: SPC-6 section 6.39. Reports a pending unit attention, which it clears, or why the unit is not ready.
+/// Executes REQUEST SENSE: SPC-6 section 6.39. Reports and clears a pending unit attention, or reports why
+/// the unit is not ready.
 pub(crate) fn request_sense(call: &Call<'_>) -> Begin {
     let sense = match call.nexus.take_attention(true) {
         Some(attention) => attention.sense(),
@@ -21,16 +22,17 @@ pub(crate) fn request_sense(call: &Call<'_>) -> Begin {
     Outcome::with_data(bytes[..len].to_vec(), call.cdb[4].into()).into()
 }
 
-/// START STOP UNIT: SBC-4 section 5.31. The unit is always active, so power conditions and START without LOEJ change
-/// nothing; stopping flushes unless NO_FLUSH. LOEJ loads and ejects the medium of a removable unit, and is an invalid
-/// field of any other.
+/// Executes START STOP UNIT: SBC-4 section 5.31. The unit is always active, so power conditions and START
+/// without LOEJ change nothing; stopping flushes unless NO_FLUSH is set. LOEJ loads and ejects the medium
+/// of a removable unit, and is an invalid field for other units.
 pub(crate) fn start_stop(call: &Call<'_>) -> Begin {
     let bits = call.cdb[4];
     let (condition, no_flush, loads, starts) = (bits >> 4, bits & 4 != 0, bits & 2 != 0, bits & 1 != 0);
     match condition {
         0 => {}
-        // ACTIVE, IDLE, STANDBY, LU_CONTROL, FORCE_IDLE_0 and FORCE_STANDBY_0; START and LOEJ are ignored. A removable
-        // unit accepts what it ignores, as SBC-2 units did with vendor-specific conditions.
+        // ACTIVE, IDLE, STANDBY, LU_CONTROL, FORCE_IDLE_0 and FORCE_STANDBY_0; START and LOEJ are ignored.
+        // A removable unit also accepts conditions that it ignores, as SBC-2 units did with vendor-specific
+        // ones.
         0x1 | 0x2 | 0x3 | 0x7 | 0xA | 0xB => return Outcome::good(0).into(),
         _ if call.facts.media.removable => return Outcome::good(0).into(),
         _ => return Sense::cdb_field(4, Some(7)).into(),
@@ -39,7 +41,7 @@ pub(crate) fn start_stop(call: &Call<'_>) -> Begin {
         if !call.facts.media.removable {
             return Sense::cdb_field(4, Some(1)).into();
         }
-        // A locked drive does not load either: libiscsi's PreventAllow.Eject.
+        // A locked drive does not load a medium either: libiscsi's PreventAllow.Eject.
         if call.unit().is_removal_prevented() {
             return Sense::REMOVAL_PREVENTED.into();
         }
@@ -51,7 +53,7 @@ pub(crate) fn start_stop(call: &Call<'_>) -> Begin {
     Outcome::good(0).into()
 }
 
-/// PREVENT ALLOW MEDIUM REMOVAL: SBC-4 section 5.15. Each nexus has a PREVENT state of its own.
+/// Executes PREVENT ALLOW MEDIUM REMOVAL: SBC-4 section 5.15. Each nexus has its own PREVENT state.
 pub(crate) fn prevent_allow(call: &Call<'_>) -> Begin {
     let prevents = call.cdb[4] & 0x03;
     if prevents > 1 {
@@ -61,10 +63,10 @@ pub(crate) fn prevent_allow(call: &Call<'_>) -> Begin {
     Outcome::good(0).into()
 }
 
-/// Most bytes of identifying information, by type: SPC-6 section 6.30.
+/// Maximum bytes of identifying information, by type: SPC-6 section 6.30.
 const IDENTIFYING_MAX: [u16; 2] = [64, 256];
 
-/// The index of an information type. `None`: it is not supported.
+/// Returns the index of an information type, or `None` if it is not supported.
 fn identifying_kind(kind: u8) -> Option<usize> {
     match kind >> 1 {
         0b000_0000 => Some(0),
@@ -73,7 +75,7 @@ fn identifying_kind(kind: u8) -> Option<usize> {
     }
 }
 
-/// REPORT IDENTIFYING INFORMATION: SPC-6 section 6.30.
+/// Executes REPORT IDENTIFYING INFORMATION: SPC-6 section 6.30.
 pub(crate) fn report_identifying(call: &Call<'_>) -> Begin {
     const SUPPORTED: u8 = 0x7F;
     let allocation = be32(&call.cdb, 6);
@@ -94,7 +96,7 @@ pub(crate) fn report_identifying(call: &Call<'_>) -> Begin {
     Outcome::with_data(data, allocation).into()
 }
 
-/// SET IDENTIFYING INFORMATION: SPC-6 section 6.44. The parameter list was not received yet.
+/// Begins SET IDENTIFYING INFORMATION: SPC-6 section 6.44. The parameter list has not been received yet.
 pub(crate) fn set_identifying_begin(call: &Call<'_>) -> Begin {
     let len = be32(&call.cdb, 6);
     let Some(kind) = identifying_kind(call.cdb[10]) else { return Sense::cdb_field(10, Some(7)).into() };
@@ -104,7 +106,7 @@ pub(crate) fn set_identifying_begin(call: &Call<'_>) -> Begin {
     call.parameters(len)
 }
 
-/// SET IDENTIFYING INFORMATION, with its parameter list.
+/// Continues SET IDENTIFYING INFORMATION with its parameter list.
 pub(crate) fn set_identifying(call: &Call<'_>, list: &[u8]) -> Begin {
     let Some(kind) = identifying_kind(call.cdb[10]) else { return Sense::cdb_field(10, Some(7)).into() };
     // Text is null-terminated UTF-8.

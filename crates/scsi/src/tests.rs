@@ -1,4 +1,4 @@
-//! Tests of commands against a disk in memory: [`World`] carries out what a transport would.
+//! Tests of commands on an in-memory disk: [`World`] does the work of a transport.
 
 mod atomicity;
 mod commands;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 pub(crate) const BLOCK: usize = 512;
 pub(crate) const BLOCKS: usize = 4096;
 
-/// A disk in memory that discards, and knows holes.
+/// An in-memory disk that supports discards and records holes.
 pub(crate) struct Disk {
     pub(crate) bytes: Vec<u8>,
-    /// By block.
+    /// Whether each block is a hole.
     pub(crate) holes: Vec<bool>,
     /// Operation, offset, length and flags of each request.
     pub(crate) log: Vec<(Op, u64, u64, Flags)>,
-    /// Answers to operations instead of carrying them out.
+    /// Statuses to return for operations instead of executing them.
     pub(crate) fails: Vec<(Op, Status)>,
 }
 
 impl Disk {
     pub(crate) fn new() -> Disk {
         let mut disk = Disk {
-            // A pattern of which no two neighbouring blocks are alike.
+            // In this pattern no two neighbouring blocks are equal.
             bytes: (0..515_u32)
                 .map(|at| (at * 37) as u8)
                 .collect::<Vec<u8>>()
@@ -122,7 +122,7 @@ pub(crate) fn name(number: u8) -> NexusName {
     }
 }
 
-/// A unit with its disk and some nexuses, whose first unit attention was reported already.
+/// A unit with its disk and some nexuses, whose first unit attention has already been reported.
 pub(crate) struct World {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) nexus: Arc<Nexus>,
@@ -133,7 +133,7 @@ pub(crate) struct World {
     pub(crate) seed: u64,
 }
 
-/// How a command ended, and its data-in.
+/// The outcome of a command, and its data-in.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) outcome: Outcome,
@@ -147,7 +147,7 @@ impl End {
         self.data
     }
 
-    /// Sense key, additional sense code and qualifier.
+    /// Returns the sense key, additional sense code and qualifier.
     #[track_caller]
     pub(crate) fn sense(&self) -> (u8, u8, u8) {
         assert_eq!(self.outcome.status, ScsiStatus::CheckCondition);
@@ -229,7 +229,7 @@ impl World {
         End { outcome, data: Vec::new() }
     }
 
-    /// Steps through a program. Requests complete in an arbitrary order.
+    /// Executes a program. Requests complete in an arbitrary order.
     pub(crate) fn program(&mut self, program: &mut Program, data_out: &[u8]) -> Outcome {
         let needs = program.needs();
         assert!(needs.scratch <= 32 << 20 && needs.data_out as usize <= data_out.len());
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// Bytes of blocks on the disk.
+    /// Returns the bytes of blocks on the disk.
     pub(crate) fn blocks(&self, lba: usize, count: usize) -> &[u8] {
         &self.disk.bytes[lba * BLOCK..(lba + count) * BLOCK]
     }
@@ -285,7 +285,7 @@ fn ended(mut outcome: Outcome, data_in: u32) -> End {
     End { outcome, data }
 }
 
-/// A CDB of 16 bytes: LBA at 2, length at 10.
+/// Returns a CDB of 16 bytes, with the LBA at byte 2 and the length at byte 10.
 pub(crate) fn cdb16(opcode: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1]) = (opcode, flags);
@@ -294,7 +294,7 @@ pub(crate) fn cdb16(opcode: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
     cdb
 }
 
-/// A CDB of 12 bytes: LBA at 2, length at 6.
+/// Returns a CDB of 12 bytes, with the LBA at byte 2 and the length at byte 6.
 pub(crate) fn cdb12(opcode: u8, flags: u8, lba: u32, count: u32) -> [u8; 12] {
     let mut cdb = [0; 12];
     (cdb[0], cdb[1]) = (opcode, flags);
@@ -303,7 +303,7 @@ pub(crate) fn cdb12(opcode: u8, flags: u8, lba: u32, count: u32) -> [u8; 12] {
     cdb
 }
 
-/// A CDB of 10 bytes: LBA at 2, length at 7.
+/// Returns a CDB of 10 bytes, with the LBA at byte 2 and the length at byte 7.
 pub(crate) fn cdb10(opcode: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
     let mut cdb = [0; 10];
     (cdb[0], cdb[1]) = (opcode, flags);
@@ -312,7 +312,7 @@ pub(crate) fn cdb10(opcode: u8, flags: u8, lba: u32, count: u16) -> [u8; 10] {
     cdb
 }
 
-/// A COMPARE AND WRITE.
+/// Returns a COMPARE AND WRITE.
 pub(crate) fn compare_and_write(lba: u64, count: u8) -> [u8; 16] {
     let mut cdb = cdb16(0x89, 0, lba, 0);
     cdb[13] = count;

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Names of lost nexuses that a unit remembers, to report the loss when they come back.
+/// Maximum number of names of lost nexuses that a unit remembers, to report the loss when they reconnect.
 const LOST_MAX: usize = 64;
 
-/// How a logical unit is reset: SAM-6 section 6.3.3, RFC 7143 section 11.5.1.
+/// Kind of reset of a logical unit: SAM-6 section 6.3.3, RFC 7143 section 11.5.1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reset {
     /// LOGICAL UNIT RESET.
@@ -23,56 +23,57 @@ pub enum Reset {
     Cold,
 }
 
-/// What commands other than reads and writes look at.
+/// Properties that commands other than plain reads and writes use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) media: Media,
     pub(crate) attributes: Attributes,
     pub(crate) modes: Modes,
-    /// TPGS of the target port that a command came by: bit 0 implicit, bit 1 explicit access states.
+    /// TPGS of the target port on which a command arrived: bit 0 implicit, bit 1 explicit access states.
     pub(crate) tpgs: u8,
 }
 
 impl Facts {
-    /// UNMAP, or WRITE SAME with UNMAP, deallocates blocks (LBPME).
+    /// Returns whether UNMAP, or WRITE SAME with UNMAP, deallocates blocks (LBPME).
     pub(crate) fn is_thin(&self) -> bool {
         self.can_unmap() || self.can_unmap_same()
     }
 
-    /// UNMAP is supported.
+    /// Returns whether UNMAP is supported.
     pub(crate) fn can_unmap(&self) -> bool {
         let most = self.attributes.max_unmap_lba_count.min(self.attributes.max_unmap_block_desc_count);
         self.attributes.emulate_tpu && self.media.can.contains(Can::UNMAP) && most > 0
     }
 
-    /// WRITE SAME with UNMAP is supported.
+    /// Returns whether WRITE SAME with UNMAP is supported.
     pub(crate) fn can_unmap_same(&self) -> bool {
         self.attributes.emulate_tpws && self.media.can.contains(Can::UNMAP)
     }
 
-    /// Unmapped blocks read as zeroes (LBPRZ): because discarded ranges do, or because UNMAP writes zeroes.
+    /// Returns whether unmapped blocks read as zeroes (LBPRZ), because discarded ranges do or because UNMAP
+    /// writes zeroes.
     pub(crate) fn unmaps_to_zeroes(&self) -> bool {
         let can = self.media.can;
         let wanted = self.attributes.unmap_zeroes_data && can.contains(Can::WRITE_ZEROES);
         self.is_thin() && (wanted || can.contains(Can::UNMAP_ZEROES))
     }
 
-    /// SANITIZE with BLOCK ERASE is supported.
+    /// Returns whether SANITIZE with BLOCK ERASE is supported.
     pub(crate) fn can_block_erase(&self) -> bool {
         crate::sanitize::supports(&self.media, self.is_thin(), crate::sanitize::action::BLOCK_ERASE)
     }
 
-    /// Writes fail for every nexus.
+    /// Returns whether writes fail for every nexus.
     pub(crate) fn is_write_protected(&self) -> bool {
         self.media.read_only || self.modes.software_write_protect
     }
 
-    /// The DPO and FUA bits of reads and writes are valid.
+    /// Returns whether the DPO and FUA bits of reads and writes are valid.
     pub(crate) fn has_fua(&self) -> bool {
         self.attributes.emulate_fua_write
     }
 
-    /// Most blocks of a COMPARE AND WRITE; 0: unsupported.
+    /// Returns the maximum number of blocks of a COMPARE AND WRITE, or 0 if it is not supported.
     pub(crate) fn compare_and_write_max(&self) -> u8 {
         const BYTES_MAX: u32 = 1 << 20;
         let fits = self.media.blocks_of(BYTES_MAX).min(self.media.blocks_of(self.media.transfer_max));
@@ -88,10 +89,10 @@ impl Facts {
 struct State {
     facts: Facts,
     nexuses: Vec<Weak<Nexus>>,
-    /// Names of nexuses that were lost, oldest first.
+    /// Names of lost nexuses, oldest first.
     lost: VecDeque<NexusName>,
     is_ejected: bool,
-    /// REPORT IDENTIFYING INFORMATION, by type: peripheral device, text.
+    /// Identifying information by type: peripheral device, text.
     identifying: [Vec<u8>; 2],
 }
 
@@ -107,21 +108,21 @@ mod fast {
     pub(super) const TASK_ABORTED_STATUS: u32 = 1 << 10;
 }
 
-/// What reads and writes look at.
+/// Properties that reads and writes use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FastFacts {
     pub(crate) blocks: u64,
-    /// Most blocks of a command.
+    /// Maximum number of blocks of a command.
     pub(crate) blocks_max: u32,
     pub(crate) block_shift: u8,
     pub(crate) is_protected: bool,
-    /// DPO and FUA are valid bits.
+    /// Whether DPO and FUA are valid bits.
     pub(crate) fua_valid: bool,
-    /// Each write is to be on stable storage when it completes (WCE is 0).
+    /// Whether each write must be on stable storage when it completes (WCE is 0).
     pub(crate) write_through: bool,
-    /// A durable write is a write with FUA.
+    /// Whether a durable write is a write with FUA.
     pub(crate) can_fua: bool,
-    /// A durable write is a write and a flush. Neither: every write is durable.
+    /// Whether a durable write is a write followed by a flush. If neither is set, every write is durable.
     pub(crate) fua_flushes: bool,
     pub(crate) descriptor_sense: bool,
 }
@@ -132,9 +133,9 @@ pub struct LogicalUnit {
     identity: Identity,
     /// Capacity in blocks.
     blocks: AtomicU64,
-    /// Most blocks of a command.
+    /// Maximum number of blocks of a command.
     blocks_max: AtomicU32,
-    /// Copy of a few facts, as bits of `fast`.
+    /// Copy of some facts, as bits of `fast`.
     fast: AtomicU32,
     state: Mutex<State>,
     pub(crate) guards: Guards,
@@ -167,7 +168,7 @@ impl LogicalUnit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds the lock of the state.
+    /// Holds the lock of the state until the result is dropped.
     #[cfg(test)]
     pub(crate) fn hold_state(&self) -> impl Drop + '_ {
         struct Held<'a>(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'a, State>);
@@ -177,7 +178,7 @@ impl LogicalUnit {
         Held(self.state())
     }
 
-    /// Copies to the fast path what it needs.
+    /// Copies the facts that the fast path needs.
     fn publish(&self, facts: &Facts) {
         let media = &facts.media;
         let bit = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
@@ -194,7 +195,7 @@ impl LogicalUnit {
         self.fast.store(bits, Ordering::Release);
     }
 
-    /// What reads and writes look at: three loads, no lock.
+    /// Returns the properties that reads and writes use: three loads, no lock.
     pub(crate) fn fast_facts(&self) -> FastFacts {
         let bits = self.fast.load(Ordering::Acquire);
         FastFacts {
@@ -210,24 +211,25 @@ impl LogicalUnit {
         }
     }
 
-    /// What all other commands look at, of a target port.
+    /// Returns the properties that all other commands use, for a target port.
     pub(crate) fn facts(&self, port: u16) -> Facts {
         let tpgs = self.tpgs(port);
         Facts { tpgs, ..self.state().facts }
     }
 
-    /// The names of the unit.
+    /// Returns the names of the unit.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The medium.
+    /// Returns the medium.
     pub fn media(&self) -> Media {
         self.state().facts.media
     }
 
-    /// Replaces the medium, for example after a resize. A new capacity is reported to every nexus (2A/09), other
-    /// changes that INQUIRY shows as changed mode parameters (2A/01). The block size must be the previous one.
+    /// Replaces the medium, for example after a resize. A new capacity is reported to every nexus (2A/09);
+    /// other changes that INQUIRY shows are reported as changed mode parameters (2A/01). The block size
+    /// must not change.
     pub fn set_media(&self, media: Media) {
         let mut state = self.state();
         let before = std::mem::replace(&mut state.facts.media, media);
@@ -244,7 +246,7 @@ impl LogicalUnit {
         }
     }
 
-    /// The attributes.
+    /// Returns the attributes.
     pub fn attributes(&self) -> Attributes {
         self.state().facts.attributes
     }
@@ -252,7 +254,7 @@ impl LogicalUnit {
     /// Sets an attribute by its LIO name.
     ///
     /// # Errors
-    /// No attribute has this name or value.
+    /// The attribute does not exist, or does not allow this value.
     pub fn set_attribute(&self, name: &str, value: u64) -> Result<(), AttributeError> {
         let mut state = self.state();
         let facts = &mut state.facts;
@@ -267,7 +269,8 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// Replaces the mode parameters. Returns whether they differ; the nexuses besides `by` are notified then.
+    /// Replaces the mode parameters. Returns whether they differ from the previous ones; if so, all nexuses
+    /// except `by` are notified.
     pub(crate) fn set_modes(&self, modes: Modes, by: &Nexus) -> bool {
         let mut state = self.state();
         let differ = state.facts.modes != modes;
@@ -280,7 +283,8 @@ impl LogicalUnit {
         differ
     }
 
-    /// Adds a nexus. It gets a unit attention: 29/07 if a nexus of this name was lost before, otherwise 29/00.
+    /// Adds a nexus. It gets a unit attention: 29/07 if a nexus with this name was lost before, otherwise
+    /// 29/00.
     pub fn attach_nexus(self: &Arc<Self>, name: NexusName, lun: Lun, access: Access) -> Arc<Nexus> {
         self.add_port(name.relative_port);
         let mut state = self.state();
@@ -297,7 +301,7 @@ impl LogicalUnit {
         nexus
     }
 
-    /// Removes a nexus: its commands are aborted, and what RESERVE holds for it is released.
+    /// Removes a nexus: aborts its commands, and releases its reservation by RESERVE.
     pub fn detach_nexus(&self, nexus: &Nexus, loss: NexusLoss) {
         nexus.advance_epoch();
         let mut state = self.state();
@@ -313,12 +317,12 @@ impl LogicalUnit {
         self.guards.copies.forget(Some(nexus.name()));
     }
 
-    /// The nexuses that are attached.
+    /// Returns the attached nexuses.
     pub fn nexuses(&self) -> Vec<Arc<Nexus>> {
         self.state().nexuses.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Establishes a unit attention condition for every nexus besides `except`.
+    /// Establishes a unit attention condition for every nexus except `except`.
     pub fn raise_all(&self, attention: Attention, except: Option<&Nexus>) {
         for nexus in self.nexuses() {
             if !except.is_some_and(|except| std::ptr::eq(except, &*nexus)) {
@@ -327,14 +331,14 @@ impl LogicalUnit {
         }
     }
 
-    /// Sends the commands of all nexuses, or only of those for which `applies` returns true, down the slow path, and the
-    /// commands of all others no longer for this reason.
+    /// Makes the commands of those nexuses for which `applies` returns `true` take the slow path for this
+    /// reason, and removes this reason from all other nexuses.
     pub(crate) fn restrict_all(&self, reason: Restrictions, applies: impl Fn(&Nexus) -> bool) {
         self.nexuses().iter().for_each(|nexus| nexus.restrict(reason, applies(nexus)));
     }
 
-    /// Resets the unit: commands of all nexuses are aborted, what RESERVE holds is released, mode parameters return to their defaults, media removal is
-    /// permitted, and every nexus gets a unit attention.
+    /// Resets the unit: aborts the commands of all nexuses, releases the reservation by RESERVE, restores
+    /// the default mode parameters, permits medium removal, and raises a unit attention for every nexus.
     pub fn reset(&self, how: Reset) {
         let mut state = self.state();
         state.facts.modes = Modes::new(&state.facts.media, &state.facts.attributes);
@@ -354,7 +358,8 @@ impl LogicalUnit {
         }
     }
 
-    /// CLEAR TASK SET: aborts the commands of all nexuses. Others than `by` get the unit attention 2F/00.
+    /// Executes CLEAR TASK SET: aborts the commands of all nexuses. All except `by` get the unit attention
+    /// 2F/00.
     pub fn clear_task_set(&self, by: &Nexus) {
         for nexus in self.nexuses() {
             nexus.advance_epoch();
@@ -364,12 +369,14 @@ impl LogicalUnit {
         }
     }
 
-    /// Whether a command that another nexus aborted ends with TASK ABORTED (TAS), rather than without a response.
+    /// Returns whether a command that another nexus aborted ends with TASK ABORTED (TAS), instead of
+    /// without a response.
     pub fn reports_aborted_tasks(&self) -> bool {
         self.fast.load(Ordering::Relaxed) & fast::TASK_ABORTED_STATUS != 0
     }
 
-    /// Ejects or loads the medium of a removable unit. Nexuses besides `by` are notified of a loaded medium (28/00).
+    /// Ejects or loads the medium of a removable unit. All nexuses except `by` are notified of a loaded
+    /// medium (28/00).
     pub(crate) fn eject(&self, ejects: bool, by: &Nexus) {
         let was_ejected = std::mem::replace(&mut self.state().is_ejected, ejects);
         self.restrict_all(Restrictions::NO_MEDIUM, |_| ejects);
@@ -378,12 +385,12 @@ impl LogicalUnit {
         }
     }
 
-    /// Whether some nexus prevents the removal of the medium.
+    /// Returns whether any nexus prevents the removal of the medium.
     pub(crate) fn is_removal_prevented(&self) -> bool {
         self.nexuses().iter().any(|nexus| nexus.prevents_removal.load(Ordering::Relaxed))
     }
 
-    /// Identifying information of a type.
+    /// Returns the identifying information of a type.
     pub(crate) fn identifying(&self, kind: usize) -> Vec<u8> {
         self.state().identifying.get(kind).cloned().unwrap_or_default()
     }

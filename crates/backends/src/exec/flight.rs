@@ -1,36 +1,36 @@
-//! A held request as commands to the program: the next command, and the effect of its answer.
+//! Translates a held request into commands to the program: the next command, and the effect of its answer.
 //!
-//! Most requests are one command. A request that is longer than a slot is sent in parts, one after the other.
-//! A durable write to a program without FUA is a write and a flush.
+//! Most requests are one command. A request that is longer than a slot is sent in parts, one after the
+//! other. A durable write to a program without FUA is a write followed by a flush.
 
 use super::shared::Shared;
 use block::{Cookie, Flags, Op, Request, Status};
 use proto::exec::{FUA, Features, NO_UNMAP, Operation, Request as Wire};
 use queue::Nanos;
 
-/// After so many connections that were lost while the program had this request, it fails: it may be what makes
-/// the program crash.
+/// Number of lost connections after which a request fails that the program had each time: it may be the
+/// cause of the program's crashes.
 pub(super) const LOSSES_MAX: u16 = 8;
 
-/// Most bytes of a discard: lengths have 32 bits, and this is a multiple of every block.
+/// Longest discard in bytes: lengths have 32 bits, and this is a multiple of every block size.
 const CLEAR_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
 
 /// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// Waiting for a connection or a slot.
+    /// The request waits for a connection or a slot.
     Waiting,
-    /// The program has its command, whose data is in that slot.
+    /// The program has the request's command, whose data is in this slot.
     Sent(u16),
 }
 
 /// How a request is processed.
 pub(super) enum Plan {
-    /// It completes without a command.
+    /// It completes with this status, without a command.
     Over(Status),
-    /// Its range is described as data.
+    /// The whole range is reported as data.
     AllData,
-    /// It is sent.
+    /// The request is sent to the program.
     Send,
 }
 
@@ -41,18 +41,18 @@ pub(super) struct Flight {
     /// The request as it arrived.
     pub(super) req: Request,
     pub(super) state: State,
-    /// Bytes of its range that are done.
+    /// Bytes of the range that are done.
     pub(super) done: u64,
-    /// Length of the current or next command.
+    /// Length of the current or next command in bytes.
     pub(super) len: u64,
-    /// Number of its commands so far.
+    /// Number of commands sent so far for this request.
     part: u16,
     flushing: bool,
     pub(super) sent_at: Nanos,
     losses: u16,
-    /// Its place in the order of sending, which it keeps when it is sent again.
+    /// Position in the order of sending, which the request keeps when it is sent again.
     pub(super) serial: u64,
-    /// It is to be cancelled, as soon as the program has lost its connection.
+    /// Whether the request is to be cancelled as soon as the program has lost its connection.
     pub(super) cancelled: bool,
 }
 
@@ -74,18 +74,19 @@ impl Flight {
         }
     }
 
-    /// Returns the command's tag on the wire. It is unlike that of any other command for a long time, so that
-    /// duplicate replies match no request.
+    /// Returns the command's tag on the wire. It does not repeat for a long time, so that duplicate replies
+    /// match no request.
     pub(super) fn wire_tag(&self) -> u64 {
         u64::from(self.io.generation) << 32 | u64::from(self.part) << 16 | u64::from(self.io.tag.0)
     }
 
-    /// Returns the slot of a tag on the wire in the array of requests.
+    /// Returns the index of a wire tag in the array of requests.
     pub(super) const fn index_of(wire_tag: u64) -> usize {
         wire_tag as usize & 0xffff
     }
 
-    /// Returns the next command, which is about to be sent with the data in a slot that starts at `place`.
+    /// Returns the next command, which is about to be sent with its data in the slot that starts at
+    /// `place`.
     pub(super) fn command(&mut self, shared: &Shared, slot: u16, place: u64) -> Wire {
         let (offset, left) = (self.req.offset.0 + self.done, self.req.len.0 - self.done);
         self.part = self.part.wrapping_add(1);
@@ -109,18 +110,19 @@ impl Flight {
         Wire { tag: self.wire_tag(), operation, flags, len: self.len as u32, offset, place }
     }
 
-    /// Whether its command has data in its slot.
+    /// Returns whether the command has data in its slot.
     pub(super) fn moves_data(&self) -> bool {
         !self.flushing && matches!(self.req.op, Op::Read | Op::Write)
     }
 
-    /// Counts a loss of the connection while the program had the request. Returns whether it is given up.
+    /// Counts a loss of the connection while the program had the request. Returns whether the request must
+    /// now fail.
     pub(super) fn is_lost(&mut self) -> bool {
         self.losses = self.losses.saturating_add(1);
         self.losses >= LOSSES_MAX
     }
 
-    /// Processes the end of a command. Returns the request's status, or `None` if its next command has to be
+    /// Processes the end of a command. Returns the request's status, or `None` if its next command must be
     /// sent.
     pub(super) fn ended(&mut self, status: Status, shared: &Shared) -> Option<Status> {
         self.losses = 0;
@@ -142,7 +144,7 @@ impl Flight {
     }
 }
 
-/// Determines how a request is processed.
+/// Determines how to process a request.
 pub(super) fn plan(req: &Request, shared: &Shared) -> Plan {
     if req.op.is_write() && shared.read_only {
         return Plan::Over(Status::IoError);

@@ -1,12 +1,12 @@
-//! Node of an `exec:` device: requests become commands on a connection of its own, their data moves through
-//! slots of the connection's shared memory.
+//! Node of an `exec:` device: requests become commands on the node's own connection, and their data moves
+//! through slots of the connection's shared memory.
 //!
-//! A request is held until the program has answered its last command. Without a connection, requests wait in
-//! order; those that a lost connection had not answered return to their place and are sent again. If that
-//! lasts too long they fail, and so do new ones, until there is a connection again.
+//! A request is held until the program has answered its last command. Without a connection, requests wait
+//! in order; requests that a lost connection had not answered return to their place and are sent again. If
+//! that lasts too long they fail, and so do new ones, until there is a connection again.
 //!
-//! *Invariant:* the program never accesses the memory of a request, only a slot, which no other request has
-//! until the command is answered or the connection is closed.
+//! *Invariant:* the program never accesses the memory of a request, only a slot. No other request gets that
+//! slot until the command is answered or the connection is closed.
 
 use super::flight::{Flight, Plan, State, plan};
 use super::shared::{SLOT_LEN, SLOTS, Shared};
@@ -23,18 +23,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Memory for the commands of one send.
 const HEADERS_LEN: u32 = 4096;
-/// How long to wait for memory if there is none.
+/// Time to wait for memory if none is free, in nanoseconds.
 const MEMORY_NS: u64 = 1_000_000;
-/// Minimum time to wait for the first connection of a queue.
+/// Minimum time to wait for the first connection of a queue, in nanoseconds.
 const FIRST_NS: u64 = 10_000_000_000;
-/// Fraction of a timeout between checks for it.
+/// Number of checks within a timeout.
 const LOOKS: u64 = 8;
 const LOOK_NS_MIN: u64 = 1_000_000;
 const LOOK_NS_MAX: u64 = 250_000_000;
-/// A connection that lasted for less counts as a failed attempt, whatever it transferred.
+/// Lifetime in nanoseconds below which a connection counts as a failed attempt, whatever it transferred.
 const OF_USE_NS: u64 = 1_000_000_000;
 
-/// The shared memory of a connection, as the queue's ring knows it.
+/// A connection's shared memory, registered with the queue's ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     /// Region of the ring, at least [`SLOTS`] times [`SLOT_LEN`] bytes long.
@@ -51,10 +51,10 @@ impl From<Region> for Memory {
 struct Connection {
     socket: SocketId,
     replies: Replies,
-    /// Memory of the commands that are being sent; empty if there are none.
+    /// Memory of the commands that are being sent; `None` if no send is in flight.
     sending: Option<Segment>,
     since: Nanos,
-    /// The program has answered something.
+    /// Whether the program has sent any answer.
     heard: bool,
 }
 
@@ -73,30 +73,30 @@ pub struct ExecNode<S> {
     line: Arc<Line<S, ()>>,
     connector: Arc<dyn Connector<S, ()>>,
     waker: QueueWaker,
-    /// By tag; empty if the node does not hold the request.
+    /// Held requests by tag; `None` if the node does not hold the request.
     flights: Box<[Option<Flight>]>,
     in_flight: usize,
-    /// Requests to send, in order.
+    /// Tags of requests to send, in order.
     waiting: VecDeque<Tag>,
     /// Free slots; the last one is used first, so that few pages are in use.
     free: Vec<u16>,
     link: Link,
-    /// Since when there is no connection; empty while there is one, and before the first turn.
+    /// Start of the time without a connection; `None` while there is one, and before the first turn.
     down_since: Option<Nanos>,
     was_up: bool,
-    /// The connector was asked for a connection.
+    /// Whether the connector was asked for a connection.
     asked: bool,
     has_alarm: bool,
-    /// The alarm was cancelled, and has not come yet.
+    /// Whether the alarm was cancelled, but may still arrive.
     alarm_cancelled: bool,
     serial: u64,
-    /// It was closed, and has received no request since.
+    /// Whether the node was closed, and has received no request since.
     closing: bool,
     claimed: bool,
 }
 
 impl<S> ExecNode<S> {
-    /// Creates a node that has claimed its place at the program.
+    /// Creates a node that has already claimed its connection to the program.
     pub(super) fn new(
         shared: Arc<Shared>,
         memory: Memory,
@@ -126,8 +126,8 @@ impl<S> ExecNode<S> {
         }
     }
 
-    /// Reopens the node for a request that arrives after [`close`](Node::close). `false`: another node has
-    /// taken the only place at the program.
+    /// Reopens the node for a request that arrives after [`close`](Node::close). Returns `false` if another
+    /// node has taken the program's only connection.
     fn reopen(&mut self) -> bool {
         if !self.claimed && !self.shared.claim() {
             return false;
@@ -149,13 +149,13 @@ impl<S> ExecNode<S> {
         too_long.map_or(LOOK_NS_MAX, |ns| ns / LOOKS).clamp(LOOK_NS_MIN, LOOK_NS_MAX)
     }
 
-    /// Whether there has been no connection for longer than requests wait for one.
+    /// Returns whether there has been no connection for longer than requests wait for one.
     fn has_given_up(&self, now: Nanos) -> bool {
         self.down_since.is_some_and(|since| now.since(since) >= self.reconnect_ns())
     }
 
-    /// Whether an answer of the program is overdue. Every command has the whole time: a program that answers
-    /// others and forgets one is not healthy.
+    /// Returns whether an answer of the program is overdue. The timeout applies to every command: a program
+    /// that answers other commands but forgets one is not healthy.
     fn is_silent(&self, now: Nanos) -> bool {
         let Some(timeout) = self.shared.patience.timeout else { return false };
         let sent = self.flights.iter().flatten().filter(|flight| flight.state != State::Waiting);
@@ -177,7 +177,7 @@ impl<S: Send + 'static> ExecNode<S> {
         cx.resume(flight.io, -i64::from(status.errno()));
     }
 
-    /// Copies data between a slot and the memory of a request, from its current position on.
+    /// Copies data between a slot and the memory of a request, starting at the request's current position.
     fn copy<R: Sockets<Stream = S>>(&self, flight: &Flight, slot: u16, cx: &mut Cx<'_, R>) {
         let mut done = 0;
         while done < flight.len {
@@ -191,7 +191,7 @@ impl<S: Send + 'static> ExecNode<S> {
         }
     }
 
-    /// Processes a reply. `false`: it belongs to no command that the program has.
+    /// Processes a reply. Returns `false` if it belongs to no command that the program has.
     fn replied<R: Sockets<Stream = S>>(&mut self, reply: Reply, cx: &mut Cx<'_, R>) -> bool {
         let index = Flight::index_of(reply.tag);
         let Some(Some(flight)) = self.flights.get(index).copied() else { return false };
@@ -305,7 +305,7 @@ impl<S: Send + 'static> ExecNode<S> {
         }
     }
 
-    /// Processes the closing of the connection: unanswered requests are sent again on the next one.
+    /// Handles the closed connection: unanswered requests are sent again on the next one.
     fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         if let Link::Closing(Connection { sending: Some(headers), .. }) =
             std::mem::replace(&mut self.link, Link::Down)
@@ -448,7 +448,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for ExecNode<S> {
     fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
         match event {
             NodeEvent::Alarm => self.alarm(cx),
-            // It watches no eventfd.
+            // The node watches no eventfd.
             NodeEvent::Signalled | NodeEvent::WatchEnded => {}
             NodeEvent::Socket(_, SocketEvent::Received { segment, chunk }) => {
                 self.received(segment, cx);

@@ -1,7 +1,7 @@
 //! State that all queues of an `exec:` device share: the disk's properties, timeouts, and counters.
 //!
-//! The first start of the program determines the properties of the device for its lifetime. A program that
-//! comes back has to preserve them, or is refused before a node gets a connection to it.
+//! The first start of the program determines the properties of the device for its lifetime. A restarted
+//! program has to preserve them; otherwise it is refused before a node gets a connection to it.
 
 use super::node::{ExecNode, Memory};
 use crate::nbd::{Connector, NbdError, Patience};
@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Data of one request: what common devices accept (`max_sectors_kb` 1024).
+/// Longest data of a request in bytes: as common devices accept it (`max_sectors_kb` 1024).
 pub const SLOT_LEN: u32 = 1 << 20;
-/// Requests in flight on a connection: as many as null_blk's and NVMe's queues commonly have.
+/// Maximum number of requests in flight on a connection: as for common null_blk and NVMe queues.
 pub const SLOTS: u32 = 64;
 
-/// Why a program cannot be used, or differs from the earlier one.
+/// Reasons why a program cannot be used, or is not compatible with its predecessor.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ExecError {
-    /// Its block sizes are not valid for a device.
+    /// The block sizes are not valid for a device.
     #[error("its limits cannot be kept: {0}")]
     Limits(#[from] LimitsError),
-    /// Its disk is smaller than the device.
+    /// The program's disk is smaller than the device.
     #[error("its disk has shrunk from {was} to {is} bytes")]
     Shrunk {
         /// Size of the device.
@@ -32,7 +32,7 @@ pub enum ExecError {
         /// Size of the disk.
         is: u64,
     },
-    /// It lacks an ability of the device.
+    /// The program lacks a property of the device.
     #[error("it has changed: {0}")]
     Changed(&'static str),
 }
@@ -40,26 +40,26 @@ pub enum ExecError {
 /// Options of an `exec:` backend.
 #[derive(Clone, Debug)]
 pub struct ExecSpec {
-    /// The command, for messages.
+    /// The command line, for messages.
     pub command: String,
     /// Timeouts.
     pub patience: Patience,
-    /// Fail writes, even if the program allows them.
+    /// Whether to fail writes even if the program allows them.
     pub read_only: bool,
 }
 
-/// Counters.
+/// Counters of a device.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
     pub(super) connected: AtomicU32,
     pub(super) lost: AtomicU64,
     pub(super) replayed: AtomicU64,
     pub(super) failed: AtomicU64,
-    /// The node for the only connection that the program supports exists.
+    /// Whether a node has the only connection that the program supports.
     taken: AtomicBool,
 }
 
-/// State that nodes read.
+/// State that the nodes read.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) ready: Ready,
@@ -73,7 +73,8 @@ impl Shared {
         self.ready.features.contains(feature)
     }
 
-    /// Claims a connection for a node. `false`: the program supports one, and another node has it.
+    /// Claims a connection for a node. Returns `false` if the program supports only one, and another node
+    /// has it.
     pub(super) fn claim(&self) -> bool {
         self.has(Features::MULTI) || !self.counts.taken.swap(true, Relaxed)
     }
@@ -84,7 +85,7 @@ impl Shared {
     }
 }
 
-/// The shared part of an `exec:` device.
+/// The part of an `exec:` device that all queues share.
 #[derive(Debug)]
 pub struct Exec {
     spec: ExecSpec,
@@ -101,7 +102,7 @@ impl Exec {
     /// Creates a device with the properties that the program reported.
     ///
     /// # Errors
-    /// They are not usable as a device.
+    /// The properties are not usable for a device.
     pub fn new(spec: ExecSpec, ready: Ready) -> Result<Exec, ExecError> {
         let read_only = spec.read_only || ready.features.contains(Features::READ_ONLY);
         let counts = Counts::default();
@@ -110,10 +111,10 @@ impl Exec {
         Ok(Exec { spec, shared: Arc::new(shared), limits })
     }
 
-    /// Checks that the answer of a program that was started again has all properties of the device.
+    /// Checks that the answer of a restarted program still has all properties of the device.
     ///
     /// # Errors
-    /// The property that it lacks.
+    /// The property that the program lacks.
     pub fn admits(first: &Ready, now: &Ready, read_only: bool) -> Result<(), ExecError> {
         if now.size < first.size {
             return Err(ExecError::Shrunk { was: first.size, is: now.size });
@@ -142,11 +143,11 @@ impl Exec {
         changes.iter().find(|(is, _)| *is).map_or(Ok(()), |(_, what)| Err(ExecError::Changed(what)))
     }
 
-    /// Creates the node of one hardware queue. `memory`: the connection's shared memory. `waker` wakes that
-    /// queue. `connector` passes it connections that use this memory.
+    /// Creates the node of one hardware queue. `memory` is the connection's shared memory. `waker` wakes
+    /// that queue. `connector` passes connections that use this memory to the node.
     ///
     /// # Errors
-    /// The program supports one connection, and another node has it.
+    /// The program supports only one connection, and another node has it.
     pub fn node<S>(
         &self,
         memory: Memory,
@@ -159,17 +160,17 @@ impl Exec {
         Ok(ExecNode::new(self.shared.clone(), memory, connector, waker))
     }
 
-    /// Returns the command.
+    /// Returns the command line.
     pub fn command(&self) -> &str {
         &self.spec.command
     }
 
-    /// Whether all queues share one connection, so that there can be one queue only.
+    /// Returns whether all queues share one connection, so that there can be only one queue.
     pub fn is_single(&self) -> bool {
         !self.shared.has(Features::MULTI)
     }
 
-    /// Whether ranges of any length are possible.
+    /// Returns whether ranges of any length are possible.
     pub fn is_bytewise(&self) -> bool {
         self.shared.ready.block == 1
     }
@@ -212,7 +213,7 @@ impl Backend for Exec {
         let can = |feature| self.shared.has(feature) && !self.shared.read_only;
         Abilities {
             flush: can(Features::FLUSH),
-            // Without FUA a flush follows the write. Without both, written data is never volatile.
+            // Without FUA a flush follows the write. Without flushes, too, written data is never volatile.
             fua: true,
             discard: can(Features::DISCARD),
             write_zeroes: can(Features::WRITE_ZEROES),

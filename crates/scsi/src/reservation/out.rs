@@ -1,6 +1,6 @@
 //! Service actions of PERSISTENT RESERVE OUT: SPC-6 section 5.14.
 //!
-//! Each computes the next state from the state before, so that a failure changes nothing.
+//! Each function computes the next state from the previous one, so that a failure changes nothing.
 
 use super::parameters::{Action, Destination, Out};
 use super::{
@@ -11,8 +11,9 @@ use super::{
 use crate::{NexusName, Sense};
 
 impl Reservations {
-    /// Computes the effect of a command of a nexus. The caller has checked the command with
-    /// [`check`](Reservations::check). Errors: RESERVATION CONFLICT, or CHECK CONDITION; then nothing changes.
+    /// Computes the effect of a command of a nexus. The caller has already checked the command with
+    /// [`check`](Reservations::check). Errors: RESERVATION CONFLICT, or CHECK CONDITION; nothing changes
+    /// then.
     pub fn out(&self, nexus: &NexusName, policy: &Policy<'_>, out: &Out) -> Result<Change, Failure> {
         let mut change =
             Change { next: self.clone(), attentions: Vec::new(), aborts: Vec::new(), store: false };
@@ -21,7 +22,7 @@ impl Reservations {
             (Action::Register | Action::RegisterAndIgnore, _) => {
                 register(&mut change, nexus, own, policy, out)?
             }
-            // All others need the key of a registered nexus: SPC-6 section 5.14.1.
+            // All other service actions need the key of a registered nexus: SPC-6 section 5.14.1.
             (_, None) => return Err(Failure::Conflict),
             (_, Some(own)) if own.key != out.key => return Err(Failure::Conflict),
             (Action::Reserve, Some(own)) => reserve(&mut change, own, out)?,
@@ -42,7 +43,7 @@ impl Reservations {
         Ok(change)
     }
 
-    /// Removes a registration, and with it the reservation if nobody holds it then.
+    /// Removes a registration, and the reservation if it then has no holder.
     fn remove(&mut self, registrant: &Registrant) {
         self.registrations.retain(|registration| registration.registrant != *registrant);
         let is_free = self.held.as_ref().is_some_and(|held| match &held.holder {
@@ -74,14 +75,14 @@ impl Reservations {
 }
 
 impl Change {
-    /// Reports a unit attention to all registrants that are left, except the sender.
+    /// Records a unit attention for all remaining registrants, except the sender.
     fn report_others(&mut self, own: &Registrant, attention: Sense) {
         let others = self.next.registrations.iter().filter(|other| other.registrant != *own);
         self.attentions.extend(others.map(|other| (other.registrant.clone(), attention)));
     }
 }
 
-/// REGISTER and REGISTER AND IGNORE EXISTING KEY: SPC-6 section 5.14.7, tables 69 and 70.
+/// Executes REGISTER and REGISTER AND IGNORE EXISTING KEY: SPC-6 section 5.14.7, tables 69 and 70.
 fn register(
     change: &mut Change,
     nexus: &NexusName,
@@ -89,12 +90,12 @@ fn register(
     policy: &Policy<'_>,
     out: &Out,
 ) -> Result<(), Failure> {
-    // A nexus that is not registered has key zero.
+    // For a nexus that is not registered the key must be zero.
     if out.action == Action::Register && out.key != own.map_or(0, |own| own.key) {
         return Err(Failure::Conflict);
     }
     if own.is_some() && out.initiators.is_some() {
-        // SPEC_I_PT of a registered nexus.
+        // SPEC_I_PT from a nexus that is already registered is an error.
         return Err(Sense::INVALID_FIELD_IN_CDB.into());
     }
     if own.is_none() && out.action_key == 0 {
@@ -111,7 +112,8 @@ fn register(
         for port in ports(sender.port) {
             unregister(change, &at(port, &sender), &sender);
         }
-        // All ports at once: one that this command unregisters, too, is not notified, whichever was removed first.
+        // All ports are processed as one: a port that this command also unregisters is not notified,
+        // whichever is removed first.
         let left = &change.next.registrations;
         change.attentions.retain(|(of, _)| left.iter().any(|known| known.registrant == *of));
         change.next.count();
@@ -125,7 +127,7 @@ fn register(
         });
         let all: Vec<_> = listed.flat_map(|of| ports(of.port).map(move |port| at(port, &of))).collect();
         for registrant in all {
-            // Another key of a nexus that is registered already is not overwritten.
+            // The key of a nexus that is already registered is not overwritten.
             let is_taken =
                 change.next.registrations.iter().any(|known| known.registrant.overlaps(&registrant));
             if is_taken && registrant.port == sender.port && registrant != sender {
@@ -143,8 +145,8 @@ fn register(
     Ok(())
 }
 
-/// Sets whether the state survives a power loss: the most recent APTPL bit counts, for the whole unit. Error: there is
-/// nowhere to store it; `byte` of the parameter list has the bit.
+/// Sets whether the state survives a power loss: the most recent APTPL bit applies to the whole unit.
+/// Error: there is no store for it; `byte` of the parameter list contains the bit.
 fn set_persistence(change: &mut Change, policy: &Policy<'_>, bit: bool, byte: u16) -> Result<(), Failure> {
     if bit && !policy.can_persist {
         return Err(Sense::parameter_field(byte, Some(0)).into());
@@ -153,11 +155,11 @@ fn set_persistence(change: &mut Change, policy: &Policy<'_>, bit: bool, byte: u1
     Ok(())
 }
 
-/// Removes a registration: SPC-6 section 5.14.11.3. `sender`: the nexus that gets no unit attention.
+/// Removes a registration: SPC-6 section 5.14.11.3. `sender` is the nexus that gets no unit attention.
 fn unregister(change: &mut Change, registrant: &Registrant, sender: &Registrant) {
     let held = change.next.held.clone();
     change.next.remove(registrant);
-    // The end of a reservation that admitted all registrants is reported to them.
+    // Registrants are notified of the end of a reservation that admitted all of them.
     if let Some(held) = held
         && change.next.held.is_none()
         && held.kind.admits_registered()
@@ -166,7 +168,7 @@ fn unregister(change: &mut Change, registrant: &Registrant, sender: &Registrant)
     }
 }
 
-/// RESERVE: SPC-6 section 5.14.9.
+/// Executes RESERVE: SPC-6 section 5.14.9.
 fn reserve(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Failure> {
     let kind = kind_of(out)?;
     match &change.next.held {
@@ -184,7 +186,8 @@ fn holder_of(kind: Kind, own: &Registration) -> Option<Registrant> {
     (!kind.is_all_registrants()).then(|| own.registrant.clone())
 }
 
-/// The type of a new reservation. Errors: 05/24/00 for a scope other than the logical unit, or an unknown type.
+/// Returns the type of a new reservation. Errors: 05/24/00 for a scope other than the logical unit, or an
+/// unknown type.
 fn kind_of(out: &Out) -> Result<Kind, Failure> {
     if out.scope != 0 {
         return Err(Sense::cdb_field(2, Some(7)).into());
@@ -192,7 +195,7 @@ fn kind_of(out: &Out) -> Result<Kind, Failure> {
     Kind::of(out.kind).ok_or(Failure::Check(Sense::cdb_field(2, Some(3))))
 }
 
-/// RELEASE: SPC-6 section 5.14.11.2.
+/// Executes RELEASE: SPC-6 section 5.14.11.2.
 fn release(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Failure> {
     let Some(held) = change.next.held.clone() else { return Ok(()) };
     if !change.next.holds(&own.registrant) {
@@ -208,7 +211,7 @@ fn release(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Fai
     Ok(())
 }
 
-/// CLEAR: SPC-6 section 5.14.11.6.
+/// Executes CLEAR: SPC-6 section 5.14.11.6.
 fn clear(change: &mut Change, own: &Registration) {
     change.report_others(&own.registrant, RESERVATIONS_PREEMPTED);
     change.next.registrations.clear();
@@ -216,7 +219,7 @@ fn clear(change: &mut Change, own: &Registration) {
     change.next.count();
 }
 
-/// PREEMPT and PREEMPT AND ABORT: SPC-6 sections 5.14.11.4 and 5.14.11.5.
+/// Executes PREEMPT and PREEMPT AND ABORT: SPC-6 sections 5.14.11.4 and 5.14.11.5.
 fn preempt(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Failure> {
     let held = change.next.held.clone();
     let holder_key = held.as_ref().and_then(|held| held.holder.as_ref()).and_then(|holder| {
@@ -231,7 +234,7 @@ fn preempt(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Fai
     let new_kind = if takes_reservation { Some(kind_of(out)?) } else { None };
     let is_victim = |known: &&Registration| {
         let is_sender = known.registrant == own.registrant;
-        // The sender keeps its own registration when it takes the reservation, even with this key.
+        // A sender that takes over the reservation keeps its own registration, even if it has this key.
         (takes_all || known.key == out.action_key) && !(takes_reservation && is_sender)
     };
     let victims: Vec<Registrant> =
@@ -255,7 +258,7 @@ fn preempt(change: &mut Change, own: &Registration, out: &Out) -> Result<(), Fai
     Ok(())
 }
 
-/// REGISTER AND MOVE: SPC-6 section 5.14.8.
+/// Executes REGISTER AND MOVE: SPC-6 section 5.14.8.
 fn move_to(
     change: &mut Change,
     own: &Registration,

@@ -12,23 +12,24 @@ pub enum Action {
     Register = 0x00,
     /// Creates the persistent reservation.
     Reserve = 0x01,
-    /// Releases it.
+    /// Releases the persistent reservation.
     Release = 0x02,
     /// Removes all registrations and the reservation.
     Clear = 0x03,
-    /// Takes the reservation from others, or removes their registrations.
+    /// Takes over the reservation, or removes registrations of other nexuses.
     Preempt = 0x04,
-    /// As PREEMPT, and ends the commands of the preempted nexuses.
+    /// Like PREEMPT, and aborts the commands of the preempted nexuses.
     PreemptAndAbort = 0x05,
-    /// As REGISTER, whatever the key was.
+    /// Like REGISTER, but ignores the existing key.
     RegisterAndIgnore = 0x06,
     /// Registers another nexus and moves the reservation to it.
     RegisterAndMove = 0x07,
 }
 
 impl Action {
-    /// All service actions, for REPORT SUPPORTED OPERATION CODES. REPLACE LOST RESERVATION (08h) is refused:
-    /// a unit whose stored reservations cannot be read does not start, so that none gets lost.
+    /// All service actions, for REPORT SUPPORTED OPERATION CODES. REPLACE LOST RESERVATION (08h) is
+    /// refused: a unit whose stored reservations cannot be read does not start, so no reservation gets
+    /// lost.
     pub const ALL: [Action; 8] = [
         Action::Register,
         Action::Reserve,
@@ -40,7 +41,7 @@ impl Action {
         Action::RegisterAndMove,
     ];
 
-    /// Name in SPC-6.
+    /// Returns the name in SPC-6.
     pub fn name(self) -> &'static str {
         match self {
             Action::Register => "REGISTER",
@@ -55,14 +56,14 @@ impl Action {
     }
 }
 
-/// The nexus that REGISTER AND MOVE moves the reservation to.
+/// Nexus to which REGISTER AND MOVE moves the reservation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Destination {
     /// Relative target port identifier.
     pub port: u16,
     /// The initiator port.
     pub initiator: TransportId,
-    /// The sender's registration is removed (UNREG).
+    /// Whether to remove the sender's registration (UNREG).
     pub unregister: bool,
 }
 
@@ -71,7 +72,7 @@ pub struct Destination {
 pub struct Out {
     /// Service action.
     pub action: Action,
-    /// SCOPE field; 0: the logical unit.
+    /// SCOPE field; 0 is the logical unit.
     pub scope: u8,
     /// TYPE field.
     pub kind: u8,
@@ -79,13 +80,13 @@ pub struct Out {
     pub key: u64,
     /// SERVICE ACTION RESERVATION KEY field.
     pub action_key: u64,
-    /// Further initiator ports to register; `None`: SPEC_I_PT is zero.
+    /// Additional initiator ports to register; `None` if SPEC_I_PT is zero.
     pub initiators: Option<Vec<TransportId>>,
-    /// The registration is for all target ports (ALL_TG_PT).
+    /// Whether the registration is for all target ports (ALL_TG_PT).
     pub all_ports: bool,
-    /// Registrations and the reservation survive a power loss (APTPL).
+    /// Whether registrations and the reservation survive a power loss (APTPL).
     pub persist: bool,
-    /// Only of REGISTER AND MOVE.
+    /// Destination of REGISTER AND MOVE; `None` for other service actions.
     pub destination: Option<Destination>,
 }
 
@@ -93,8 +94,8 @@ pub struct Out {
 const LIST_LEN: usize = 24;
 
 impl Out {
-    /// The parameter list length of the CDB. Errors: an unknown service action, a list that is too short for
-    /// any.
+    /// Returns the parameter list length in the CDB. Errors: the service action is unknown, or the list is
+    /// too short for any service action.
     pub fn list_len(cdb: &[u8]) -> Result<u32, Failure> {
         action(cdb)?;
         let len = be32(cdb, 5);
@@ -104,8 +105,8 @@ impl Out {
         Ok(len)
     }
 
-    /// Parses the command. Errors: 05/24/00 for fields of the CDB, 05/1A/00 for a list of a wrong length, 05/26/00 for
-    /// its fields.
+    /// Parses the command. Errors: 05/24/00 for CDB fields, 05/1A/00 for a wrong list length, 05/26/00 for
+    /// list fields.
     pub fn parse(cdb: &[u8], list: &[u8]) -> Result<Out, Failure> {
         let action = action(cdb)?;
         let len = Out::list_len(cdb)? as usize;
@@ -129,7 +130,7 @@ impl Out {
         }
         let flags = be8(list, 20);
         if flags & 0x08 != 0 {
-            // Only REGISTER has SPEC_I_PT: SPC-6 section 6.16.3.
+            // Only REGISTER allows SPEC_I_PT: SPC-6 section 6.16.3.
             if action != Action::Register {
                 return Err(Sense::parameter_field(20, Some(3)).into());
             }
@@ -137,7 +138,7 @@ impl Out {
         } else if len != LIST_LEN {
             return Err(Sense::PARAMETER_LIST_LENGTH.into());
         }
-        // Service actions that do not register ignore both.
+        // Service actions that do not register ignore both fields.
         if matches!(action, Action::Register | Action::RegisterAndIgnore) {
             (out.all_ports, out.persist) = (flags & 0x04 != 0, flags & 0x01 != 0);
         }
@@ -151,9 +152,9 @@ fn action(cdb: &[u8]) -> Result<Action, Failure> {
     action.ok_or(Failure::Check(Sense::cdb_field(1, Some(4))))
 }
 
-/// The TransportIDs after a SPEC_I_PT list.
+/// Parses the TransportIDs after a SPEC_I_PT list.
 fn transport_ids(list: &[u8]) -> Result<Vec<TransportId>, Failure> {
-    // The length field, and as many bytes of TransportIDs as it says.
+    // The list ends with a length field and that many bytes of TransportIDs.
     let end = (be32(list, LIST_LEN) as usize).checked_add(LIST_LEN + 4);
     if list.len() < LIST_LEN + 4 || end != Some(list.len()) {
         return Err(Sense::PARAMETER_LIST_LENGTH.into());
@@ -167,7 +168,7 @@ fn transport_ids(list: &[u8]) -> Result<Vec<TransportId>, Failure> {
     Ok(ids)
 }
 
-/// The TransportID of REGISTER AND MOVE.
+/// Parses the TransportID of REGISTER AND MOVE.
 fn one_transport_id(list: &[u8]) -> Result<TransportId, Failure> {
     let rest = list.get(LIST_LEN..).unwrap_or(&[]);
     if be32(list, 20) as usize != rest.len() {

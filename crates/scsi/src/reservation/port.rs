@@ -1,11 +1,11 @@
 //! Names of the ports of a registration, and their TransportIDs: SPC-6 section 7.6.4.6.
 //!
-//! A registration belongs to an I_T nexus: an initiator port and a target port. The initiator port of iSCSI is the
-//! name of the initiator and the ISID of its session.
+//! A registration belongs to an I_T nexus: an initiator port and a target port. An iSCSI initiator port is
+//! identified by the name of the initiator and the ISID of its session.
 
 use crate::{NexusName, Sense};
 
-/// Most bytes of an iSCSI name: RFC 7143 section 4.2.7.1.
+/// Longest iSCSI name in bytes: RFC 7143 section 4.2.7.1.
 pub const NAME_LEN_MAX: usize = 223;
 
 /// The I_T nexus of a registration.
@@ -13,15 +13,15 @@ pub const NAME_LEN_MAX: usize = 223;
 pub struct Registrant {
     /// iSCSI name of the initiator, in lower case.
     pub initiator: String,
-    /// ISID of the session; `None`: all sessions of the initiator (a TransportID without an ISID, or the attribute
-    /// `enforce_pr_isids` is off).
+    /// ISID of the session; `None` stands for all sessions of the initiator (a TransportID without an ISID,
+    /// or `enforce_pr_isids` is off).
     pub isid: Option<[u8; 6]>,
     /// Relative target port identifier.
     pub port: u16,
 }
 
 impl Registrant {
-    /// The I_T nexus of a session. `with_isid`: the attribute `enforce_pr_isids`.
+    /// Returns the I_T nexus of a session. `with_isid` is the attribute `enforce_pr_isids`.
     pub fn of(nexus: &NexusName, with_isid: bool) -> Registrant {
         Registrant {
             initiator: nexus.initiator.to_ascii_lowercase(),
@@ -47,13 +47,13 @@ impl Registrant {
             }
     }
 
-    /// The TransportID of the initiator port.
+    /// Returns the TransportID of the initiator port.
     pub fn transport_id(&self) -> Vec<u8> {
         let (format, name) = match self.isid {
             Some(isid) => (0x40, format!("{},i,0x{:012x}", self.initiator, isid_number(isid))),
             None => (0x00, self.initiator.clone()),
         };
-        // Terminated by NUL and padded to a multiple of four; at least 20 bytes.
+        // The name is terminated by NUL and padded to a multiple of four, at least 20 bytes.
         let len = (name.len() + 1).next_multiple_of(4).max(20);
         let mut id = vec![format | PROTOCOL_ISCSI, 0];
         id.extend_from_slice(&u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes());
@@ -67,12 +67,12 @@ impl Registrant {
 const PROTOCOL_ISCSI: u8 = 0x05;
 const HEADER_LEN: usize = 4;
 
-/// An ISID as one number, as TransportIDs print it.
+/// Converts an ISID to a number, as TransportIDs print it.
 pub(super) fn isid_number(isid: [u8; 6]) -> u64 {
     isid.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// An initiator port that a parameter list names.
+/// An initiator port in a parameter list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TransportId {
     /// iSCSI name of the initiator, in lower case.
@@ -82,8 +82,9 @@ pub struct TransportId {
 }
 
 impl TransportId {
-    /// Parses the TransportID at the start of `list`, which begins at byte `at` of the parameter list. Returns it
-    /// and its length. Errors: 05/1A/00 if it is cut short; 05/26/00 with a field pointer if a field is wrong.
+    /// Parses the TransportID at the start of `list`, which begins at byte `at` of the parameter list.
+    /// Returns it and its length. Errors: 05/1A/00 if it is truncated; 05/26/00 with a field pointer if a
+    /// field is wrong.
     pub fn parse(list: &[u8], at: usize) -> Result<(TransportId, usize), Sense> {
         let wrong = |byte: usize| Sense::parameter_field(u16::try_from(at + byte).unwrap_or(u16::MAX), None);
         let (header, rest) = list.split_first_chunk::<HEADER_LEN>().ok_or(Sense::PARAMETER_LIST_LENGTH)?;

@@ -8,13 +8,13 @@ use crate::bytes::{be8, be16};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum InAction {
-    /// The keys.
+    /// READ KEYS: the registered keys.
     ReadKeys = 0x00,
-    /// The reservation.
+    /// READ RESERVATION: the persistent reservation.
     ReadReservation = 0x01,
-    /// What the unit can do.
+    /// REPORT CAPABILITIES: the supported features.
     ReportCapabilities = 0x02,
-    /// Every registration with its TransportID.
+    /// READ FULL STATUS: every registration with its TransportID.
     ReadFullStatus = 0x03,
 }
 
@@ -33,20 +33,21 @@ impl InAction {
 pub struct Kinds;
 
 impl Kinds {
-    /// WR_EX_AR, EX_AC_RO, WR_EX_RO, EX_AC, WR_EX; in the second byte EX_AC_AR.
+    /// First byte: WR_EX_AR, EX_AC_RO, WR_EX_RO, EX_AC, WR_EX. Second byte: EX_AC_AR.
     pub const MASK: [u8; 2] = [0xEA, 0x01];
 }
 
-/// CRH, SIP_C, ATP_C: compatible handling of RESERVE and RELEASE, SPEC_I_PT, ALL_TG_PT. As LIO.
+/// CRH, SIP_C, ATP_C: compatible handling of RESERVE and RELEASE, SPEC_I_PT, ALL_TG_PT. The values are
+/// LIO's.
 const CAPABLE: u8 = 0x1C;
-/// PTPL_C, and PTPL_A in the next byte.
+/// PTPL_C; in the next byte PTPL_A.
 const PERSIST: u8 = 0x01;
-/// TMV, and ALLOW COMMANDS 001b: TEST UNIT READY is allowed whatever the type.
+/// TMV, and ALLOW COMMANDS 001b: TEST UNIT READY is allowed for all types.
 const ALLOW_COMMANDS: u8 = 0x90;
 
 impl Reservations {
-    /// Answers the CDB of PERSISTENT RESERVE IN. Returns the data, not cut, and the allocation length. Error: an
-    /// unknown service action.
+    /// Answers the CDB of PERSISTENT RESERVE IN. Returns the data, not truncated, and the allocation
+    /// length. Error: the service action is unknown.
     pub fn report(&self, cdb: &[u8], can_persist: bool) -> Result<(Vec<u8>, u32), Failure> {
         let code = be8(cdb, 1) & 0x1F;
         let action = InAction::ALL.into_iter().find(|action| *action as u8 == code);
@@ -59,7 +60,7 @@ impl Reservations {
         Ok((data, be16(cdb, 7).into()))
     }
 
-    /// PRGENERATION, and the length of the content after it.
+    /// Returns PRGENERATION and the length of the content, followed by the content.
     fn with_header(&self, content: &[u8]) -> Vec<u8> {
         let len = u32::try_from(content.len()).unwrap_or(u32::MAX);
         [&self.generation.to_be_bytes(), &len.to_be_bytes(), content].concat()
@@ -72,7 +73,7 @@ impl Reservations {
 
     fn reservation(&self) -> Vec<u8> {
         let Some(held) = &self.held else { return self.with_header(&[]) };
-        // Zero for the types of which all registrants are holders.
+        // The key is zero for the types that all registrants hold.
         let key = self.registrations.iter().find(|known| held.holder.as_ref() == Some(&known.registrant));
         let mut descriptor = [0; 16];
         descriptor[..8].copy_from_slice(&key.map_or(0, |known| known.key).to_be_bytes());
@@ -117,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_type_mask_has_a_bit_for_each_type() {
-        // Bit n of the first byte is type n, except that type 8 is bit 0 of the second.
+        // Bit n of the first byte stands for type n, except type 8, which is bit 0 of the second byte.
         let mask = Kind::ALL.into_iter().fold([0_u8; 2], |[first, second], kind| match kind as u8 {
             8 => [first, second | 1],
             code => [first | 1 << code, second],

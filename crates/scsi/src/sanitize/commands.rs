@@ -1,4 +1,4 @@
-//! SANITIZE as a command of a unit.
+//! SANITIZE, as a command of a unit.
 
 use super::{begin, list_len};
 use crate::bytes::be16;
@@ -6,7 +6,7 @@ use crate::dispatch::Call;
 use crate::sense::Sense;
 use crate::{Begin, Nexus};
 
-/// SANITIZE. The parameter list was not received yet.
+/// Begins SANITIZE, whose parameter list has not been received yet.
 pub(crate) fn sanitize_begin(call: &Call<'_>) -> Begin {
     match list_len(&call.cdb, &call.facts.media) {
         Ok(0) => sanitize(call, &[]),
@@ -15,7 +15,7 @@ pub(crate) fn sanitize_begin(call: &Call<'_>) -> Begin {
     }
 }
 
-/// SANITIZE, with its parameter list.
+/// Continues SANITIZE with its parameter list.
 pub(crate) fn sanitize(call: &Call<'_>, list: &[u8]) -> Begin {
     if list.len() < be16(&call.cdb, 7).into() {
         return Sense::PARAMETER_LIST_LENGTH.into();

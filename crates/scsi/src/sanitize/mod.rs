@@ -1,9 +1,9 @@
-//! SANITIZE: SBC-4 sections 4.11 and 5.30. OVERWRITE and BLOCK ERASE; CRYPTO ERASE is not supported, because the unit
-//! holds no keys.
+//! SANITIZE: SBC-4 sections 4.11 and 5.30. OVERWRITE and BLOCK ERASE are supported, CRYPTO ERASE is not,
+//! because the unit holds no keys.
 //!
-//! The operation is a program that continues when its command is aborted, its session ends, or the unit is reset.
-//! [`Sanitize`] is the state that other commands are checked against meanwhile: it needs no lock. If the program is
-//! dropped before its end, the operation has failed.
+//! The operation is a program that continues when its command is aborted, its session ends, or the unit is
+//! reset. Other commands are checked against [`Sanitize`] during that time, which needs no lock. If the
+//! program is dropped before its end, the operation has failed.
 
 pub(crate) mod commands;
 mod steps;
@@ -26,7 +26,7 @@ pub mod action {
     pub const EXIT_FAILURE_MODE: u8 = 0x1F;
 }
 
-/// Bits of byte 1 of the CDB. ZNR (40h) is only for zoned units, so it is refused.
+/// Bits of byte 1 of the CDB. ZNR (40h) applies only to zoned units, so it is refused.
 const IMMED: u8 = 0x80;
 const AUSE: u8 = 0x20;
 /// Bytes before the pattern of an OVERWRITE parameter list.
@@ -40,10 +40,10 @@ const IN_PROGRESS: Sense = Sense::new(Key::NotReady, 0x04, 0x1B);
 const IDLE: u8 = 0;
 const RUNNING: u8 = 1;
 const FAILED: u8 = 2;
-/// Failed, and EXIT FAILURE MODE ends this state (AUSE was set).
+/// State: the operation failed, and EXIT FAILURE MODE ends this state (AUSE was set).
 const FAILED_UNRESTRICTED: u8 = 3;
 
-/// The sanitize operation of a unit.
+/// State of a unit's sanitize operation.
 #[derive(Debug, Default)]
 pub struct Sanitize {
     state: AtomicU8,
@@ -52,7 +52,8 @@ pub struct Sanitize {
 }
 
 impl Sanitize {
-    /// Why commands cannot be processed: an operation is running, or has failed. REQUEST SENSE reports it.
+    /// Returns why commands cannot be processed: an operation is running, or has failed. REQUEST SENSE
+    /// reports it.
     pub fn sense(&self) -> Option<Sense> {
         match self.state.load(Ordering::Acquire) {
             IDLE => None,
@@ -64,22 +65,22 @@ impl Sanitize {
         }
     }
 
-    /// Checks a command: SBC-4 section 4.11.3.
+    /// Checks whether a command is allowed in this state: SBC-4 section 4.11.3.
     pub fn check(&self, cdb: &[u8]) -> Result<(), Sense> {
         let Some(sense) = self.sense() else { return Ok(()) };
         let is_allowed = match (be8(cdb, 0), be8(cdb, 1) & 0x1F) {
             // INQUIRY, REPORT LUNS, REQUEST SENSE, LOG SENSE.
             (0x12 | 0xA0 | 0x03 | 0x4D, _) => true,
-            // REPORT TARGET PORT GROUPS, SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS.
+            // REPORT TARGET PORT GROUPS, REPORT SUPPORTED OPERATION CODES and TASK MANAGEMENT FUNCTIONS.
             (0xA3, 0x0A | 0x0C | 0x0D) => true,
-            // After a failure, SANITIZE is the way out.
+            // SANITIZE ends the failed state.
             (0x48, _) => self.state.load(Ordering::Acquire) != RUNNING,
             _ => false,
         };
         if is_allowed { Ok(()) } else { Err(sense) }
     }
 
-    /// Begins an operation. `None`: one is running.
+    /// Begins an operation. Returns `None` if one is running.
     fn begin(self: &Arc<Self>, may_exit_failure: bool) -> Option<Operation> {
         let before = self.state.swap(RUNNING, Ordering::AcqRel);
         if before == RUNNING {
@@ -89,7 +90,7 @@ impl Sanitize {
         Some(Operation { sanitize: self.clone(), may_exit_failure, is_done: false })
     }
 
-    /// EXIT FAILURE MODE: SBC-4 section 5.30.5. Error: the failed operation did not have AUSE set.
+    /// Executes EXIT FAILURE MODE: SBC-4 section 5.30.5. Error: AUSE was not set for the failed operation.
     pub fn exit_failure_mode(&self) -> Result<(), Sense> {
         let exit =
             self.state.compare_exchange(FAILED_UNRESTRICTED, IDLE, Ordering::AcqRel, Ordering::Acquire);
@@ -100,7 +101,7 @@ impl Sanitize {
     }
 }
 
-/// A running operation. It has failed when it is dropped before [`end`](Operation::end).
+/// A running operation. If it is dropped before [`end`](Operation::end), it has failed.
 #[derive(Debug)]
 struct Operation {
     sanitize: Arc<Sanitize>,
@@ -129,7 +130,8 @@ impl Drop for Operation {
     }
 }
 
-/// Checks whether a unit supports a service action. BLOCK ERASE leaves blocks deallocated, so it takes a thin unit.
+/// Returns whether a unit supports a service action. BLOCK ERASE leaves blocks deallocated, so it requires
+/// a thin unit.
 pub fn supports(media: &Media, is_thin: bool, code: u8) -> bool {
     match code {
         action::OVERWRITE | action::EXIT_FAILURE_MODE => true,
@@ -138,8 +140,8 @@ pub fn supports(media: &Media, is_thin: bool, code: u8) -> bool {
     }
 }
 
-/// The parameter list length of the CDB. Only OVERWRITE has one. Error: it does not fit the service action or
-/// the block size.
+/// Returns the parameter list length in the CDB. Only OVERWRITE has a list. Error: the length does not fit
+/// the service action or the block size.
 pub fn list_len(cdb: &[u8], media: &Media) -> Result<u32, Sense> {
     let len = u32::from(be16(cdb, 7));
     let is_valid = match be8(cdb, 1) & 0x1F {
@@ -149,8 +151,9 @@ pub fn list_len(cdb: &[u8], media: &Media) -> Result<u32, Sense> {
     if is_valid { Ok(len) } else { Err(Sense::cdb_field(7, None)) }
 }
 
-/// Begins SANITIZE, with its parameter list. `sanitize` is the state of the unit of `nexus`; `changed` is called when
-/// commands have to be checked against it, and when no longer.
+/// Begins SANITIZE with its parameter list. `sanitize` is the state of the unit of `nexus`; `changed` is
+/// called when commands must be checked against that state from then on, and when they no longer need to
+/// be.
 pub fn begin(
     nexus: &Arc<Nexus>,
     sanitize: &Arc<Sanitize>,

@@ -1,4 +1,4 @@
-//! SANITIZE as a program: passes over the whole medium, a few requests in flight.
+//! SANITIZE as a program: passes over the whole medium, with a few requests in flight.
 
 use super::{HEADER_LEN, Operation, SANITIZE_FAILED};
 use crate::bytes::{be8, be16};
@@ -9,24 +9,24 @@ use std::sync::Arc;
 
 /// Bytes of a request.
 const CHUNK_LEN: u32 = 1 << 20;
-/// Requests in flight.
+/// Maximum number of requests in flight.
 const SLOTS: usize = 4;
 
 /// Parameters of OVERWRITE.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Overwrite {
-    /// Written repeatedly into each block.
+    /// Pattern to write repeatedly into each block.
     pattern: Vec<u8>,
-    /// Every second pass writes the complement (INVERT).
+    /// Whether every second pass writes the complement (INVERT).
     inverts: bool,
     passes: u8,
 }
 
 impl Overwrite {
-    /// Parses the parameter list. Errors: 05/26/00 for a wrong field, 05/1A/00 for a pattern that is cut short.
+    /// Parses the parameter list. Errors: 05/26/00 for a wrong field, 05/1A/00 for a truncated pattern.
     pub(super) fn parse(list: &[u8], media: &Media) -> Result<Overwrite, Sense> {
         let (flags, len) = (be8(list, 0), be16(list, 2));
-        // TEST: no method but the usual one.
+        // TEST: only the default method is supported.
         if flags & 0x60 != 0 {
             return Err(Sense::parameter_field(0, Some(6)));
         }
@@ -51,15 +51,15 @@ impl Overwrite {
     }
 }
 
-/// How the medium is sanitized.
+/// Method of sanitizing the medium.
 #[derive(Debug)]
 pub(super) enum Method {
     Overwrite(Overwrite),
-    /// BLOCK ERASE: zeroes, deallocated.
+    /// BLOCK ERASE: writes zeroes, and deallocates.
     Erase,
 }
 
-/// What a pass does.
+/// Operation of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
     Write,
@@ -67,27 +67,27 @@ enum Pass {
     Discard,
 }
 
-/// A sanitize operation.
+/// A sanitize operation in progress.
 pub(super) struct Run {
     nexus: Arc<Nexus>,
     operation: Operation,
     method: Method,
     media: Media,
-    /// The outcome of the command is due before the operation ends (IMMED).
+    /// Whether the command's outcome is due before the operation ends (IMMED).
     is_immediate: bool,
     wanted: u64,
     changed: fn(&Nexus),
     passes: Vec<Pass>,
-    /// Index of the pass.
+    /// Index of the current pass.
     pass: usize,
-    /// The memory has the pattern of this pass.
+    /// Whether the memory has the pattern of this pass.
     is_filled: bool,
     /// Offset of the next request in this pass.
     next: u64,
-    /// Bytes that are done, of all passes.
+    /// Bytes done in all passes.
     done: u64,
     lens: [Option<u32>; SLOTS],
-    /// The flush at the end of a pass is in flight, or done.
+    /// Whether the flush at the end of a pass is in flight, or done.
     is_flushed: bool,
     has_failed: bool,
 }
@@ -105,7 +105,7 @@ impl Run {
         let passes = match &method {
             Method::Overwrite(overwrite) => vec![Pass::Write; overwrite.passes.into()],
             Method::Erase => {
-                // Zeroes first: discarding alone need not destroy data.
+                // Write zeroes first: discarding alone need not destroy the data.
                 let can_zero = media.can.contains(Can::WRITE_ZEROES);
                 let mut passes = vec![if can_zero { Pass::WriteZeroes } else { Pass::Write }];
                 passes.extend(media.can.contains(Can::UNMAP | Can::UNMAP_ZEROES).then_some(Pass::Discard));
@@ -142,7 +142,7 @@ impl Run {
         self.operation.report(self.done, total);
     }
 
-    /// The next request of a pass, in a free slot.
+    /// Returns the next request of a pass, for a free slot.
     fn request(&mut self, slot: usize, pass: Pass) -> ProgramIo {
         let rest = self.media.bytes() - self.next;
         let len = u32::try_from(rest).map_or(CHUNK_LEN, |rest| rest.min(CHUNK_LEN));
@@ -193,7 +193,7 @@ impl Run {
 
     fn end(&mut self) -> Step {
         if self.has_failed {
-            // Dropped with the program: the operation failed.
+            // When the program is dropped, the operation fails.
             let sense = SANITIZE_FAILED;
             return Step::Finished(Outcome::check(sense));
         }
@@ -239,7 +239,7 @@ impl Steps for Run {
             if !self.is_flushed {
                 return Step::Submit(self.flush());
             }
-            // The next pass overwrites what is on stable storage.
+            // The next pass must overwrite data that is on stable storage.
             (self.pass, self.next, self.is_filled, self.is_flushed) = (self.pass + 1, 0, false, false);
         }
     }

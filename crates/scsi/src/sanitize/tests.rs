@@ -22,7 +22,7 @@ fn cdb(action: u8, len: usize) -> [u8; 10] {
     [0x48, action, 0, 0, 0, 0, 0, high, low, 0]
 }
 
-/// What a program did.
+/// The effects of a program.
 #[derive(Default)]
 struct Trace {
     disk: Vec<u8>,
@@ -31,8 +31,8 @@ struct Trace {
     outcome: Option<Outcome>,
 }
 
-/// Carries out a program against a disk in memory; request number `fails` fails, and at number `drops` the program is
-/// dropped.
+/// Executes a program on an in-memory disk. Request number `fails` fails, and at request number `drops` the
+/// program is dropped.
 fn run(blocks: usize, begin: Begin, state: &Sanitize, fails: usize, drops: usize) -> Trace {
     let Begin::Program(mut program) = begin else { panic!("{begin:?}") };
     assert!(program.survives_abort());
@@ -158,7 +158,7 @@ fn a_failed_operation_leaves_only_sanitize_and_exit_failure_mode_needs_ause() {
         let result = state.exit_failure_mode();
         assert_eq!(result.is_ok(), flags != 0);
         assert_eq!(state.sense().is_none(), flags != 0);
-        // A new operation that succeeds ends the failure, too.
+        // A new operation that succeeds also ends the failed state.
         run(30_000, begin(&nexus, &state, &cdb, &list, |_| ()), &state, 0, usize::MAX);
         assert_eq!(state.sense(), None);
     }

@@ -1,4 +1,4 @@
-//! Programs that must not be torn apart: their requests, and those of others, in all orders.
+//! Tests programs that must be atomic: their requests, and those of other commands, in all orders.
 
 use super::*;
 use crate::program::{Program, ProgramIo};
@@ -31,7 +31,7 @@ fn actor(world: &World, cdb: &[u8], data_out: Vec<u8>) -> Actor {
     }
 }
 
-/// Advances an actor by one request. `false`: it has to wait for the range, or has ended.
+/// Advances an actor by one request. Returns `false` if it has to wait for the range, or has ended.
 fn advance(actors: &mut [Actor], index: usize, disk: &mut Disk, guarded: bool) -> bool {
     if actors[index].outcome.is_some() {
         return false;
@@ -71,8 +71,8 @@ fn advance(actors: &mut [Actor], index: usize, disk: &mut Disk, guarded: bool) -
     }
 }
 
-/// All orders of the requests of two COMPARE AND WRITE commands, each of which adds one to a counter. Returns the
-/// counters at the end, with the number of commands that succeeded.
+/// Runs all orders of the requests of two COMPARE AND WRITE commands, each of which adds one to a counter.
+/// Returns the final counters, with the number of commands that succeeded.
 fn all_orders(guarded: bool) -> Vec<(u8, usize)> {
     let mut ends = Vec::new();
     for order in 0..1_u32 << 8 {
@@ -101,7 +101,8 @@ fn all_orders(guarded: bool) -> Vec<(u8, usize)> {
 #[test]
 fn of_two_compare_and_writes_of_one_block_exactly_one_succeeds() {
     assert!(all_orders(true).iter().all(|end| *end == (1, 1)));
-    // The canary: without the exclusive range both can succeed, so the test would notice.
+    // The canary: without the exclusive range both commands can succeed, which shows that the test can
+    // fail.
     assert!(all_orders(false).iter().any(|end| end.1 == 2));
 }
 

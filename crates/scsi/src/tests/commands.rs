@@ -1,4 +1,4 @@
-//! Unit attentions, mode pages, and other commands without data of the medium.
+//! Tests unit attentions, mode pages, and other commands that do not access data of the medium.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn mode_sense(page: u8, control: u8) -> [u8; 6] {
     [0x1A, 0x08, control << 6 | page, 0, 255, 0]
 }
 
-/// Changes the bits of a byte of a mode page, by MODE SELECT (6).
+/// Changes bits of a mode page's byte with MODE SELECT (6).
 fn mode_select(world: &mut World, page: u8, at: usize, clear: u8, set: u8) -> End {
     let mut list = world.run(&mode_sense(page, 0)).good();
     list[0] = 0;
@@ -159,7 +159,7 @@ fn mode_select_rejects_what_cannot_change_and_changes_nothing_then() {
     assert_eq!(world.send(&[0x15, 0x11, 0, 0, 4, 0], &[0; 4]).sense(), INVALID_FIELD, "SP");
     assert_eq!(world.send(&[0x15, 0x00, 0, 0, 4, 0], &[0; 4]).sense(), INVALID_FIELD, "no PF");
     assert_eq!(world.send(&[0x15, 0x10, 0, 0, 3, 0], &[0; 3]).sense(), LIST_LENGTH);
-    // A correct page before a wrong one.
+    // The list has a correct page before a wrong one.
     let mut list = world.run(&[0x1A, 0x08, 0x0A, 0, 255, 0]).good();
     list[0] = 0;
     list[2] = 0;

@@ -1,4 +1,4 @@
-//! Reads, writes, and the programs.
+//! Tests reads, writes, and the programs.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn residuals_tell_the_difference_between_the_cdb_and_what_the_initiator_expects(
             assert_eq!(data, world.blocks(9, 1)[..received]);
         }
     }
-    // A short allocation length is no overflow: the CDB asks for no more.
+    // A short allocation length is not an overflow: the CDB requests no more than that.
     let end = world.run_with(&[0x12, 0, 0, 0, 5, 0], &[], 5);
     assert_eq!((end.outcome.residual(5), end.data.len()), (Residual::None, 5));
     let end = world.run_with(&[0x12, 0, 0, 0, 255, 0], &[], 255);
@@ -148,7 +148,7 @@ fn write_and_verify_reads_back_what_it_wrote() {
     assert_eq!(World::new().send(&cdb10(0x2E, 0x06, 0, 1), &[0; BLOCK]).sense(), INVALID_FIELD);
 }
 
-/// As WRITE does, see above: libiscsi's iSCSIResiduals has both.
+/// Tests that it behaves like WRITE, see above: libiscsi's iSCSIResiduals tests both.
 #[test]
 fn write_and_verify_writes_the_blocks_that_the_initiator_sends() {
     for bytchk in [0, 0x02] {
@@ -179,9 +179,9 @@ fn verify_compares_with_all_blocks_or_with_one() {
             let end = world.send(&cdb16(0x8F, 0x02, 1, count as u32), &data);
             assert_eq!((end.sense(), end.outcome.sense.information), (MISCOMPARE, Some(at as u64)));
         }
-        // BYTCHK 0 needs no data, and finds what cannot be read.
+        // BYTCHK 0 needs no data, and finds unreadable blocks.
         world.run_with(&cdb16(0x8F, 0, 1, count as u32), &[], 0).good();
-        // BYTCHK 3: one block, with each.
+        // BYTCHK 3 compares one block with each block.
         world.disk.bytes.fill(0x5A);
         world.send(&cdb16(0x8F, 0x06, 1, count as u32), &[0x5A; BLOCK]).good();
         world.disk.bytes[BLOCK * 3000 + 9] = 0;
@@ -205,19 +205,19 @@ fn write_same_writes_the_pattern_everywhere_and_zeroes_without_data_where_it_can
     world.disk.log.clear();
     world.send(&cdb10(0x41, 0, 7, 100), &[0; BLOCK]).good();
     assert_eq!(world.disk.log, [(Op::WriteZeroes, 7 * 512, 51200, Flags::NO_UNMAP)]);
-    // NDOB: no data-out, zeroes; with UNMAP deallocated.
+    // NDOB writes zeroes without data-out; with UNMAP it deallocates.
     world.disk.log.clear();
     world.send(&cdb16(0x93, 0x09, 7, 100), &[]).good();
     assert_eq!(world.disk.log, [(Op::WriteZeroes, 7 * 512, 51200, Flags::empty())]);
     assert!(world.disk.holes[7] && world.blocks(7, 100) == [0; 100 * BLOCK]);
-    // UNMAP with a pattern that deallocated blocks do not read as.
+    // UNMAP is set, but deallocated blocks do not read as this pattern.
     world.send(&cdb16(0x93, 0x08, 7, 100), &pattern).good();
     assert!(!world.disk.holes[7] && world.blocks(7, 1) == pattern);
     // A length of 0 is refused (WSNZ of the block limits page), after the check of the start.
     assert_eq!(world.run(&[0x12, 1, 0xB0, 0, 64, 0]).data[4] & 1, 1);
     assert_eq!(world.send(&cdb16(0x93, 0, BLOCKS as u64 - 9, 0), &pattern).sense(), (5, 0x24, 0));
     assert_eq!(world.send(&cdb16(0x93, 0, BLOCKS as u64 + 1, 0), &pattern).sense(), OUT_OF_RANGE);
-    // (32).
+    // WRITE SAME (32).
     let mut cdb = [0; 32];
     (cdb[0], cdb[7], cdb[9], cdb[10]) = (0x7F, 0x18, 0x0D, 0x00);
     (cdb[19], cdb[31]) = (4, 2);
@@ -238,7 +238,7 @@ fn write_same_falls_back_to_writing_when_the_device_finds_that_it_cannot_zero() 
     assert_eq!(world.send(&cdb16(0x93, 0x01, 7, 3000), &[]).sense(), (7, 0x27, 7));
 }
 
-/// A parameter list of UNMAP.
+/// Returns a parameter list of UNMAP.
 pub(super) fn unmap_list(ranges: &[(u64, u32)]) -> Vec<u8> {
     let mut list = vec![0; 8];
     for (lba, count) in ranges {
@@ -297,7 +297,7 @@ fn get_lba_status_reports_runs_of_mapped_and_deallocated_blocks() {
     cdb[13] = 23;
     assert_eq!(world.run(&cdb).sense(), INVALID_FIELD, "the allocation length has space for one descriptor");
     assert_eq!(world.run(&cdb16(0x9E, 0x12, BLOCKS as u64, 24)).sense(), OUT_OF_RANGE);
-    // Without extents everything is mapped.
+    // If extents are not supported, all blocks are reported as mapped.
     world.disk.fails = vec![(Op::Extents, Status::NotSupported)];
     let data = world.run(&cdb16(0x9E, 0x12, 8, 24)).good();
     assert_eq!((data.len(), data[20]), (24, 0));

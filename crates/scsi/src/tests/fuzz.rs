@@ -1,9 +1,9 @@
-//! Arbitrary commands never panic, never access the device past its end, and keep their lengths.
+//! Tests that arbitrary commands never panic, never access the device past its end, and respect lengths.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A CDB of a known command with some arbitrary bytes, or of arbitrary bytes.
+/// Generates a CDB of a known command with some arbitrary bytes, or of arbitrary bytes only.
 fn cdb() -> impl Strategy<Value = Vec<u8>> {
     let known = (0..crate::opcodes::TABLE.len(), prop::collection::vec((0_usize..32, any::<u8>()), 0..6))
         .prop_map(|(row, changes)| {
@@ -45,7 +45,8 @@ proptest! {
     }
 }
 
-/// The types of the fast path own nothing, and the path takes no lock: it ends while another thread holds them.
+/// The types of the fast path own no memory, and the path takes no lock: it completes while another thread
+/// holds the locks.
 #[test]
 fn reads_and_writes_neither_allocate_nor_lock() {
     const fn owns_nothing<T: Copy>() {}

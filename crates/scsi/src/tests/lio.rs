@@ -1,4 +1,4 @@
-//! The edge rules of LIO, by their number, and where these units do more.
+//! Tests LIO's edge rules, by their numbers, and cases where these units support more.
 
 use super::data::{unmap, unmap_list};
 use super::*;
@@ -77,7 +77,7 @@ fn lio_11_dpo_and_fua_are_invalid_fields_where_fua_is_not_emulated() {
         assert_eq!(world.send(&cdb10(opcode, 0x10, 0, 1), &[0; BLOCK]).sense(), INVALID_FIELD);
         world.send(&cdb10(opcode, 0, 0, 1), &[0; BLOCK]).good();
     }
-    // RDPROTECT and WRPROTECT: no protection information.
+    // RDPROTECT and WRPROTECT are refused, because there is no protection information.
     for protect in 1..8 {
         for opcode in [0x28, 0x2A, 0x2E, 0x2F, 0x41] {
             let end = world.send(&cdb10(opcode, protect << 5, 0, 1), &[0; BLOCK]);
@@ -178,7 +178,7 @@ fn lio_16_start_stop_unit_ejects_removable_media_only() {
             assert_eq!(world.run_as(nexus, cdb, &[], 512).sense(), (2, 0x3A, 0), "{cdb:02x?}");
         }
     }
-    // A locked drive does not load either.
+    // A locked drive does not load a medium either.
     world.run_as(&other, &[0x1E, 0, 0, 0, 1, 0], &[], 0).good();
     assert_eq!(world.run(&[0x1B, 1, 0, 0, 3, 0]).sense(), (5, 0x53, 2));
     world.run_as(&other, &[0x1E, 0, 0, 0, 0, 0], &[], 0).good();
@@ -199,7 +199,7 @@ fn lio_17_cdbs_of_variable_length_have_write_same_32_only() {
     (cdb[7], cdb[9]) = (0x10, 0x0D);
     assert_eq!(world.send(&cdb, &[0; BLOCK]).sense(), INVALID_FIELD);
     assert_eq!(world.send(&cdb[..16], &[0; BLOCK]).sense(), INVALID_FIELD, "it is cut short");
-    // For initiators that misread its description.
+    // `long_cdbs` can be turned off for initiators that misread the command's description.
     let mut world = World::with(media(), Attributes { long_cdbs: false, ..Attributes::default() });
     (cdb[7], cdb[9]) = (0x18, 0x0D);
     assert_eq!(world.send(&cdb, &[0; BLOCK]).sense(), INVALID_OPCODE);

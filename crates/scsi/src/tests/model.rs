@@ -1,10 +1,10 @@
-//! Random sequences of data commands against a model of sectors that shares no code with them.
+//! Tests random sequences of data commands against a model of sectors that shares no code with them.
 
 use super::data::{unmap, unmap_list};
 use super::*;
 use proptest::prelude::*;
 
-/// Blocks that commands of this test start in; they end within twice as many.
+/// Number of blocks in which the test's commands start; they end within twice as many.
 const SPAN: u64 = 24;
 
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Data of which all bytes depend on their place.
+/// Returns data in which each byte depends on its position.
 fn data(fill: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| fill.wrapping_add((at / 5) as u8)).collect()
 }

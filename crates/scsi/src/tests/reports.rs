@@ -1,4 +1,4 @@
-//! What a unit reports about itself agrees with what it does.
+//! Tests that the properties which a unit reports agree with its behaviour.
 
 use super::*;
 use crate::opcodes::TABLE;
@@ -12,14 +12,14 @@ fn be32(data: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(data[at..at + 4].try_into().unwrap())
 }
 
-/// REPORT SUPPORTED OPERATION CODES.
+/// Executes REPORT SUPPORTED OPERATION CODES.
 fn opcodes(world: &mut World, options: u8, opcode: u8, action: u16) -> End {
     let mut cdb = [0xA3, 0x0C, options, opcode, 0, 0, 0, 0, 0xFF, 0xFF, 0, 0];
     cdb[4..6].copy_from_slice(&action.to_be_bytes());
     world.run(&cdb)
 }
 
-/// Operation code, service action and length of all commands that are reported.
+/// Returns the operation code, service action and length of all reported commands.
 fn all_commands(world: &mut World) -> Vec<(u8, Option<u16>, usize)> {
     let data = opcodes(world, 0, 0, 0).good();
     assert_eq!(be32(&data, 0) as usize + 4, data.len());
@@ -52,7 +52,7 @@ fn worlds() -> Vec<World> {
     ]
 }
 
-/// A CDB with nothing but the operation code and the service action.
+/// Returns a CDB that is zero except for the operation code and the service action.
 fn plain(opcode: u8, action: Option<u16>, len: usize) -> Vec<u8> {
     let mut cdb = vec![0; len];
     cdb[0] = opcode;
@@ -126,7 +126,7 @@ fn exactly_the_bits_of_the_usage_map_are_accepted() {
                     let end = world.run(&cdb);
                     let is_rejected = end.outcome.sense == rejected;
                     while world.nexus.take_attention(true).is_some() {}
-                    // In case that it ejected the medium.
+                    // Load the medium, in case the command ejected it.
                     world.run(&[0x1B, 0, 0, 0, 3, 0]);
                     if usage[byte] & 1 << bit == 0 {
                         assert!(
@@ -244,7 +244,7 @@ fn block_limits_are_those_that_are_enforced() {
             let old = world.blocks(0, most.into()).to_vec();
             world.send(&compare_and_write(0, most), &[old.clone(), old].concat()).good();
         }
-        // UNMAP, and what READ CAPACITY and page B2h say of it.
+        // UNMAP agrees with READ CAPACITY and page B2h.
         let capacity = world.run(&cdb16(0x9E, 0x10, 0, 32)).good();
         let provisioning = inquiry(&mut world, Some(0xB2));
         let can_unmap =

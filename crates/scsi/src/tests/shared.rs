@@ -1,5 +1,5 @@
-//! Commands about what nexuses share: reservations, access states, third-party copy and SANITIZE, as initiators send them.
-//! iscsi-test-cu's suites of these names check what is checked here.
+//! Tests commands on the state that nexuses share: reservations, access states, third-party copy and
+//! SANITIZE, as initiators send them. The iscsi-test-cu suites of these names test the same behaviour.
 
 use super::*;
 use crate::reservation::Kind;
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 const CONFLICT: ScsiStatus = ScsiStatus::ReservationConflict;
 
-/// PERSISTENT RESERVE OUT.
+/// Executes PERSISTENT RESERVE OUT.
 fn out(world: &mut World, nexus: &Arc<Nexus>, action: u8, kind: u8, keys: [u64; 2], flags: u8) -> End {
     let mut list = [0; 24];
     list[..8].copy_from_slice(&keys[0].to_be_bytes());
@@ -34,7 +34,7 @@ fn both(world: &World) -> [Arc<Nexus>; 2] {
     [world.nexus.clone(), world.other.clone()]
 }
 
-/// TEST UNIT READY: sense key, code and qualifier, or zeroes.
+/// Executes TEST UNIT READY: returns the sense key, code and qualifier, or zeroes.
 fn ready(world: &mut World, nexus: &Arc<Nexus>) -> (u8, u8, u8) {
     let end = world.run_as(nexus, &[0; 6], &[], 0);
     if end.outcome.status == ScsiStatus::Good { (0, 0, 0) } else { end.sense() }
@@ -79,7 +79,7 @@ fn preempt_reports_to_the_victim_and_counts_once() {
     assert_eq!((keys[3], keys[7], keys.len(), keys[15]), (3, 8, 16, 2));
 }
 
-/// Keeps images in memory; `None` in `images`: the stored image was removed.
+/// A store that keeps images in memory; `None` in `images` means that the stored image was removed.
 #[derive(Default)]
 struct Store {
     images: Mutex<Vec<Option<String>>>,
@@ -113,7 +113,7 @@ fn nothing_is_acknowledged_before_it_is_stored() {
     out(&mut world, &a, 1, 3, [1, 0], 0).good();
     let image = store.images.lock().unwrap().last().cloned().flatten().unwrap();
 
-    // After a restart the other nexus is still kept out.
+    // After a restart the other nexus is still denied access.
     let mut later = World::new();
     later.unit.restore_reservations(reservation::Reservations::parse_image(&image).unwrap());
     let [later_a, later_b] = both(&later);
@@ -174,7 +174,7 @@ fn set_target_port_groups_is_reported_to_other_nexuses() {
     assert_eq!(read(&mut world, &a), ScsiStatus::Good);
 }
 
-/// EXTENDED COPY within the unit of the world.
+/// Executes EXTENDED COPY within the unit of the world.
 fn extended_copy(world: &mut World, blocks: u16, from: u64, to: u64) -> End {
     let mut list = vec![0; 16 + 32 + 28];
     (list[0], list[3], list[11]) = (7, 32, 28);
@@ -280,7 +280,7 @@ fn while_a_unit_is_sanitized_every_nexus_waits_and_request_sense_has_the_progres
         let sense = world.run_as(nexus, &[0x03, 0, 0, 0, 18, 0], &[], 18).good();
         assert_eq!((sense[2], sense[12], sense[13], sense[15]), (2, 0x04, 0x1B, 0x80));
     }
-    // It continues after the session ended and the unit was reset.
+    // The operation continues after the session has ended and the unit was reset.
     world.unit.reset(Reset::Unit);
     world.unit.detach_nexus(&a, NexusLoss::Loss);
     ready(&mut world, &b);
@@ -304,8 +304,8 @@ fn a_unit_whose_sanitizing_was_cut_off_keeps_its_data_from_everybody() {
     assert_eq!(read(&mut world, &b), ScsiStatus::Good);
 }
 
-/// The table of commands and the tables of conflicts are written apart; a command that is added to one only
-/// shows here.
+/// The table of commands and the tables of conflicts are written separately; this test finds commands that
+/// were added to only one.
 #[test]
 fn the_table_of_commands_and_the_tables_of_conflicts_agree() {
     use crate::opcodes::Medium;

@@ -1,11 +1,11 @@
-//! Tests of the state machine: rules by name here, random sequences against a slow model in `model`.
+//! Tests of the state machine: individual rules here, random sequences against a slow model in `model`.
 
 mod model;
 mod rules;
 
 use super::*;
 
-/// The nexus of initiator `initiator` (its ISID follows from it) and a target port.
+/// Returns the nexus of initiator number `initiator`, which determines its ISID, and a target port.
 pub(super) fn nexus(initiator: u8, port: u16) -> NexusName {
     NexusName {
         initiator: format!("iqn.2026-11.example:host{initiator}"),
@@ -19,7 +19,7 @@ pub(super) fn nexus(initiator: u8, port: u16) -> NexusName {
 pub(super) const POLICY: Policy<'static> =
     Policy { with_isid: true, force_aptpl: false, can_persist: true, ports: &[1, 2] };
 
-/// A command with a key; the other fields are zero.
+/// Returns a command with a key; the other fields are zero.
 pub(super) fn command(action: Action, key: u64) -> Out {
     Out {
         action,
@@ -34,14 +34,14 @@ pub(super) fn command(action: Action, key: u64) -> Out {
     }
 }
 
-/// A unit with its reservations, as the device server uses them.
+/// A unit with its reservations, used as the device server uses them.
 #[derive(Clone, Default)]
 pub(super) struct Unit {
     pub(super) state: Reservations,
 }
 
 impl Unit {
-    /// Carries out a command and puts the change in force.
+    /// Executes a command and puts the change into force.
     pub(super) fn out(&mut self, nexus: &NexusName, out: &Out) -> Result<Change, Failure> {
         let change = self.state.out(nexus, &POLICY, out)?;
         self.state = change.next.clone();

@@ -1,5 +1,5 @@
-//! Random commands of few nexuses with few keys, against a slow model that is written from the tables of SPC-6 section
-//! 5.14 and shares no code with the state machine.
+//! Tests random commands of a few nexuses with a few keys against a slow model, which is written from the
+//! tables of SPC-6 section 5.14 and shares no code with the state machine.
 
 use super::*;
 use proptest::prelude::*;
@@ -19,10 +19,10 @@ enum End {
 #[derive(Clone, Default, Debug)]
 struct Model {
     keys: BTreeMap<usize, u64>,
-    /// Type, and the holder, which does not count for types 7 and 8.
+    /// Type and holder; the holder is ignored for types 7 and 8.
     reservation: Option<(u8, usize)>,
     generation: u32,
-    /// Unit attention of each nexus by the last command.
+    /// Unit attention of each nexus after the last command.
     attentions: BTreeMap<usize, u8>,
 }
 
@@ -180,14 +180,14 @@ fn any_command() -> impl Strategy<Value = (usize, Out)> {
     let kinds = prop::sample::select(vec![0_u8, 1, 2, 3, 5, 6, 7, 8]);
     (0..NEXUSES.len(), actions, kinds, 0..4_u64, 0..4_u64, prop::bool::weighted(0.2)).prop_map(
         |(nexus, action, kind, key, action_key, all_ports)| {
-            // Only the service actions that register have ALL_TG_PT: see `Out::parse`.
+            // Only the service actions that register allow ALL_TG_PT: see `Out::parse`.
             let all_ports = all_ports && matches!(action, Action::Register | Action::RegisterAndIgnore);
             (nexus, Out { kind, action_key, all_ports, ..command(action, key) })
         },
     )
 }
 
-/// The state machine and the model, side by side.
+/// The state machine and the model, which execute the same commands.
 #[derive(Clone, Default)]
 struct Pair {
     unit: Unit,
@@ -250,7 +250,7 @@ proptest! {
     }
 }
 
-/// All sequences of two commands of two nexuses, from a reservation of every type.
+/// Tests all sequences of two commands of two nexuses, starting from a reservation of each type.
 #[test]
 fn every_pair_of_commands_does_what_the_slow_model_does() {
     let mut commands = Vec::new();

@@ -1,4 +1,4 @@
-//! One rule each.
+//! Tests that check one rule each.
 
 use super::super::parameters::Destination;
 use super::*;
@@ -43,7 +43,7 @@ fn reserve_and_release_do_not_count_in_prgeneration() {
 #[test]
 fn each_type_admits_the_reads_and_writes_of_table_64() {
     use Kind::*;
-    // Type; then reads and writes of another registered nexus, and of one without registration.
+    // Columns: type; then reads and writes of another registered nexus, and of one without registration.
     let table = [
         (WriteExclusive, [true, false], [true, false]),
         (ExclusiveAccess, [false, false], [false, false]),
@@ -159,7 +159,7 @@ fn all_tg_pt_registers_the_initiator_at_every_target_port() {
     assert_eq!((unit.keys(), unit.state.held()), (vec![], None));
 }
 
-/// Whichever port is removed first.
+/// Tests both orders in which the ports can be removed.
 #[test]
 fn ports_that_are_unregistered_together_are_not_notified_of_the_end_of_their_reservation() {
     for (sender, holder) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
@@ -381,7 +381,7 @@ fn the_parameter_list_has_24_bytes_unless_it_names_initiators() {
 }
 
 proptest! {
-    /// Foreign bytes end in sense data, not in a panic, and the state stays one that an image brings back.
+    /// Arbitrary bytes lead to sense data, not to a panic, and an image can still represent the state.
     #[test]
     fn parameter_lists_of_any_bytes_never_panic(
         lists in prop::collection::vec((0..9_u8, any::<u8>(), prop::collection::vec(any::<u8>(), 24..120)), 1..8),
@@ -408,7 +408,8 @@ proptest! {
         }
     }
 
-    /// Images with a valid checksum but any content are read, or refused; what was read is written as it was.
+    /// Images with a valid checksum and arbitrary content are read or refused; a state that was read is
+    /// written back unchanged.
     #[test]
     fn images_of_any_lines_never_panic(lines in prop::collection::vec(any_line(), 0..6)) {
         let mut text = String::from("blockyard reservations 1\n");
