@@ -1,9 +1,9 @@
-//! Backends: nodes that hold blocks.
+//! Backends: nodes that store blocks.
 //!
 //! Each backend has two parts. The **shared** part is created once, on a control thread, and describes the
-//! device: its size, limits and abilities. Only this part opens or maps anything. The **node** is created for
-//! each hardware queue, belongs to that queue's thread, and accesses memory and files through the ring only,
-//! so the same node runs on a simulated ring.
+//! device: its size, limits and abilities. Only this part opens or maps anything. A **node** is created for
+//! each hardware queue, belongs to that queue's thread, and accesses memory and files only through the
+//! ring, so the same node runs on a simulated ring.
 //!
 //! | backend | holds | answers |
 //! |---|---|---|
@@ -47,41 +47,42 @@ pub use block::{Abilities as Features, Fact};
 
 use block::{Bytes, QueueLimits, Sectors, UNLIMITED_BYTES};
 
-/// The shared part of a backend, as the control plane sees it.
+/// The part of a backend that all queues share, as the control plane uses it.
 pub trait Backend: Send + Sync {
-    /// Size in bytes: a whole number of logical blocks.
+    /// Returns the size in bytes: a whole number of logical blocks.
     fn size(&self) -> Bytes;
 
-    /// Writes, discards and write zeroes fail.
+    /// Returns whether writes, discards and write zeroes fail.
     fn read_only(&self) -> bool {
         false
     }
 
-    /// Supported operations.
+    /// Returns the supported operations.
     fn features(&self) -> Features;
 
-    /// Queue limits, validated.
+    /// Returns the validated queue limits.
     fn limits(&self) -> QueueLimits;
 
-    /// Properties for `show`, in order.
+    /// Returns properties for `show`, in order of display.
     fn describe(&self) -> Vec<Fact>;
 
-    /// Files that were deleted while the backend has them open: their data is lost when it is closed.
+    /// Returns the files that were deleted while the backend has them open: their data is lost when it
+    /// closes them.
     fn deleted(&self) -> Vec<std::path::PathBuf> {
         Vec::new()
     }
 }
 
-/// Largest request: the size of a ring's largest buffer.
+/// Largest request in bytes: the size of a ring's largest buffer.
 const REQUEST_MAX: Bytes = Bytes::mib(32);
 /// Largest discard or write zeroes: the kernel's limit for files, `UINT_MAX >> 9` sectors.
 const CLEAR_MAX: Sectors = Sectors(u32::MAX as u64 >> 9);
 
-/// Returns the limits of all backends: requests of any number of segments of any length.
+/// Returns the limits that all backends have in common: requests of any number of segments of any length.
 fn base_limits() -> QueueLimits {
     QueueLimits {
         max_hw_sectors: REQUEST_MAX.sectors(),
-        // The kernel would default to 4 MiB, for drivers that are slow to start a request; no backend is.
+        // The kernel's default of 4 MiB is for drivers that start requests slowly, which no backend does.
         max_user_sectors: REQUEST_MAX.sectors(),
         max_segments: u16::MAX,
         max_segment_size: UNLIMITED_BYTES,
@@ -93,7 +94,8 @@ fn base_limits() -> QueueLimits {
     }
 }
 
-/// Returns the profile of memory: as brd, blocks of a sector on pages, and nothing to flush.
+/// Returns the limits of memory, as brd has them: blocks of a sector, physical blocks of a page, and
+/// nothing to flush.
 fn memory_limits() -> QueueLimits {
     let mut limits = QueueLimits {
         features: block::Features::SYNCHRONOUS.union(block::Features::NOWAIT),

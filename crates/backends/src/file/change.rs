@@ -1,8 +1,8 @@
-//! Changes how an open file is served: direct or buffered, longer or shorter, another file.
+//! Online changes of how an open file is served: direct or buffered, longer or shorter, another file.
 //!
-//! Each change creates another [`File`], for new nodes; the old one stays as it was, so that the caller can
-//! return to it. *Invariant:* nothing here is called while a request of the device is in flight: the flags of
-//! the open file, which both share, change between direct and buffered.
+//! Each change creates another [`File`] for new nodes. The old one stays unchanged, so that the caller can
+//! return to it. *Invariant:* nothing here is called while a request of the device is in flight, because a
+//! switch between direct and buffered changes the flags of the open file, which both share.
 
 use super::open::{device_size, length};
 use super::{Direct, File, FileSpec, OpenError, sys};
@@ -20,12 +20,12 @@ impl File {
     pub fn with_direct(&self, direct: Direct) -> Result<Arc<File>, OpenError> {
         let spec = FileSpec { direct, create: None, ..self.spec.clone() };
         self.sync()?;
-        // The properties depend on how the file is open: they are read in buffered mode.
+        // The properties depend on the open mode: read them in buffered mode.
         let changed = sys::set_direct(&self.handle, false)
             .map_err(|error| OpenError::call("switching", &spec, error))
             .and_then(|()| Self::examine(&spec, Arc::clone(&self.handle), self.locked, Some(self)));
         changed.inspect_err(|_| {
-            // It was possible before.
+            // This succeeds, because the mode was possible before.
             let _ = self.reinstate();
         })
     }
@@ -33,7 +33,7 @@ impl File {
     /// Syncs written data.
     ///
     /// # Errors
-    /// Data could not be stored, now or by an earlier flush: writes fail from now on.
+    /// Data could not be stored, now or by an earlier flush; writes fail from then on.
     pub fn sync(&self) -> Result<(), OpenError> {
         if self.shared.facts.read_only {
             return Ok(());
@@ -43,24 +43,25 @@ impl File {
             return Err(OpenError::call("flushing", &self.spec, error));
         }
         self.handle.sync_data().map_err(|error| {
-            // The kernel will not report it again.
+            // The kernel will not report the loss again.
             self.shared.fail_flushes();
             OpenError::call("flushing", &self.spec, error)
         })
     }
 
-    /// Switches the open file to this one's mode, direct or buffered, which another owner may have changed.
+    /// Switches the open file back to this [`File`]'s mode, direct or buffered, which another `File` may
+    /// have changed.
     ///
     /// # Errors
-    /// The file system refuses, although it was possible before.
+    /// The file system refuses, although the mode was possible before.
     pub fn reinstate(&self) -> std::io::Result<()> {
         sys::set_direct(&self.handle, self.shared.facts.direct.is_some())
     }
 
-    /// Returns the device's size by the current length of the file (as `LOOP_SET_CAPACITY`).
+    /// Returns the device size that results from the current length of the file (as `LOOP_SET_CAPACITY`).
     ///
     /// # Errors
-    /// The file cannot be measured.
+    /// The length of the file cannot be determined.
     pub fn measured(&self) -> Result<Bytes, OpenError> {
         let length = length(&self.handle).map_err(|error| OpenError::call("measuring", &self.spec, error))?;
         Ok(device_size(length, &self.spec, self.shared.facts.block))
@@ -69,13 +70,14 @@ impl File {
     /// Returns the same file with its current length.
     ///
     /// # Errors
-    /// The file cannot be measured.
+    /// The length of the file cannot be determined.
     pub fn remeasured(&self) -> Result<Arc<File>, OpenError> {
         Ok(self.copy_with(self.spec.clone(), self.measured()?))
     }
 
-    /// Returns the same file with a device of that size: a limit is changed, and a regular file extended if
-    /// necessary. Shrinking is done by [`cut`](File::cut) when the end is no longer used.
+    /// Returns the same file with a device of this size: changes the limit, if there is one, and extends a
+    /// regular file if necessary. To shrink the file, call [`cut`](File::cut) when its end is no longer
+    /// used.
     ///
     /// # Errors
     /// [`OpenError`]: nothing has changed.
@@ -94,7 +96,7 @@ impl File {
             return refused(format!("no file holds {size} (give less)"));
         };
         let measured = length(&self.handle).map_err(|error| OpenError::call("measuring", &spec, error))?;
-        // Bytes behind a limit are not ours to remove.
+        // Bytes beyond a limit do not belong to the device, so they are kept.
         let fits = end == measured || end < measured && limit.is_some();
         if !fits {
             if facts.block_device {
@@ -111,7 +113,7 @@ impl File {
         Ok(self.copy_with(spec, size))
     }
 
-    /// Truncates the file at the device's end, if the device covers all of the file.
+    /// Truncates the file at the device's end, if the device covers the whole file.
     ///
     /// # Errors
     /// The file cannot be truncated.
@@ -150,12 +152,12 @@ impl File {
         Ok(file)
     }
 
-    /// Opens the same file, which is open for reading, a second time for writing. No other program may get in
-    /// between: until [`deny_writers`](File::deny_writers), the second one's locks exclude writers instead of
-    /// this one's.
+    /// Opens the same file, which is open for reading, a second time for writing. No other program may open
+    /// it for writing in between: until [`deny_writers`](File::deny_writers), the locks of the second open
+    /// file exclude writers instead of those of this one.
     ///
     /// # Errors
-    /// [`OpenError`]: another program uses it too, or it may not be written.
+    /// [`OpenError`]: another program uses the file too, or it must not be written.
     pub fn reopened_for_writing(&self) -> Result<Arc<File>, OpenError> {
         super::lock::allow_writers(&self.handle, self.locked)
             .map_err(|error| OpenError::call("unlocking", &self.spec, error))?;
@@ -177,7 +179,7 @@ impl File {
     /// Excludes other writers again. If that fails, `show` reports it from now on.
     ///
     /// # Errors
-    /// Another program locks the bytes.
+    /// Another program has locked the bytes.
     pub fn deny_writers(&self) -> std::io::Result<()> {
         let denied = super::lock::deny_writers(&self.handle, self.locked);
         self.shared.lets_writers.store(denied.is_err(), Ordering::Relaxed);

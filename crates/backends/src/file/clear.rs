@@ -1,4 +1,4 @@
-//! Discard and write zeroes: with `fallocate`, and by writing zeroes if the file system refuses.
+//! Discard and write zeroes: done by `fallocate`, or by writing zeroes if the file system refuses.
 //!
 //! A refusal is remembered for all queues. Discard is then no longer supported, as in the kernel's loop
 //! driver (LOOP-10). Write zeroes continues by writing, unless FAST_ZERO was requested.
@@ -17,7 +17,7 @@ impl FileNode {
         let facts = self.shared.facts;
         let aligned = ((facts.start.0 + req.offset.0) | req.len.0).is_multiple_of(facts.block.into());
         if facts.block_device && !aligned && req.op == Op::Discard {
-            // Less than a block cannot be freed, and need not be.
+            // Less than a block cannot be deallocated, and need not be.
             return Verdict::Up(Status::Ok);
         }
         let Some(mode) = self.mode(req).filter(|_| aligned || !facts.block_device) else {
@@ -34,7 +34,7 @@ impl FileNode {
         self.start(io, Phase::Allocate(mode), op, Data::NONE, 0, cx)
     }
 
-    /// Returns the mode of `fallocate`; `None`: it was refused before, or is not good enough.
+    /// Returns the mode of `fallocate`, or `None` if it was refused before or is not sufficient.
     fn mode(&self, req: &Request) -> Option<i32> {
         let punch = (!self.shared.no_punch.load(Relaxed)).then_some(PUNCH);
         // A block device may zero a range by writing, which is not fast.
@@ -47,8 +47,8 @@ impl FileNode {
         }
     }
 
-    /// Processes the end of `fallocate` with that mode. The mode is that of the request: another request may
-    /// have been refused meanwhile, and `mode` would return the next one.
+    /// Processes the end of `fallocate` with this mode. The mode is passed because another request may have
+    /// been refused in the meantime, after which `mode` returns a different one.
     pub(super) fn cleared<R: Ring>(
         &mut self,
         io: Cookie,
@@ -73,7 +73,7 @@ impl FileNode {
         }
     }
 
-    /// Writes zeroes, if that is allowed.
+    /// Writes zeroes, if the request allows that.
     fn without_allocate<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         if req.op == Op::Discard || req.flags.contains(Flags::FAST_ZERO) {
             return Verdict::Up(Status::NotSupported);

@@ -1,23 +1,24 @@
 //! Formats of disk images, recognised by the first sector of a file.
 //!
-//! A raw disk holds whatever its clients write, so its first bytes do not prove what the file is. They decide
-//! two things here: a file that begins with an image header is not served as a raw disk unless the user asked
-//! for that, and a client cannot write such a header to the beginning of a raw disk (see
+//! A raw disk contains whatever its clients write, so its first bytes do not prove the file's format. They
+//! decide two things here: a file that begins with an image header is not served as a raw disk unless the
+//! user requests that, and a client cannot write such a header to the beginning of a raw disk (see
 //! [`head`](super::head)).
 //!
-//! The list has the formats that QEMU probes (`bdrv_probe` of its drivers), because a host may open such a
-//! file with QEMU. LUKS is omitted deliberately: an encrypted raw disk begins like that.
+//! The list contains the formats that QEMU probes (`bdrv_probe` of its drivers), because a host may open
+//! such a file with QEMU. LUKS is omitted deliberately: an encrypted raw disk begins with a LUKS header.
 //!
-//! Compressed files have a list of their own. A client may write an archive to a raw disk with
-//! `tar cz >/dev/nbd0`, which must not lock the owner out. So a file counts as compressed only if a property
-//! that no client can change agrees: its name ends accordingly, or its length is not a multiple of a sector.
+//! Compressed files have a separate list. A client may write an archive to a raw disk with `tar cz
+//! >/dev/nbd0`, which must not lock the owner out. So a file counts as compressed only if a property that
+//! no client can change agrees: its name has a matching ending, or its length is not a multiple of a
+//! sector.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Number of bytes that are examined: QEMU's `BLOCK_PROBE_BUF_SIZE`.
+/// Number of bytes that are examined, as in QEMU's `BLOCK_PROBE_BUF_SIZE`.
 pub const HEAD_LEN: usize = 512;
 
 /// Formats, with the first bytes of their files.
@@ -44,13 +45,13 @@ const COMPRESSED: [(&[u8], &str, &[&str]); 6] = [
     (b"\x04\x22\x4d\x18", "lz4", &["lz4"]),
     (b"PK\x03\x04", "zip", &["zip"]),
 ];
-/// Unit of the length of disks.
+/// Unit of disk lengths, in bytes.
 const SECTOR_LEN: u64 = 512;
-/// Offset of the signature of VirtualBox images, and the signature.
+/// Offset of the signature in VirtualBox images, and the signature.
 const VDI: (usize, &[u8]) = (0x40, &[0x7f, 0x10, 0xda, 0xbe]);
 
-/// Returns the format for which a file with these first bytes would be taken. `head`: the first [`HEAD_LEN`]
-/// bytes, or all if there are fewer.
+/// Returns the format that a probing program would detect in a file with these first bytes. `head` has the
+/// first [`HEAD_LEN`] bytes, or all if there are fewer.
 pub fn container(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];
     if let Some((_, name)) = BEGINNINGS.iter().find(|(beginning, _)| head.starts_with(beginning)) {
@@ -62,20 +63,20 @@ pub fn container(head: &[u8]) -> Option<&'static str> {
     is_vmdk_descriptor(head).then_some("vmdk")
 }
 
-/// Returns the compression of a file with these first bytes, and the endings of such files' names.
+/// Returns the compression of a file with these first bytes, and the usual endings of its name.
 fn compression(head: &[u8]) -> Option<(&'static str, &'static [&'static str])> {
     let row = COMPRESSED.iter().find(|(beginning, ..)| head.starts_with(beginning))?;
     Some((row.1, row.2))
 }
 
-/// The content of a file without a given format.
+/// Content of a file whose format the user did not specify.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
     /// Nothing contradicts a raw disk.
     Raw,
-    /// A raw disk, by its name and length, that begins with data of this compression.
+    /// By its name and length a raw disk, but it begins with data of this compression.
     MayBeCompressed(&'static str),
-    /// Not served as a raw disk unless the user asks for that. The text has the reason and what to do.
+    /// Not served as a raw disk unless the user requests that. The text has the reason and what to do.
     Other(String),
 }
 
@@ -99,8 +100,8 @@ pub fn content(file: &File, path: &Path) -> io::Result<Content> {
     Ok(if is_file { Content::Other(compressed(name)) } else { Content::MayBeCompressed(name) })
 }
 
-/// Describes the content of a file that was given as an image of a format and does not begin as one, and what
-/// to do.
+/// Describes the content of a file that was specified as an image of a format but does not begin as one,
+/// and says what to do.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -131,7 +132,8 @@ fn not_raw(format: &str) -> String {
     format!("it begins as a {format} image ({what}, or add format=raw to serve the file as it is)")
 }
 
-/// QEMU's rule for the text of a vmdk descriptor: after comments and blank lines, `version=` and 1, 2 or 3.
+/// Implements QEMU's rule for the text of a vmdk descriptor: after comments and blank lines comes
+/// `version=` with 1, 2 or 3.
 fn is_vmdk_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split_inclusive(|&byte| byte == b'\n');
     let is_passed = |line: &[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();

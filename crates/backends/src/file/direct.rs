@@ -1,8 +1,9 @@
 //! Direct I/O for unaligned requests, through a window of whole blocks in aligned memory.
 //!
-//! A request is processed in windows of at most 1 MiB. A read reads the window and copies from it. A write
-//! that covers its window copies in and writes; one that covers a part of a block claims its range
-//! exclusively ([`RangeLock`](queue::RangeLock)), reads the window, copies in, and writes it back.
+//! A request is processed in windows of at most 1 MiB. For a read, the window is read and the requested
+//! bytes are copied from it. A write that covers its window copies its data in and writes it. A write that
+//! covers part of a block claims its range exclusively ([`RangeLock`](queue::RangeLock)), reads the window,
+//! copies its data in, and writes it back.
 
 use super::facts::Alignment;
 use super::node::{FileNode, Phase};
@@ -10,7 +11,7 @@ use crate::segments::each_segment;
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Status};
 use queue::{Cx, FileOp, Ring, Verdict};
 
-/// Bytes of a request per window.
+/// Maximum number of bytes of a request per window.
 const WINDOW: u64 = 1 << 20;
 /// Bytes copied at a time between two segments of the ring's memory.
 const CHUNK: usize = 4096;
@@ -103,7 +104,7 @@ impl FileNode {
                 self.transfer(io, req, cx)
             }
             Phase::WindowRead => {
-                // Behind the end of a truncated file there is nothing to preserve.
+                // Nothing exists beyond the end of a truncated file, so there is nothing to preserve.
                 let missing = slot.bounce.slice(slot.window_done as u32, (len - slot.window_done) as u32);
                 slot.window_done = 0;
                 cx.ring.bytes_mut(missing).fill(0);
@@ -119,7 +120,7 @@ impl FileNode {
         }
     }
 
-    /// Returns the position of the request's next bytes in the window, and their number.
+    /// Returns the position of the request's next bytes in the window, and their count.
     fn overlap(&mut self, io: Cookie, req: &Request) -> (u64, u64) {
         let slot = self.slot(io);
         let start = req.offset.0 + slot.done;
@@ -140,7 +141,7 @@ impl FileNode {
         });
     }
 
-    /// Copies what was read of the window to the request's memory, and counts it as done.
+    /// Copies the requested bytes from the window to the request's memory, and counts them as done.
     fn copy_out<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) {
         let (skip, len) = self.overlap(io, req);
         let slot = self.slot(io);

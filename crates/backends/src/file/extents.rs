@@ -1,10 +1,11 @@
 //! Finds holes of a file with `lseek`.
 //!
-//! A file system without a list of extents searches the next hole page by page: on tmpfs that takes about 10
-//! ms for a file of 1 GiB without holes. So the last range of data is remembered. It can only err on the side
-//! of data, which is always a correct answer. Discards and write zeroes of any queue of ours invalidate it.
+//! A file system without an extent list searches for the next hole page by page: on tmpfs that takes about
+//! 10 ms for a file of 1 GiB without holes. So the last range of data is remembered. It can only err by
+//! reporting a hole as data, which is always a correct answer. Discards and write zeroes of any of our
+//! queues invalidate it.
 //!
-//! A range behind the end of a truncated file is no hole: reads there have to fail (LOOP-4), so it is
+//! A range beyond the end of a truncated file is not a hole: reads there must fail (LOOP-4), so it is
 //! reported as data.
 
 use super::node::FileNode;
@@ -13,7 +14,8 @@ use block::{Bytes, Data, Extent, Request, Segment, Status};
 use queue::{Cx, FileOp, Patience, Ring, Verdict};
 use std::sync::atomic::Ordering::Acquire;
 
-/// Minimum time between searches for data for zero-copy reads: a search takes 10 ms per GiB of data.
+/// Minimum time, in nanoseconds, between searches for data for zero-copy reads: a search takes 10 ms per
+/// GiB of data.
 const LOOK_NS: u64 = 1_000_000_000;
 
 /// The last range of data that was found, in bytes of the file.
@@ -22,7 +24,7 @@ pub(super) struct KnownData {
     from: u64,
     /// End of the range, exclusive; `from` if nothing is known.
     end: u64,
-    /// `Shared::cleared` before the search.
+    /// Value of `Shared::cleared` before the search.
     cleared: u64,
 }
 
@@ -41,7 +43,7 @@ impl FileNode {
         }
         let mut records = Records::new(cx, req.data);
         let (mut next, end) = (facts.start.0 + req.offset.0, facts.start.0 + req.end().0);
-        // Data and holes alternate: two searches per record, and none is repeated without progress.
+        // Data and holes alternate: each record takes two searches, and each search makes progress.
         while next < end {
             let data = self.next_data(next, end, cx);
             let hole = Extent { len: Bytes(data - next), hole: true, zero: true };
@@ -60,8 +62,8 @@ impl FileNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// Answers a read from the file's own memory, if all of it is data: reading a hole there would allocate
-    /// it. A search takes long, so it is rare; unknown ranges are copied.
+    /// Answers a read from the file's own memory, if the whole range is data: reading a hole there would
+    /// allocate pages for it. Searches are slow and therefore rare; unknown ranges are copied.
     pub(super) fn lend<R: Ring>(&mut self, req: &mut Request, cx: &mut Cx<'_, R>) -> bool {
         let Some((region, looked)) = self.own else { return false };
         let (from, end) = (self.shared.facts.start.0 + req.offset.0, self.shared.facts.start.0 + req.end().0);
@@ -86,7 +88,7 @@ impl FileNode {
         true
     }
 
-    /// Returns where data begins, from `from` on; `end` if there is none before it.
+    /// Returns the start of the next data from `from` on, or `end` if there is none before it.
     fn next_data<R: Ring>(&mut self, from: u64, end: u64, cx: &mut Cx<'_, R>) -> u64 {
         let known = self.known;
         if (known.from..known.end).contains(&from) && known.cleared == self.shared.cleared.load(Acquire) {
@@ -94,19 +96,19 @@ impl FileNode {
         }
         match self.seek(from, false, cx) {
             Some(at) if at >= 0 => (at as u64).clamp(from, end),
-            // Behind the last data: a hole, if the file still extends that far.
+            // The range follows the last data, so it is a hole, if the file still extends that far.
             Some(errno) if errno == -i64::from(libc::ENXIO) && self.reaches(end, cx) => end,
-            // A file system without support has data there.
+            // Without file system support the range counts as data.
             _ => from,
         }
     }
 
-    /// Whether the file has at least that length.
+    /// Returns whether the file extends to `end`.
     fn reaches<R: Ring>(&self, end: u64, cx: &mut Cx<'_, R>) -> bool {
         self.seek(end.saturating_sub(1), true, cx) != Some(-i64::from(libc::ENXIO))
     }
 
-    /// Returns where the data at `from` ends.
+    /// Returns the end of the data at `from`.
     fn data_end<R: Ring>(&mut self, from: u64, cx: &mut Cx<'_, R>) -> u64 {
         let cleared = self.shared.cleared.load(Acquire);
         if (self.known.from..self.known.end).contains(&from) && self.known.cleared == cleared {
@@ -114,7 +116,8 @@ impl FileNode {
         }
         let end = match self.seek(from, true, cx) {
             Some(at) if at as u64 > from && at > 0 => at as u64,
-            // Truncated, or cleared since it was found: not remembered, because that may change again.
+            // The file was truncated, or the data cleared since it was found; the result is not remembered,
+            // because that may change again.
             Some(at) if at >= 0 || at == -i64::from(libc::ENXIO) => return u64::MAX,
             _ => u64::MAX,
         };

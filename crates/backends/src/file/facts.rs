@@ -1,79 +1,80 @@
-//! State that all queues of a file share: facts that do not change, and a few that do.
+//! State that all queues of a file share: constant facts, and a few values that change.
 
 use block::Bytes;
 use queue::{RangeLock, SharedSync, WaitList};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Alignment that direct I/O needs: powers of two.
+/// Alignment that direct I/O requires, as powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alignment {
-    /// Of memory addresses.
+    /// Alignment of memory addresses, in bytes.
     pub memory: u32,
-    /// Of offsets and lengths: at most the logical block size.
+    /// Alignment of offsets and lengths, in bytes: at most the logical block size.
     pub offset: u32,
 }
 
-/// Facts about a file. They hold as long as a node; a change creates new nodes.
+/// Facts about a file. They are constant for the lifetime of a node; a change creates new nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {
-    /// Offset of the device in the file.
+    /// Offset of the device in the file, in bytes.
     pub start: Bytes,
-    /// Length of the device.
+    /// Length of the device in bytes.
     pub size: Bytes,
     /// Logical block size in bytes.
     pub block: u32,
-    /// Writes fail.
+    /// Whether the device is read-only, so that writes fail.
     pub read_only: bool,
-    /// Direct I/O with this alignment. `None`: buffered.
+    /// Alignment of direct I/O; `None` for buffered I/O.
     pub direct: Option<Alignment>,
-    /// The file is memory: no operation waits for a device, and there is nothing to flush.
+    /// Whether the file is in memory: no operation waits for a device, and flushes have nothing to do.
     pub memory: bool,
-    /// Reads support `RWF_NOWAIT`.
+    /// Whether reads support `RWF_NOWAIT`.
     pub nowait_reads: bool,
-    /// Buffered writes support `RWF_NOWAIT`.
+    /// Whether buffered writes support `RWF_NOWAIT`.
     pub nowait_writes: bool,
-    /// Buffered writes may be done inline as long as they return at once.
+    /// Whether buffered writes may be done inline as long as they return at once.
     pub timed_writes: bool,
-    /// The file is a block device.
+    /// Whether the file is a block device.
     pub block_device: bool,
-    /// First bytes of the device that are at the beginning of the file and to which clients may not write the
-    /// header of another format. 0: they may.
+    /// Number of bytes at the beginning of the device that are also the beginning of the file, and to which
+    /// clients may not write the header of another format; 0 if they may.
     pub head: u32,
 }
 
 impl Facts {
-    /// Whether every request of whole blocks can be passed to the file with its own memory: direct I/O needs
-    /// no window to copy through.
+    /// Returns whether every request of whole blocks can be passed to the file with its own memory, because
+    /// direct I/O needs no window for it.
     pub fn takes_any_block(&self) -> bool {
         self.direct.is_none_or(|alignment| alignment.offset <= self.block)
     }
 }
 
-/// State that nodes share.
+/// State that the nodes of a file share.
 #[derive(Debug)]
 pub struct Shared {
-    /// Facts that do not change.
+    /// Constant facts.
     pub(super) facts: Facts,
-    /// A flush failed: written data may be lost, and the kernel will not report that again.
+    /// Whether a flush failed: written data may be lost, and the kernel will not report that again.
     flush_failed: AtomicBool,
-    /// Other writers were allowed for a while, and could not be locked out again. Shared by all states of the
-    /// open file.
+    /// Whether other writers were allowed temporarily, and could not be excluded again. All states of the
+    /// open file share it.
     pub(super) lets_writers: Arc<AtomicBool>,
     /// One sync at a time over all queues. The kernel reports a lost write to one sync of an open file only:
     /// a concurrent sync would succeed, and its flush be completed although its data is lost.
     pub(super) syncs: SharedSync,
-    /// The file system refused to punch a hole.
+    /// Whether the file system refused to punch a hole.
     pub(super) no_punch: AtomicBool,
-    /// The file system refused to zero a range.
+    /// Whether the file system refused to zero a range.
     pub(super) no_zero_range: AtomicBool,
-    /// Number of discards and write zeroes done by `fallocate`: known data may be a hole since.
+    /// Number of discards and write zeroes done by `fallocate`: data found before the last of them may be a
+    /// hole now.
     pub(super) cleared: AtomicU64,
-    /// Key of the request that writes to the head; 0: none.
+    /// Key of the request that writes to the head, or 0.
     writes_head: AtomicU64,
     /// Format of the last header that a client was not allowed to write.
     refused_head: Arc<Mutex<Option<&'static str>>>,
-    /// Keeps direct writes that cover a part of a block apart from all others.
+    /// Lock that separates direct writes of partial blocks from all other writes.
     pub(super) range_lock: RangeLock,
     /// Nodes with requests that wait for a sync to end, or for the head.
     pub(super) waiting: WaitList,
@@ -100,8 +101,8 @@ impl Shared {
         })
     }
 
-    /// Creates the state for nodes with other facts that replace those of this one. What was learned of the
-    /// file stays: a failed flush, and what its file system refuses.
+    /// Creates the state for nodes with other facts that replace the nodes of this state. It keeps what is
+    /// known about the file: a failed flush, and operations that the file system refuses.
     pub fn changed(&self, facts: Facts) -> Arc<Shared> {
         let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Acquire));
         Arc::new(Shared {
@@ -120,22 +121,22 @@ impl Shared {
         })
     }
 
-    /// Returns the facts that do not change.
+    /// Returns the constant facts.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// Whether a flush has failed. That stays so until the file is opened again.
+    /// Returns whether a flush has failed. This stays true until the file is opened again.
     pub fn flush_failed(&self) -> bool {
         self.flush_failed.load(Ordering::Acquire)
     }
 
-    /// Whether the file system may still punch holes, and zero ranges.
+    /// Returns whether the file system may still punch holes, and zero ranges.
     pub(super) fn fallocates(&self) -> (bool, bool) {
         (!self.no_punch.load(Ordering::Relaxed), !self.no_zero_range.load(Ordering::Relaxed))
     }
 
-    /// Describes what the file system refused, for `show`.
+    /// Describes the operations that the file system refused, for `show`.
     pub(super) fn withdrawn(&self) -> Option<&'static str> {
         match self.fallocates() {
             (true, true) => None,
@@ -145,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// Returns the number of a new node, from 1.
+    /// Returns the number of a new node, counted from 1.
     pub(super) fn number_node(&self) -> u32 {
         self.nodes.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -154,7 +155,7 @@ impl Shared {
         self.flush_failed.store(true, Ordering::Release);
     }
 
-    /// Claims to be the only request that writes to the head. `false`: another one is.
+    /// Claims the right to write to the head. Returns `false` if another request has it.
     pub(super) fn claim_head(&self, key: u64) -> bool {
         match self.writes_head.compare_exchange(0, key, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => true,

@@ -1,14 +1,16 @@
-//! Keeps a raw disk raw: no client may turn a file into an image of another format by writing its header.
+//! Keeps a raw disk raw: no client may turn a file into an image of another format by writing that format's
+//! header.
 //!
-//! A program that opens the file later without a format, QEMU for example, would take it for that image, and
-//! read the files of the host that its header names. So as in QEMU's `raw` driver, a write to the first
+//! A program that later opens the file without a format, QEMU for example, would detect that image, and
+//! read the host's files that its header names. So as in QEMU's `raw` driver, a write to the first
 //! [`HEAD_LEN`] bytes is refused with `EPERM` if the file would then begin with such a header, unless the
-//! user gave `format=raw`.
+//! user specified `format=raw`.
 //!
-//! Requests that touch these bytes are serialised over all queues, so that several together cannot write what
-//! one may not. The rest of the bytes is read first if the request does not cover them. Memory that only the
-//! kernel can access is copied through a file in memory, and written from the copy, so a client cannot change
-//! it after the check. Other requests pay one comparison.
+//! Requests that touch these bytes are serialised over all queues, so that several requests together cannot
+//! write a header that a single one may not. If the request does not cover all of these bytes, the others
+//! are read first. Data in memory that only the kernel can access is copied through a file in memory, and
+//! written from the copy, so a client cannot change it after the check. For all other requests the check
+//! costs one comparison.
 
 use super::container::{HEAD_LEN, container};
 use super::node::{FileNode, Phase};
@@ -23,7 +25,7 @@ pub(super) enum Step {
     Wait,
     /// Reading the current bytes.
     Read,
-    /// Copying the request's bytes to the file in memory …
+    /// Copying the request's data to the file in memory …
     CopyOut,
     /// … and from there to memory that we can access.
     CopyIn,
@@ -58,7 +60,8 @@ impl FileNode {
         self.start(io, Phase::Head(Step::Read), op, Data::One(memory), len.into(), cx)
     }
 
-    /// Returns the length of reads and writes at the beginning of the file: direct I/O needs whole blocks.
+    /// Returns the length of reads and writes at the beginning of the file, because direct I/O requires
+    /// whole blocks.
     fn head_block(&self) -> u32 {
         let facts = &self.shared.facts;
         facts.direct.map_or(0, |alignment| alignment.offset).max(facts.block).max(HEAD_LEN as u32)
@@ -118,7 +121,7 @@ impl FileNode {
         }
     }
 
-    /// Adds the request's bytes to the rest of the head, and checks the result.
+    /// Combines the request's bytes with the rest of the head, and checks the result.
     fn head_read<R: Ring>(
         &mut self,
         io: Cookie,
@@ -145,7 +148,7 @@ impl FileNode {
         }
     }
 
-    /// Returns the position of the request's bytes in the head, and their number.
+    /// Returns the position of the request's bytes in the head, and their count.
     fn overlap_of_head(&self, req: &Request) -> (usize, usize) {
         let at = (self.shared.facts.start.0 + req.offset.0) as usize;
         (at, (HEAD_LEN - at).min(req.len.0 as usize))
@@ -183,7 +186,7 @@ impl FileNode {
         (data, len): (Data, u32),
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
-        // Without that file such memory cannot be checked.
+        // Without the scratch file such memory cannot be checked.
         let Some(scratch) = self.scratch_file else { return Verdict::Up(Status::NotPermitted) };
         self.slot(io).phase = Phase::Head(step);
         match cx.start(io, scratch, op, data, len.into()) {

@@ -1,4 +1,4 @@
-//! Properties of the disk below a file, from sysfs and ioctls.
+//! Properties of the disk under a file, from sysfs and ioctls.
 
 use super::facts::Facts;
 use super::open::device_number;
@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The disk below a file: the block device itself, or the one that holds the file system.
+/// The disk under a file: the block device itself, or the one that contains the file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Disk {
     /// Logical block size in bytes; 512 if unknown.
@@ -18,9 +18,9 @@ pub(super) struct Disk {
     pub(super) physical: u32,
     /// Granularity of discards in bytes: the file system's block for a regular file.
     pub(super) discard_granularity: u32,
-    /// Largest discard in bytes; 0: no support, as far as is known beforehand.
+    /// Largest discard in bytes; 0 if discards are known to be unsupported.
     pub(super) discard_max: Sectors,
-    /// Seeks are slow.
+    /// Whether the disk is rotational.
     pub(super) rotational: bool,
 }
 
@@ -56,7 +56,7 @@ impl Disk {
     }
 }
 
-/// Returns the limits of a file, by its type and the disk below.
+/// Returns the limits of a file, by its type and the disk under it.
 pub(super) fn limits(facts: &Facts, disk: &Disk) -> Result<QueueLimits, LimitsError> {
     let block = Bytes(facts.block.into());
     let mut features = Features::NOWAIT;
@@ -72,7 +72,7 @@ pub(super) fn limits(facts: &Facts, disk: &Disk) -> Result<QueueLimits, LimitsEr
     let mut limits = QueueLimits {
         features,
         logical_block_size: block,
-        // For a regular file as in the kernel's loop driver: the file system hides the disk's blocks.
+        // For a regular file the file system hides the disk's blocks, as for the kernel's loop driver.
         physical_block_size: if facts.block_device { block.max(Bytes(disk.physical.into())) } else { block },
         max_hw_discard_sectors: if facts.read_only { Sectors(0) } else { disk.discard_max },
         discard_granularity: Bytes(granularity),

@@ -1,11 +1,12 @@
-//! Locks that keep two writers off one file.
+//! Locks that keep other writers off a file.
 //!
-//! Regular files are locked byte by byte as QEMU locks its images (`block/file-posix.c`), so that we and QEMU
-//! exclude each other too. A lock on byte 100 + n means: I do n. A lock on byte 200 + n means: no one else
-//! may do n. A program takes its own locks first and checks those of others second, so of two that start
-//! together at least one sees the other. Nothing waits, and closing the file releases the locks.
+//! Regular files are locked byte by byte as QEMU locks its images (`block/file-posix.c`), so that we and
+//! QEMU exclude each other too. A lock on byte 100 + n means that its owner performs operation n. A lock on
+//! byte 200 + n means that no other program may perform operation n. A program takes its own locks first
+//! and then checks those of others, so of two that start together at least one sees the other. Nothing
+//! blocks, and closing the file releases the locks.
 //!
-//! The kernel's loop driver takes no locks: its use of a file is read from sysfs.
+//! The kernel's loop driver takes no locks, so its use of a file is read from sysfs.
 //!
 //! Block devices are opened with `O_EXCL`, which also excludes mounts.
 
@@ -22,18 +23,18 @@ pub(super) const DENIES: i64 = 200;
 const READ: i64 = 0;
 pub(super) const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
-/// How long to retry a lock: the kernel needs a moment to end the rings of a killed program, longer on a busy
-/// processor, and its files stay locked until then.
+/// Time for which to retry a lock. After a program was killed, the kernel takes a moment to end its rings,
+/// longer on a busy processor, and the program's files stay locked until then.
 const LINGER: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 2000 });
 /// Time between retries.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether the file is locked, for `show`.
+/// State of the file's locks, for `show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Locked {
     Yes,
     Shared,
-    /// The file system has no locks.
+    /// The file system does not support locks.
     Impossible,
 }
 
@@ -77,7 +78,7 @@ pub(super) fn allow_writers(file: &File, locked: Locked) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes them again.
+/// Takes those locks again.
 pub(super) fn deny_writers(file: &File, locked: Locked) -> io::Result<()> {
     for n in denied(locked) {
         sys::hold_byte(file, DENIES + n)?;
@@ -90,8 +91,8 @@ fn denied(locked: Locked) -> impl Iterator<Item = i64> {
     all.iter().copied()
 }
 
-/// Whether the kernel's loop driver, which takes no locks, has it open in a conflicting way: two readers do
-/// not conflict.
+/// Returns whether the kernel's loop driver, which takes no locks, has the file open in a conflicting way.
+/// Two readers do not conflict.
 fn is_behind_a_loop_device(file: &File, read_only: bool) -> bool {
     let Ok(meta) = file.metadata() else { return false };
     let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
@@ -114,7 +115,7 @@ fn conflict(file: &File, does: &[i64], denies: &[i64]) -> io::Result<Option<&'st
     for byte in does.iter().map(|n| DOES + n).chain(denies.iter().map(|n| DENIES + n)) {
         match sys::hold_byte(file, byte) {
             Ok(()) => {}
-            // A program locks the whole file for writing, unlike QEMU.
+            // Unlike QEMU, that program locks the whole file for writing.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
                 return Ok(Some("another program locks it for writing (stop it)"));
             }

@@ -1,7 +1,7 @@
-//! `file:`, a regular file or a block device.
+//! `file:`, a regular file or a block device as a backend.
 //!
-//! [`File`] opens it, determines its properties, and locks it against other writers. [`FileNode`] serves one
-//! hardware queue. Where an operation is done depends on the file:
+//! [`File`] opens it, determines its properties, and locks it against other writers. [`FileNode`] serves
+//! one hardware queue. The kind of file determines where an operation is done:
 //!
 //! | file | reads | writes |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | direct | the ring | the ring |
 //!
 //! *Invariant:* after a failed flush, no flush and no write succeeds on this [`Shared`].
-//! *Invariant:* a request succeeds only when all of its bytes were moved: short transfers are continued.
+//! *Invariant:* a request succeeds only when all of its bytes were moved; short transfers are continued.
 
 mod change;
 mod clear;

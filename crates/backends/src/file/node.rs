@@ -1,8 +1,9 @@
-//! The node of a file: decides where each request is done, and processes its result.
+//! The node of a file: decides where to perform each request, and processes its result.
 //!
-//! `slots` has the phase of each request that the ring works on, from which `reap` continues. When a request
-//! leaves this node by `Up`, `Busy` or `Blocked`, `settle` releases everything that it holds. After the
-//! latter two it starts from the beginning, which is harmless because each of its steps can be repeated.
+//! `slots` has the phase of each request that the ring works on, from which `reap` continues. When a
+//! request leaves this node by `Up`, `Busy` or `Blocked`, `settle` releases everything that it holds. After
+//! `Busy` or `Blocked` the request starts again from the beginning, which is harmless because each of its
+//! steps can be repeated.
 
 use super::container::HEAD_LEN;
 use super::extents::KnownData;
@@ -17,26 +18,26 @@ use queue::{
 };
 use std::sync::Arc;
 
-/// What the ring does for a request.
+/// Operation of the ring for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
-    /// Reading or writing the request's own memory, or writing zeroes.
+    /// Reads or writes the request's own memory, or writes zeroes.
     Move,
-    /// Reading a window of whole blocks.
+    /// Reads a window of whole blocks.
     WindowRead,
-    /// Writing the window.
+    /// Writes the window.
     WindowWrite,
-    /// `fallocate` with these mode bits.
+    /// Calls `fallocate` with these mode bits.
     Allocate(i32),
-    /// The sync, as the last step.
+    /// Syncs, as the last step.
     Sync,
-    /// Waiting for the sync of another request to end, or to try again.
+    /// Waits for the sync of another request to end, or to try again.
     AwaitSync,
-    /// Waiting for the next turn.
+    /// Waits for the next turn.
     Pause,
-    /// Prefetching, whose result does not matter.
+    /// Prefetches; the result is ignored.
     Hint,
-    /// A step of a write to the head of a file: see [`head`](super::head).
+    /// Performs a step of a write to the head of a file: see [`head`](super::head).
     Head(Step),
 }
 
@@ -46,23 +47,23 @@ pub(super) struct Slot {
     /// Bytes of the request that are done.
     pub(super) done: u64,
     pub(super) phase: Phase,
-    /// Zeroes for a write zeroes that is done by writing; empty otherwise.
+    /// Zeroes for a write-zeroes request that is done by writing; empty otherwise.
     pub(super) zeroes: Segment,
-    /// Stripes of the range lock that it holds shared.
+    /// Stripes of the range lock that the request holds shared.
     pub(super) entered: Option<Stripes>,
-    /// Its claim to hold stripes of the range lock exclusively.
+    /// Claim of the request to hold stripes of the range lock exclusively.
     pub(super) claim: Option<Claim>,
     /// Memory of the window; empty if there is none.
     pub(super) bounce: Segment,
-    /// The window, in bytes of the device, and the number of its bytes that are done.
+    /// Start and end of the window, in bytes of the device.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
     /// A sync of `sync_file` decides whether the kernel lost data: a durable write failed with ENOSPC, or a
     /// flush is for data that was written after a loss.
     checks_errors: bool,
-    /// It is the only request that writes to the head.
+    /// Whether the request has the right to write to the head.
     pub(super) claimed_head: bool,
-    /// Ticket of the sync that serves it: see [`SharedSync`](queue::SharedSync).
+    /// Ticket of the sync that serves the request: see [`SharedSync`](queue::SharedSync).
     ticket: u64,
 }
 
@@ -81,12 +82,12 @@ impl Slot {
         ticket: 0,
     };
 
-    /// Whether it is a write zeroes that is done by writing.
+    /// Returns whether the request is a write zeroes that is done by writing.
     pub(super) fn is_zeroing(&self) -> bool {
         self.zeroes.len > 0
     }
 
-    /// Whether it holds something that has to be released.
+    /// Returns whether the request holds anything that must be released.
     fn holds_any(&self) -> bool {
         self.zeroes.len > 0
             || self.bounce.len > 0
@@ -96,12 +97,12 @@ impl Slot {
     }
 }
 
-/// Bytes of zeroes that are written at a time where `fallocate` is not supported.
+/// Number of zero bytes written at a time if `fallocate` is not supported.
 pub(super) const ZEROES_LEN: u32 = 256 << 10;
-/// After this time a sync that was interrupted, or for which the ring had no room, is tried again. Nothing
-/// reports when either has passed.
+/// Time in nanoseconds after which a sync is retried that was interrupted, or for which the ring had no
+/// space. No event reports the end of either condition.
 const SYNC_AGAIN_NS: u64 = 1_000_000;
-/// Such writes that are done inline before other requests get their turn.
+/// Number of such writes that are done inline before other requests get their turn.
 const ZERO_WRITES: u32 = 16;
 
 /// The node of a file in one hardware queue.
@@ -109,30 +110,30 @@ const ZERO_WRITES: u32 = 16;
 pub struct FileNode {
     pub(super) shared: Arc<Shared>,
     pub(super) file: FileId,
-    /// A second open file description of the same file, for syncs only. The kernel reports each loss of data
-    /// once to every open file description, so this one still gets a report that a durable write on `file`
-    /// received. `None`: a durable write is done as a write and a sync.
+    /// A second open file description of the same file, for syncs only. The kernel reports each loss of
+    /// data once to every open file description, so this one still gets a report that a durable write on
+    /// `file` has received. If `None`, a durable write is done as a write and a sync.
     sync_file: Option<FileId>,
-    /// A file in memory, for examining memory that only the kernel can access.
+    /// A file in memory, for checking data in memory that only the kernel can access.
     pub(super) scratch_file: Option<FileId>,
-    /// The file's head, without the bytes of the one request that writes to it, while these are copied. Empty
-    /// if clients may write any header.
+    /// The file's head while the bytes of the request that writes to it are copied in; empty if clients may
+    /// write any header.
     pub(super) head: Box<[u8]>,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,
     /// The file's own memory, and the time of the last search for data.
     pub(super) own: Option<(Region, Nanos)>,
-    /// This queue's part of the range lock. `None`: it has written nothing past the page cache yet.
+    /// This queue's membership in the range lock; `None` before its first write past the page cache.
     member: Option<Arc<LockMember>>,
     /// Requests that wait for a sync to end, or for the head.
     pub(super) held: HeldRequests,
-    /// Number among the nodes of the file, from 1.
+    /// Number of this node among those of the file, from 1.
     number: u32,
     pace: Pace,
 }
 
 impl FileNode {
-    /// Creates a node on a file with these facts, which is `file` on the queue's ring.
+    /// Creates a node on a file with these facts. `file` is its number on the queue's ring.
     pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
         let number = shared.number_node();
         let head = vec![0; if shared.facts.head > 0 { HEAD_LEN } else { 0 }].into();
@@ -159,7 +160,7 @@ impl FileNode {
         FileNode { sync_file: Some(file), ..self }
     }
 
-    /// Sets a file in memory through which data is copied that only the kernel can access, if it has to be
+    /// Sets a file in memory, through which data that only the kernel can access is copied when it must be
     /// checked.
     #[must_use]
     pub fn with_scratch_file(self, file: FileId) -> FileNode {
@@ -177,23 +178,23 @@ impl FileNode {
         &mut self.slots[io.tag.index()]
     }
 
-    /// Whether a durable write is one operation. Its ENOSPC is ambiguous, so a file without `sync_file` is
-    /// synced separately.
+    /// Returns whether a durable write is a single operation. Its ENOSPC is ambiguous, so without
+    /// `sync_file` the file is synced separately.
     fn syncs_writes(&self) -> bool {
         self.sync_file.is_some()
     }
 
-    /// Whether the writes of this request are durable writes.
+    /// Returns whether this request is written with durable writes.
     pub(super) fn is_durable(&self, req: &Request) -> bool {
         req.flags.contains(Flags::FUA) && !self.shared.facts.memory && self.syncs_writes()
     }
 
-    /// Returns a key that is not 0, and unique among all requests of all queues of the file.
+    /// Returns a nonzero key that is unique among all requests of all queues of the file.
     pub(super) fn key(&self, io: Cookie) -> u64 {
         u64::from(self.number) << 16 | u64::from(io.tag.0)
     }
 
-    /// Performs an operation inline where that is faster. `None`: start it.
+    /// Performs an operation inline if that is faster. Returns `None` if it must be started on the ring.
     fn now<R: Ring>(
         &mut self,
         op: FileOp,
@@ -265,7 +266,7 @@ impl FileNode {
             let offset = facts.start.0 + at;
             let op = match req.op {
                 Op::Read => FileOp::Read { offset },
-                // Zeroes are synced once, at the end; memory has nothing to sync.
+                // Zeroes are synced once, at the end; a file in memory has nothing to sync.
                 _ => FileOp::Write { offset, durable: !zeroing && self.is_durable(req) },
             };
             if zeroing && turn == ZERO_WRITES {
@@ -286,7 +287,7 @@ impl FileNode {
         Verdict::Busy
     }
 
-    /// Starts an operation of the ring.
+    /// Starts an operation on the ring.
     pub(super) fn start<R: Ring>(
         &mut self,
         io: Cookie,
@@ -303,7 +304,7 @@ impl FileNode {
         }
     }
 
-    /// Processes the result of a read or write. `None`: continue with the rest.
+    /// Processes the result of a read or write. Returns `None` to continue with the rest.
     fn moved<R: Ring>(
         &mut self,
         io: Cookie,
@@ -318,7 +319,7 @@ impl FileNode {
         let slot = self.slot(io);
         slot.done = (slot.done + result as u64).min(req.len.0);
         let done = slot.done;
-        // A direct transfer that ends within a block ends at the end of the file.
+        // A direct transfer that ends within a block has reached the end of the file.
         let at_end = result == 0 || done < req.len.0 && !(req.offset.0 + done).is_multiple_of(granularity);
         at_end.then(|| self.ended_early(req, done, cx))
     }
@@ -334,10 +335,10 @@ impl FileNode {
     ) -> Verdict {
         let is_full = [libc::ENOSPC, libc::EDQUOT].contains(&i32::try_from(-result).unwrap_or(0));
         let is_durable = req.op == Op::Write && req.flags.contains(Flags::FUA) && !self.slot(io).is_zeroing();
-        // Either the file system has no space for this write, or the sync of this write reports that earlier
-        // data was lost, for example because a thin-provisioned disk under the file system is full. Direct
-        // writes are no different: a network file system, or one in user space, may keep them in a cache of
-        // its own.
+        // Either the file system has no space for this write, or the sync of this write reports that
+        // earlier data was lost, for example because a thin-provisioned disk under the file system is full.
+        // The same holds for direct writes: a network file system, or one in user space, may keep them in
+        // its own cache.
         if is_full && is_durable && !self.shared.facts.memory && self.sync_file.is_some() {
             self.slot(io).checks_errors = true;
             return self.flush(io, cx);
@@ -345,7 +346,7 @@ impl FileNode {
         self.failed(req, result)
     }
 
-    /// Fails a request that extends beyond the end of the file, which was truncated. Missing bytes are zeroed
+    /// Fails a request that extends beyond the end of a truncated file. Fills missing bytes with zeroes
     /// (LOOP-4).
     pub(super) fn ended_early<R: Ring>(&self, req: &Request, done: u64, cx: &mut Cx<'_, R>) -> Verdict {
         if req.op == Op::Read {
@@ -360,10 +361,10 @@ impl FileNode {
         match errno {
             libc::EINTR => return Verdict::Busy,
             libc::EDQUOT | libc::EFBIG => return Verdict::Up(Status::NoSpace),
-            // Nothing was written or synced.
+            // These errors mean that nothing was written or synced.
             libc::ENOSPC | libc::EAGAIN | libc::EINVAL | libc::EFAULT | libc::ENOMEM | libc::ECANCELED => {}
-            // Data that a durable write could not store may be lost from the page cache too, and the kernel
-            // reports that with the disk's errno.
+            // Data that a durable write could not store may also be lost from the page cache, which the
+            // kernel reports with the disk's errno.
             _ if req.op == Op::Write && req.flags.contains(Flags::FUA) => self.shared.fail_flushes(),
             _ => {}
         }
@@ -379,31 +380,33 @@ impl FileNode {
         self.sync(io, cx)
     }
 
-    /// Flushes after a failed sync, for requests with AFTER_LOSS only: all their data was written since.
+    /// Flushes after a failed sync. Only requests with AFTER_LOSS may, because all their data was written
+    /// after the loss.
     #[cold]
     fn flush_after_loss<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         if !req.flags.contains(Flags::AFTER_LOSS) {
             return Verdict::Up(Status::IoError);
         }
-        // A sync of its own: one that began before it may not cover what it needs.
+        // It needs its own sync: one that began earlier may not cover its data.
         self.slot(io).checks_errors = true;
         self.flush(io, cx)
     }
 
-    /// Whether another request's sync has served this one.
+    /// Returns whether another request's sync has served this one.
     fn is_synced(&mut self, io: Cookie) -> bool {
         let &mut Slot { ticket, checks_errors, .. } = self.slot(io);
-        // Another request's sync does not cover a report that a durable write has consumed.
+        // Another request's sync does not repeat a report that a durable write has consumed.
         !checks_errors && self.shared.syncs.is_served(ticket)
     }
 
-    /// Syncs, unless another request's sync has served this one or runs.
+    /// Syncs, unless another request's sync has served this one or is running.
     fn sync<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         if self.is_synced(io) {
             return self.stored();
         }
         if !self.shared.syncs.begin() {
-            // Listen first, check once more second: else the end of the sync that runs could be missed.
+            // Listen first and check again afterwards, so that the end of the running sync cannot be
+            // missed.
             self.held.listen(&self.shared.waiting, cx);
             if self.is_synced(io) {
                 return self.stored();
@@ -414,7 +417,7 @@ impl FileNode {
             }
         }
         // The kernel reports a loss once to each open file description. A durable write on `file` that has
-        // not completed may have received the report.
+        // not completed may have received the report, so sync the other description.
         let file = self.sync_file.unwrap_or(self.file);
         self.slot(io).phase = Phase::Sync;
         if cx.start(io, file, FileOp::Sync, Data::NONE, 0).is_ok() {
@@ -426,7 +429,7 @@ impl FileNode {
         if self.slot(io).checks_errors { self.sync_later(io, cx) } else { Verdict::Blocked }
     }
 
-    /// Tries the sync again after a while.
+    /// Schedules another attempt to sync.
     #[cold]
     fn sync_later<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         self.slot(io).phase = Phase::AwaitSync;
@@ -434,7 +437,7 @@ impl FileNode {
         Verdict::Held
     }
 
-    /// Processes the end of a sync of `sync_file`, which shows why a durable write failed with ENOSPC.
+    /// Processes the end of a sync of `sync_file`, which reveals why a durable write failed with ENOSPC.
     fn errors_checked<R: Ring>(
         &mut self,
         io: Cookie,
@@ -443,13 +446,13 @@ impl FileNode {
         cx: &mut Cx<'_, R>,
     ) -> Verdict {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
-            // Everything written since `sync_file` reported the loss is stored.
+            // Everything written after `sync_file` reported the loss is stored.
             0 if req.flags.contains(Flags::AFTER_LOSS) => Verdict::Up(Status::Ok),
             // Nothing was lost: the write itself found no space.
             0 if !self.shared.flush_failed() => Verdict::Up(Status::NoSpace),
             0 => Verdict::Up(Status::IoError),
             libc::EINTR => self.sync_later(io, cx),
-            // If the check fails, data counts as lost.
+            // If the check fails, the data counts as lost.
             _ => {
                 self.shared.fail_flushes();
                 Verdict::Up(Status::IoError)
@@ -468,7 +471,7 @@ impl FileNode {
         match i32::try_from(-result).unwrap_or(libc::EIO) {
             0 => self.stored(),
             libc::EINTR => Verdict::Busy,
-            // It was never started.
+            // The sync was never started.
             libc::ECANCELED => Verdict::Up(Status::IoError),
             _ => {
                 self.shared.fail_flushes();
@@ -477,8 +480,8 @@ impl FileNode {
         }
     }
 
-    /// Completes a request whose data is on stable storage. If another sync failed meanwhile, the data may be
-    /// lost: the kernel reports that to one sync only.
+    /// Completes a request whose data is on stable storage. If another sync has failed in the meantime, the
+    /// data may be lost, because the kernel reports the loss to only one sync.
     fn stored(&self) -> Verdict {
         Verdict::Up(if self.shared.flush_failed() { Status::IoError } else { Status::Ok })
     }
@@ -495,7 +498,7 @@ impl FileNode {
         }
     }
 
-    /// Takes the range lock for a write, or returns why the write may not start.
+    /// Takes the range lock for a write. Returns the verdict if the write may not start.
     fn enter<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &Cx<'_, R>) -> Result<(), Verdict> {
         let facts = &self.shared.facts;
         let is_failed = self.shared.flush_failed() && !req.flags.contains(Flags::AFTER_LOSS);
@@ -510,7 +513,7 @@ impl FileNode {
             None => self.member.insert(self.shared.range_lock.join_retrying(cx.waker().clone())),
         };
         let slot = &mut self.slots[io.tag.index()];
-        // A claim that was granted covers the whole request, so it need not be held shared as well.
+        // A granted claim covers the whole request, so the lock need not be held shared as well.
         let may_start = match &mut slot.claim {
             Some(claim) => self.shared.range_lock.acquire(member, claim),
             None => {
@@ -527,7 +530,8 @@ impl FileNode {
         }
     }
 
-    /// Claims the range of a write exclusively, instead of holding it shared. `false`: it has to wait.
+    /// Claims the range of a write exclusively, instead of holding it shared. Returns `false` if the write
+    /// has to wait.
     pub(super) fn claim(&mut self, io: Cookie, req: &Request) -> bool {
         let Some(member) = &self.member else { return false };
         let slot = &mut self.slots[io.tag.index()];
@@ -538,8 +542,8 @@ impl FileNode {
         self.shared.range_lock.acquire(member, claim)
     }
 
-    /// Releases what a request holds when it completes or is parked. A claim is kept while the request is
-    /// parked; otherwise new writes would overtake it for ever.
+    /// Releases everything that a request holds when it completes or is parked. A claim is kept while the
+    /// request is parked; otherwise new writes would overtake it forever.
     #[cold]
     fn release<R: Ring>(&mut self, io: Cookie, verdict: Verdict, cx: &mut Cx<'_, R>) {
         let key = self.key(io);
@@ -574,7 +578,7 @@ impl FileNode {
     }
 }
 
-/// Whether direct I/O accepts this memory and range.
+/// Returns whether direct I/O accepts this memory and range.
 fn is_aligned<R: Ring>(alignment: super::Alignment, at: u64, len: u64, data: Data, cx: &Cx<'_, R>) -> bool {
     let (block, memory) = (u64::from(alignment.offset) - 1, u64::from(alignment.memory) - 1);
     (at | len) & block == 0
@@ -593,7 +597,7 @@ impl<R: Ring> Node<R> for FileNode {
         let writes = req.op.is_write() && !req.op.is_special();
         let may = if writes { self.enter(io, req, cx) } else { Ok(()) };
         let verdict = match (may, req.op) {
-            // The file was truncated since the request was submitted.
+            // The device has become smaller since the request was submitted.
             _ if req.end() > self.shared.facts.size => Verdict::Up(Status::IoError),
             (Err(verdict), _) => verdict,
             (_, Op::Read) if req.flags.contains(Flags::ZERO_COPY) && self.lend(req, cx) => {
@@ -629,7 +633,7 @@ impl<R: Ring> Node<R> for FileNode {
                 };
                 match result {
                     0 => self.shared.syncs.succeed(),
-                    // A sync that was cancelled, interrupted or failed serves no other request.
+                    // A sync that was cancelled, interrupted or failed does not serve other requests.
                     _ => self.shared.syncs.abandon(),
                 }
                 self.shared.waiting.wake(self.held.waiter());

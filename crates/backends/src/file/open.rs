@@ -16,8 +16,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// File systems by magic number: name, whether they are memory, whether buffered writes support `RWF_NOWAIT`.
-/// Source: include/uapi/linux/magic.h, and `FMODE_NOWAIT` with `IOCB_NOWAIT` in their `write_iter`.
+/// File systems by magic number: name, whether they are in memory, whether buffered writes support
+/// `RWF_NOWAIT`. Source: include/uapi/linux/magic.h, and `FMODE_NOWAIT` with `IOCB_NOWAIT` in their
+/// `write_iter`.
 const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
     (0x0102_1994, "tmpfs", true, false),
     (0x8584_58f6, "ramfs", true, false),
@@ -37,8 +38,8 @@ const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
 
 /// An open file: the part that all queues share, and the descriptor.
 ///
-/// How it is served may change while it is open: see [`change`](super::change). Another `File` then takes
-/// over the same open file with its locks.
+/// The way it is served may change while it is open: see [`change`](super::change). Another `File` then
+/// takes over the same open file with its locks.
 #[derive(Debug)]
 pub struct File {
     pub(super) handle: Arc<fs::File>,
@@ -48,7 +49,7 @@ pub struct File {
     pub(super) shared: Arc<Shared>,
     pub(super) file_system: &'static str,
     pub(super) locked: Locked,
-    /// Why it is direct or buffered.
+    /// The reason for direct or buffered I/O.
     pub(super) why: String,
     pub(super) limits: QueueLimits,
     pub(super) discards: bool,
@@ -59,7 +60,7 @@ impl File {
     /// Opens a file with these options.
     ///
     /// # Errors
-    /// [`OpenError`]: nothing is left behind, not even a file that was created.
+    /// [`OpenError`]: everything is undone, and a created file is removed.
     pub fn open(spec: &FileSpec) -> Result<Arc<File>, OpenError> {
         check(spec)?;
         let (handle, made) = open_or_create(spec)?;
@@ -101,8 +102,8 @@ impl File {
         Self::examine(spec, Arc::new(handle), locked, None)
     }
 
-    /// Determines how an open file can be served. `before`: its state so far, whose block size and learned
-    /// facts are kept.
+    /// Determines how an open file can be served. `before` is its previous state, whose block size and
+    /// known facts are kept.
     pub(super) fn examine(
         spec: &FileSpec,
         handle: Arc<fs::File>,
@@ -165,13 +166,13 @@ impl File {
         }))
     }
 
-    /// Creates the node of one hardware queue. `file`: this file on the queue's ring.
+    /// Creates the node of one hardware queue. `file` is this file's number on the queue's ring.
     pub fn node(&self, file: FileId) -> super::FileNode {
         super::FileNode::new(Arc::clone(&self.shared), file)
     }
 
-    /// Returns the file's own memory, if the file is memory: reads may then be zero-copy. `None`: it is not
-    /// memory, or is read-only, and a ring needs writable memory.
+    /// Returns the file's own memory, if the file is in memory: reads may then be zero-copy. Returns `None`
+    /// if it is not, or if it is read-only, because a ring needs writable memory.
     pub fn memory(&self) -> Option<ring::ForeignMemory> {
         let facts = self.shared.facts();
         if !facts.memory || facts.read_only || self.file_system != "tmpfs" {
@@ -189,10 +190,10 @@ impl File {
         self.handle.try_clone().map(OwnedFd::from)
     }
 
-    /// Returns a second open file description of the file, which is never written. Syncs use it, so that the
-    /// kernel reports lost data there even if a durable write received a report: see
-    /// [`FileNode::with_sync_file`](super::FileNode::with_sync_file). `None`: the file is never synced, or
-    /// could not be opened again (without `/proc`, for example).
+    /// Returns a second open file description of the file, which is never written. Syncs use it, so that
+    /// the kernel reports lost data there even if a durable write received a report: see
+    /// [`FileNode::with_sync_file`](super::FileNode::with_sync_file). Returns `None` if the file is never
+    /// synced, or could not be opened again (without `/proc`, for example).
     ///
     /// # Errors
     /// No descriptor is available.
@@ -201,8 +202,8 @@ impl File {
         again.transpose()
     }
 
-    /// Returns a file in memory through which data is copied that only the kernel can access, to check it
-    /// before it is written. `None`: nothing is checked.
+    /// Returns a file in memory, through which data that only the kernel can access is copied, to check it
+    /// before it is written. Returns `None` if no checks are needed.
     ///
     /// # Errors
     /// No descriptor is available.
@@ -213,8 +214,8 @@ impl File {
         Ok(Some(rustix::fs::memfd_create("blockyard-head", rustix::fs::MemfdFlags::CLOEXEC)?))
     }
 
-    /// Returns the compression of the data at the beginning of a disk without a given format: the file may be
-    /// a compressed image.
+    /// Returns the compression of the data at the beginning of a disk without a specified format, because
+    /// the file may be a compressed image.
     pub fn compression(&self) -> Option<&'static str> {
         match content(&self.handle, &self.spec.path) {
             Ok(Content::MayBeCompressed(name)) if self.spec.stays_raw => Some(name),
@@ -222,7 +223,7 @@ impl File {
         }
     }
 
-    /// Returns the options, with later changes.
+    /// Returns the options, including later changes.
     pub fn spec(&self) -> &FileSpec {
         &self.spec
     }
@@ -232,7 +233,8 @@ impl File {
         &self.shared
     }
 
-    /// Returns the file's current path: it may have been renamed, or end in ` (deleted)`.
+    /// Returns the file's current path: it may have been renamed, and ends in ` (deleted)` if it was
+    /// deleted.
     fn backing_file(&self) -> String {
         let link = fs::read_link(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
         link.as_ref().unwrap_or(&self.spec.path).display().to_string()
@@ -282,7 +284,7 @@ impl Backend for File {
     fn limits(&self) -> QueueLimits {
         let mut limits = self.limits.clone();
         if !self.shared.fallocates().0 {
-            // LOOP-10: an operation that was refused is not offered any more.
+            // LOOP-10: an operation that was refused is no longer offered.
             limits.max_hw_discard_sectors = Sectors(0);
             limits.max_discard_sectors = Sectors(0);
             limits.discard_granularity = Bytes::ZERO;
@@ -313,7 +315,7 @@ impl Backend for File {
             ("file system", self.file_system.to_owned()),
             ("served", self.inline_policy().to_owned()),
             ("locked", locked.to_owned()),
-            // From here on as in /sys/block/loopN/loop.
+            // The following attributes are those of /sys/block/loopN/loop.
             ("backing_file", self.backing_file()),
             ("offset", facts.start.0.to_string()),
             ("sizelimit", self.spec.sizelimit.map_or(0, |limit| limit.0).to_string()),
@@ -341,7 +343,7 @@ impl Backend for File {
     }
 }
 
-/// Refuses a file that holds an image of another format, or a compressed one.
+/// Refuses a file that contains an image of another format, or a compressed one.
 fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
     match content(handle, &spec.path).map_err(|error| OpenError::call("reading", spec, error))? {
         Content::Raw | Content::MayBeCompressed(_) => Ok(()),
@@ -349,8 +351,8 @@ fn check_head(spec: &FileSpec, handle: &fs::File) -> Result<(), OpenError> {
     }
 }
 
-/// Opens the file of a descriptor a second time, by its entry in `/proc`, as its name may refer to another
-/// file by now. A block device is opened without a new claim.
+/// Opens the file of a descriptor a second time through its entry in `/proc`, because its name may refer to
+/// another file by now. A block device is opened without a new claim.
 fn reopen(handle: &fs::File) -> Option<fs::File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -386,7 +388,7 @@ fn open_or_create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     // other files.
     let is_device = fs::metadata(&spec.path).is_ok_and(|meta| meta.file_type().is_block_device());
     let claim = is_device && !spec.share && !spec.ro;
-    // A FIFO or a terminal must not block: O_NONBLOCK has no effect on files that we serve.
+    // Opening a FIFO or a terminal must not block; O_NONBLOCK has no effect on files that we serve.
     options.custom_flags(libc::O_NONBLOCK | if claim { libc::O_EXCL } else { 0 } | sync_flag(spec));
     match options.open(&spec.path) {
         Ok(handle) => Ok((handle, false)),
@@ -399,7 +401,7 @@ fn open_or_create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     }
 }
 
-/// The flag with which writes, and `fallocate`, return when the data is durable.
+/// Returns the flag with which writes, and `fallocate`, return only when the data is durable.
 fn sync_flag(spec: &FileSpec) -> i32 {
     if spec.sync && !spec.ro { libc::O_DSYNC } else { 0 }
 }
@@ -408,7 +410,8 @@ fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(0o666).custom_flags(sync_flag(spec));
     let handle = options.open(&spec.path).map_err(|error| OpenError::call("creating", spec, error))?;
-    // Durable before the device is: a shorter file after a power cut would be refused the next time.
+    // The length must be durable before the device exists: after a power cut, a shorter file would be
+    // refused.
     let sized = handle.set_len(spec.create.map_or(0, |size| size.0)).and_then(|()| handle.sync_all());
     if let Err(error) = sized {
         let _ = fs::remove_file(&spec.path);
@@ -416,7 +419,7 @@ fn create(spec: &FileSpec) -> Result<(fs::File, bool), OpenError> {
     }
     let folder = spec.path.parent().filter(|folder| !folder.as_os_str().is_empty());
     if let Ok(folder) = fs::File::open(folder.unwrap_or(Path::new("."))) {
-        // Some file systems cannot sync a folder: then nothing more can be done for the file's name.
+        // Some file systems cannot sync a folder; nothing more can be done for the file's name then.
         let _ = folder.sync_all();
     }
     Ok((handle, true))
@@ -427,7 +430,8 @@ pub(super) fn length(mut handle: &fs::File) -> io::Result<u64> {
     handle.seek(SeekFrom::End(0))
 }
 
-/// LOOP-1: the device covers the file behind the offset, up to the limit, in whole blocks.
+/// Returns the size of the device (LOOP-1): it covers the file after the offset, up to the limit, in whole
+/// blocks.
 pub(super) fn device_size(length: u64, spec: &FileSpec, block: u32) -> Bytes {
     let size = length.saturating_sub(spec.offset.0);
     let limit = spec.sizelimit.filter(|limit| limit.0 > 0).map_or(u64::MAX, |limit| limit.0);

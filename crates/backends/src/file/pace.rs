@@ -1,32 +1,32 @@
-//! Decides when a buffered write is done inline: as long as writes return at once.
+//! Decides when a buffered write is done inline: as long as such writes return at once.
 //!
 //! A buffered write mostly copies to the page cache within a few microseconds; the ring would only add the
-//! wake-up of a worker thread. But it can wait for write-back of dirty pages, or for a block that it covers
-//! in part to be read, and everything else on the thread waits with it. So each is timed, and after a slow
-//! one the ring does the writes for a while, longer each time that it happens again.
+//! wake-up of a worker thread. But it can wait for write-back of dirty pages, or for the read of a
+//! partially covered block, and everything else on the thread waits with it. So each write is timed, and
+//! after a slow one the ring does the writes for a while, longer each time that it happens again.
 
 use queue::Nanos;
 use std::time::Instant;
 
-/// A slower write has waited: copying 1 MiB takes 100 to 200 µs.
+/// Duration in nanoseconds above which a write must have waited: copying 1 MiB takes 100 to 200 µs.
 const SLOW_NS: u64 = 1_000_000;
-/// How long the ring does the writes at first.
+/// Time for which the ring does the writes at first, in nanoseconds.
 const AWAY_NS_MIN: u64 = 10_000_000;
-/// How long at most: one stall per second is acceptable.
+/// Maximum of that time, in nanoseconds: one stall per second is acceptable.
 const AWAY_NS_MAX: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// No inline write before this time.
+    /// Time before which no write is done inline.
     resume: Nanos,
-    /// How long the ring does the writes next time.
+    /// Time for which the ring does the writes after the next slow one, in nanoseconds.
     away_ns: u64,
 }
 
 impl Pace {
     pub(super) const NEW: Pace = Pace { resume: Nanos(0), away_ns: AWAY_NS_MIN };
 
-    /// Whether to do the next write inline.
+    /// Returns whether to do the next write inline.
     pub(super) fn is_fast(&self, now: Nanos) -> bool {
         now >= self.resume
     }

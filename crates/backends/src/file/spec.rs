@@ -1,4 +1,4 @@
-//! Options of a file, and why it cannot be served.
+//! Options of a file, and reasons why it cannot be served.
 
 use block::Bytes;
 use serde::{Deserialize, Serialize};
@@ -7,18 +7,18 @@ use std::path::PathBuf;
 
 /// Whether to bypass the host's page cache.
 ///
-/// `Auto` means direct for block devices, where possible, and buffered for regular files. The client of a
-/// whole disk has a cache of its own, and a second copy in the host only takes memory. An image is mostly
-/// served faster from the page cache than from any disk, and the file system orders its holes and
-/// allocations; losetup, nbdkit and qemu-nbd are buffered by default too.
+/// `Auto` means direct for block devices, if possible, and buffered for regular files. The client of a
+/// whole disk has its own cache, and a second copy in the host only takes memory. An image is mostly served
+/// faster from the page cache than from any disk, and the file system orders its holes and allocations;
+/// losetup, nbdkit and qemu-nbd are also buffered by default.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direct {
-    /// Always; opening the file fails if it is impossible.
+    /// Always bypass it; opening the file fails if that is impossible.
     On,
-    /// Never.
+    /// Never bypass it.
     Off,
-    /// Where it is possible and probably better.
+    /// Bypass it if that is possible and probably better.
     #[default]
     Auto,
 }
@@ -28,37 +28,38 @@ pub enum Direct {
 pub struct FileSpec {
     /// A regular file or a block device.
     pub path: PathBuf,
-    /// Whether the page cache is bypassed.
+    /// Whether to bypass the page cache.
     pub direct: Direct,
     /// Offset of the device in the file: any byte, as with loop devices.
     pub offset: Bytes,
-    /// Maximum length of the device; `None` or 0: up to the file's end (LOOP-1).
+    /// Maximum length of the device; `None` or 0 means up to the file's end (LOOP-1).
     pub sizelimit: Option<Bytes>,
-    /// Logical block size: 512 to 65536, a power of two. `None`: 512, or the size that direct I/O or the
-    /// block device needs (LOOP-7).
+    /// Logical block size in bytes: a power of two from 512 to 65536. `None` selects 512, or the size that
+    /// direct I/O or the block device requires (LOOP-7).
     pub block: Option<u32>,
-    /// Refuse writes, and open the file read-only.
+    /// Whether to refuse writes, and open the file read-only.
     pub ro: bool,
-    /// Create the file with this size if it is missing; an existing one must have the size, and keeps its
+    /// Create the file with this size if it is missing; an existing file must have this size, and keeps its
     /// content.
     pub create: Option<Bytes>,
-    /// Other programs may write to it at the same time.
+    /// Whether other programs may write to the file at the same time.
     pub share: bool,
-    /// Writes are durable when they complete (`O_DSYNC`), so that the device has no volatile write cache.
+    /// Whether writes are durable when they complete (`O_DSYNC`), so that the device has no volatile write
+    /// cache.
     pub sync: bool,
-    /// No format was given: the file is refused if it begins with the header of another format, and clients
-    /// cannot write such a header to it.
+    /// Whether the format is unspecified, so that the file is refused if it begins with the header of
+    /// another format, and clients cannot write such a header to it.
     pub stays_raw: bool,
 }
 
 impl FileSpec {
-    /// Returns the options of a whole file, for reading and writing.
+    /// Creates options for a whole file, for reading and writing.
     pub fn new(path: impl Into<PathBuf>) -> FileSpec {
         FileSpec { path: path.into(), ..FileSpec::default() }
     }
 }
 
-/// Why a file cannot be served.
+/// Reasons why a file cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A system call failed.
@@ -94,7 +95,7 @@ pub enum OpenError {
 impl OpenError {
     pub(super) fn call(doing: &'static str, spec: &FileSpec, source: io::Error) -> OpenError {
         let hint = match source.raw_os_error() {
-            // A read-only file is not created.
+            // With `ro` a missing file is not created.
             Some(libc::ENOENT) if spec.ro => " (give the path of an existing file)",
             Some(libc::ENOENT) if spec.create.is_none() => {
                 " (give the path of an existing file, or add create and size)"

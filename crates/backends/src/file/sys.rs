@@ -30,8 +30,8 @@ pub(crate) fn seek(file: &File, offset: u64, hole: bool) -> io::Result<u64> {
     answer(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence) }).map(|at| at as u64)
 }
 
-/// Returns the alignment that `statx` reports for direct I/O: of memory, and of offset and length. `None`:
-/// not reported. Two zeroes: direct I/O is not supported.
+/// Returns the alignment that `statx` reports for direct I/O: of memory, and of offset and length. Returns
+/// `None` if it is not reported. Two zeroes mean that direct I/O is not supported.
 pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is as large as the kernel fills.
@@ -50,7 +50,7 @@ pub(super) fn direct_alignment(file: &File) -> Option<(u32, u32)> {
         .then_some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
 }
 
-/// The first `len` bytes of a file that is memory, mapped.
+/// A mapping of the first `len` bytes of a file in memory.
 #[derive(Debug)]
 pub(super) struct View {
     base: NonNull<u8>,
@@ -102,7 +102,8 @@ pub(super) fn file_system(file: &File) -> io::Result<(u32, u32)> {
     Ok((stat.f_type as u32, stat.f_bsize as u32))
 }
 
-/// Switches the open file to direct or buffered I/O. `EINVAL`: the file system has no direct I/O.
+/// Switches the open file to direct or buffered I/O. The error `EINVAL` means that the file system has no
+/// direct I/O.
 pub(super) fn set_direct(file: &File, on: bool) -> io::Result<()> {
     let fd = file.as_raw_fd();
     // SAFETY: plain numbers and an open descriptor.
@@ -112,7 +113,7 @@ pub(super) fn set_direct(file: &File, on: bool) -> io::Result<()> {
     answer(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }.into()).map(drop)
 }
 
-/// Whether the file system supports `RWF_NOWAIT` for reads.
+/// Returns whether the file system supports `RWF_NOWAIT` for reads.
 pub(super) fn reads_without_waiting(file: &File) -> bool {
     let mut byte = 0u8;
     let piece = libc::iovec { iov_base: std::ptr::from_mut(&mut byte).cast(), iov_len: 1 };
@@ -138,7 +139,7 @@ pub(super) fn hold_byte(file: &File, at: i64) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Locks one byte exclusively, which conflicts with every other lock.
+/// Locks one byte exclusively, which conflicts with all other locks.
 #[cfg(test)]
 pub(super) fn take_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_WRLCK, at);
@@ -146,14 +147,14 @@ pub(super) fn take_byte(file: &File, at: i64) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Unlocks that byte.
+/// Unlocks one byte.
 pub(super) fn let_go_of_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_UNLCK, at);
     // SAFETY: as above.
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) }.into()).map(drop)
 }
 
-/// Whether another program locks that byte.
+/// Returns whether another program locks this byte.
 pub(super) fn byte_is_held(file: &File, at: i64) -> io::Result<bool> {
     let mut lock = byte_lock(libc::F_WRLCK, at);
     // SAFETY: as above; the kernel fills it.
@@ -177,7 +178,7 @@ pub(super) fn block_sizes(file: &File) -> io::Result<(u32, u32)> {
     Ok((block_ioctl(file, BLKSSZGET)?, block_ioctl(file, BLKPBSZGET)?))
 }
 
-/// Whether a block device is read-only.
+/// Returns whether a block device is read-only.
 pub(super) fn is_read_only_device(file: &File) -> io::Result<bool> {
     Ok(block_ioctl(file, BLKROGET)? != 0)
 }

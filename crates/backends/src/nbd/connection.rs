@@ -5,32 +5,32 @@ use block::{Segment, Status, Tag};
 use proto::nbd::Session;
 use queue::{Nanos, SocketId};
 
-/// Meaning of the next bytes from the server.
+/// State of the input: what the next bytes from the server are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Input {
-    /// A message; its first bytes may be in the stash.
+    /// A message, whose first bytes may be in the stash.
     Message,
     /// Data of a read.
     Data {
         /// The request.
         tag: Tag,
-        /// Position of the next byte, from the request's beginning.
+        /// Position of the next byte, relative to the request's start.
         at: u64,
-        /// Missing bytes, never 0.
+        /// Number of missing bytes, never 0.
         left: u64,
-        /// Result of the command after these bytes; empty if more messages follow.
+        /// Result of the command after these bytes; `None` if more messages follow.
         end: Option<Status>,
     },
 }
 
-/// How the socket is being read.
+/// State of receiving.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiving {
     /// The ring delivers chunks.
     Chunks,
-    /// The ring was asked to stop that.
+    /// The ring was asked to stop delivering chunks.
     Stopping,
-    /// The ring fills that many bytes of a read's memory.
+    /// The ring fills this many bytes of a read's memory.
     Filling(u32),
 }
 
@@ -41,25 +41,26 @@ pub(super) struct Connection {
     pub(super) receiving: Receiving,
     /// First part of a message that was split between chunks; empty if there is none.
     pub(super) stash: Vec<u8>,
-    /// Descriptors of a block-status reply, length and state, until they are copied to the request's memory.
+    /// Length and state of a block-status reply's descriptors, until they are copied to the request's
+    /// memory.
     pub(super) extents: Vec<(u64, u64)>,
     pub(super) gaps: Gaps,
     /// The current send; its vectors are reused.
     pub(super) batch: Batch,
-    /// When the node received the connection.
+    /// Time at which the node received the connection.
     pub(super) since: Nanos,
-    /// When the server last sent something.
+    /// Time at which the server last sent anything.
     pub(super) heard_at: Nanos,
-    /// The server has sent something.
+    /// Whether the server has sent anything.
     pub(super) heard: bool,
-    /// NBD_CMD_DISC was sent.
+    /// Whether NBD_CMD_DISC was sent.
     pub(super) said_goodbye: bool,
 }
 
 /// Commands that are sent together.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// Memory of their headers; empty if nothing is being sent.
+    /// Memory of the commands' headers; `None` if nothing is being sent.
     pub(super) headers: Option<Segment>,
     pub(super) tags: Vec<Tag>,
     pub(super) segments: Vec<Segment>,
@@ -73,7 +74,7 @@ impl Batch {
     /// Adds memory to the send.
     pub(super) fn push(&mut self, segment: Segment) {
         match self.segments.last_mut() {
-            // Headers of commands without data are adjacent: one segment.
+            // Headers of commands without data are adjacent: extend the segment.
             Some(last)
                 if last.region == segment.region && last.offset + u64::from(last.len) == segment.offset =>
             {

@@ -1,7 +1,7 @@
-//! A held request as commands to the server: the next command, and the effect of its answer.
+//! Translates a held request into commands to the server: the next command, and the effect of its answer.
 //!
 //! Most requests are one command. A request that is longer than the server supports is sent in parts, one
-//! after the other. A durable write to a server without FUA is a write and a flush.
+//! after the other. A durable write to a server without FUA is a write followed by a flush.
 
 use super::gaps::Coverage;
 use super::shared::{Export, payload_max};
@@ -13,27 +13,27 @@ use queue::Nanos;
 /// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// Waiting to be sent.
+    /// The request waits to be sent.
     Waiting,
-    /// The ring is sending its command: its memory must stay.
+    /// The ring is sending the request's command, so its memory must stay valid.
     Sending,
-    /// The server has its command.
+    /// The server has the request's command.
     Sent,
 }
 
-/// After so many connections that were lost while the server had this request, it fails: it may be what makes
-/// the server crash.
+/// Number of lost connections after which a request fails that the server had each time: it may be the
+/// cause of the server's crashes.
 const LOSSES_MAX: u16 = 8;
 
-/// Commands longer than 4 GiB do not fit a compact header. This is the most that every server supports, in
-/// whole blocks of any size.
+/// Longest command with compact headers, in bytes: they cannot express 4 GiB, and this is the largest
+/// multiple of every block size below that.
 const COMPACT_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
 
 /// How a request is processed.
 pub(super) enum Plan {
     /// The request completes without a command.
     Over(Status),
-    /// Its range is described as data, because the server does not support block status.
+    /// The whole range is reported as data, because the server does not support block status.
     AllData,
     /// A command is sent.
     Send,
@@ -47,13 +47,13 @@ pub(super) struct Flight {
     /// The request as it arrived.
     pub(super) req: Request,
     pub(super) state: State,
-    /// Bytes of its range that are done.
+    /// Bytes of the range that are done.
     pub(super) done: u64,
-    /// Length of the current or next command.
+    /// Length of the current or next command in bytes.
     pub(super) len: u64,
-    /// Number of its commands so far.
+    /// Number of commands sent so far for this request.
     part: u16,
-    /// All data is written; a flush remains.
+    /// Whether all data is written and only a flush remains.
     pub(super) flushing: bool,
     /// Result of a command that was answered before its send completed.
     pub(super) answered: Option<Status>,
@@ -61,16 +61,16 @@ pub(super) struct Flight {
     pub(super) track: Track,
     /// Parts of a read that have arrived.
     pub(super) coverage: Coverage,
-    /// When the command was passed to the ring.
+    /// Time at which the command was passed to the ring.
     pub(super) sent_at: Nanos,
-    /// When a command for the same part of the request was first passed to the ring; empty if none was, or it
-    /// was answered.
+    /// Time at which a command for the same part of the request was first passed to the ring; `None` if
+    /// none was, or if it was answered.
     pub(super) tried_since: Option<Nanos>,
     /// Number of connections that were lost with a command for the same part of the request.
     losses: u16,
-    /// Its place in the order of sending, which it keeps when it is sent again.
+    /// Position in the order of sending, which the request keeps when it is sent again.
     pub(super) serial: u64,
-    /// It is to be cancelled, as soon as its memory may be released.
+    /// Whether the request is to be cancelled as soon as its memory may be released.
     pub(super) cancelled: bool,
 }
 
@@ -97,13 +97,13 @@ impl Flight {
         }
     }
 
-    /// Returns the command's cookie on the wire. It is unlike that of any other command for a long time, so
-    /// that late or duplicate answers match no request.
+    /// Returns the command's cookie on the wire. It does not repeat for a long time, so that late or
+    /// duplicate answers match no request.
     pub(super) fn cookie(&self) -> u64 {
         u64::from(self.io.generation) << 32 | u64::from(self.part) << 16 | u64::from(self.io.tag.0)
     }
 
-    /// Returns the slot of a cookie on the wire.
+    /// Returns the index of a wire cookie in the array of requests.
     pub(super) const fn slot_of(cookie: u64) -> usize {
         cookie as usize & 0xffff
     }
@@ -136,7 +136,7 @@ impl Flight {
         wire
     }
 
-    /// Whether the reply to its command has data.
+    /// Returns whether the reply to the command has data.
     pub(super) fn reads(&self) -> bool {
         self.req.op == Op::Read
     }
@@ -153,21 +153,21 @@ impl Flight {
             .with_if(zeroes && flags.contains(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
     }
 
-    /// Processes the loss of a connection on which its command was sent, in whole or in part. Returns whether
-    /// it was tried for long enough: for that many nanoseconds, at least once more, and until the end of a
-    /// connection that received nothing. `heard`: it received something.
+    /// Processes the loss of a connection on which the command was sent, in whole or in part. Returns
+    /// whether it was tried long enough: for `tries_ns` nanoseconds, at least twice, and until the end of a
+    /// connection that received nothing. `heard`: the connection received something.
     pub(super) fn is_lost(&mut self, now: Nanos, tries_ns: u64, heard: bool) -> bool {
         self.losses = self.losses.saturating_add(1);
         let is_hopeless = if heard { self.losses >= LOSSES_MAX } else { self.losses > 1 };
         is_hopeless && self.tried_since.is_some_and(|since| now.since(since) >= tries_ns)
     }
 
-    /// Processes the end of a command. Returns the request's status, or `None` if its next command has to be
+    /// Processes the end of a command. Returns the request's status, or `None` if its next command must be
     /// sent.
     pub(super) fn ended(&mut self, status: Status, export: &Export) -> Option<Status> {
         (self.tried_since, self.losses) = (None, 0);
         if !status.is_ok() {
-            // A hint never fails.
+            // A prefetch is a hint and never fails.
             return Some(if self.req.op == Op::Prefetch { Status::Ok } else { status });
         }
         if !self.flushing {
@@ -189,7 +189,7 @@ fn can_flush(export: &Export) -> bool {
     export.flags.contains(TransmissionFlags::SEND_FLUSH)
 }
 
-/// Determines how a request is processed. `allocation`: the session supports block status, as far as is
+/// Determines how to process a request. `allocation`: the session supports block status, as far as is
 /// known.
 pub(super) fn plan(req: &Request, export: &Export, allocation: bool) -> Plan {
     let has = |flag| export.flags.contains(flag);

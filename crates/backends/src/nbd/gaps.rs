@@ -1,9 +1,10 @@
-//! Tracks which bytes of a read have arrived, if a server sends it in chunks: each byte may arrive once.
+//! Tracks which bytes of a read have arrived if a server sends it in chunks: each byte may arrive only
+//! once.
 //!
-//! Servers send the chunks of a read in order, although the protocol does not require it. So each read has
-//! the end of its highest chunk, and bytes that were skipped are gaps in one short list per connection.
+//! Servers send the chunks of a read in order, although the protocol does not require it. So each read only
+//! has the end of its highest chunk, and skipped ranges are gaps in one short list per connection.
 //!
-//! *Invariant:* a byte below `high` has arrived, or is in a gap.
+//! *Invariant:* a byte below `high` has either arrived or is in a gap.
 
 use proto::nbd::Fatal;
 
@@ -21,7 +22,7 @@ impl Coverage {
     }
 }
 
-/// Most gaps of a connection at a time. A server with more sends chunks in no sensible order.
+/// Maximum number of gaps of a connection. A server that causes more sends chunks in no sensible order.
 const GAPS_MAX: usize = 1024;
 
 /// A skipped range: the read, its first byte, and its end.
@@ -42,7 +43,7 @@ impl Gaps {
     /// Records a chunk of the read `cookie` within its range.
     ///
     /// # Errors
-    /// A part of it had arrived before, or there are too many gaps.
+    /// A part of the chunk had arrived before, or there are too many gaps.
     pub(super) fn fill(
         &mut self,
         cookie: u64,

@@ -1,8 +1,8 @@
-//! How a node gets its connection from the control plane.
+//! Link between a node and the control plane, which provides its connection.
 //!
 //! Connecting, the handshake and TLS can block, so the control plane does them. A node without a connection
-//! asks its [`Connector`], which passes one over the node's [`Line`] as soon as it has one, and wakes the
-//! node's queue. The connector retries by itself; the node decides how long requests wait.
+//! asks its [`Connector`], which passes a connection over the node's [`Line`] as soon as it has one, and
+//! wakes the node's queue. The connector retries by itself; the node decides how long requests wait.
 //!
 //! *Invariant:* a line holds at most one connection, and a node asks again only after it has lost the
 //! previous one.
@@ -14,23 +14,23 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A connection in the transmission phase. `E`: what was negotiated.
+/// A connection in the transmission phase. `E` is the type of the negotiated session.
 #[derive(Debug)]
 pub struct Connected<S, E = Session> {
-    /// The stream, in the form in which the ring accepts it.
+    /// The stream, in the form that the ring accepts.
     pub stream: S,
     /// The negotiated session.
     pub session: E,
 }
 
-/// Why a node has no connection.
+/// Reasons why a node has no connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
     /// No connection was established yet.
     New,
     /// The server closed it.
     Closed,
-    /// The system closed it: a positive errno.
+    /// The system closed it, with a positive errno.
     Failed(i32),
     /// The server left requests unanswered for too long.
     Silent,
@@ -62,7 +62,7 @@ pub trait Connector<S, E = Session>: Send + Sync {
     /// [failed in a row](Line::failures), the longer the connector waits before the next.
     fn connect(&self, line: Arc<Line<S, E>>, loss: Loss);
 
-    /// Describes the current activity, for `show`.
+    /// Describes the connector's current activity, for `show`.
     fn describe(&self) -> Vec<Fact> {
         Vec::new()
     }
@@ -74,7 +74,7 @@ pub struct Line<S, E = Session> {
     has_brought: AtomicBool,
     closed: AtomicBool,
     failures: AtomicU32,
-    /// Nothing listened at the server's address at the last attempt.
+    /// Whether the last attempt found that nothing listens at the server's address.
     refused: AtomicBool,
     waker: QueueWaker,
 }
@@ -105,7 +105,7 @@ impl<S, E> Line<S, E> {
     /// Passes a connection to the node.
     ///
     /// # Errors
-    /// The node is gone, or has not taken the previous one: the connection is returned.
+    /// The node is gone, or has not taken the previous connection; the connection is returned.
     pub fn bring(&self, connected: Connected<S, E>) -> Result<(), Connected<S, E>> {
         let mut brought = self.lock();
         if self.is_closed() || brought.is_some() {
@@ -118,43 +118,43 @@ impl<S, E> Line<S, E> {
         Ok(())
     }
 
-    /// Whether the node does not wait for a connection any more.
+    /// Returns whether the node no longer waits for a connection.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Acquire)
     }
 
     /// Returns the number of failed attempts since the last useful connection. A connection that was lost
-    /// before it was useful is such an attempt: a server that accepts and closes connections is no better
-    /// than one that refuses them.
+    /// before it was useful counts as a failed attempt: a server that accepts and closes connections is no
+    /// better than one that refuses them.
     pub fn failures(&self) -> u32 {
         self.failures.load(Relaxed)
     }
 
     /// Counts a failed attempt.
     pub fn count_failure(&self) {
-        // Only the node and the one task that connects for it count, one after the other.
+        // Only the node and the task that connects for it count, and never at the same time.
         self.failures.store(self.failures().saturating_add(1), Relaxed);
     }
 
-    /// Reports that nothing listens at the server's address, and wakes the node: it need not wait for the
-    /// first connection.
+    /// Reports that nothing listens at the server's address, and wakes the node, which need not wait for
+    /// the first connection then.
     pub fn report_refused(&self) {
         if !self.refused.swap(true, Release) {
             (self.waker)();
         }
     }
 
-    /// Whether an attempt found that nothing listens at the server's address.
+    /// Returns whether an attempt found that nothing listens at the server's address.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused.load(Acquire)
     }
 
-    /// Reports a useful connection: the next attempt is made at once.
+    /// Resets the count of failures after a useful connection, so that the next attempt is made at once.
     pub(crate) fn forget_failures(&self) {
         self.failures.store(0, Relaxed);
     }
 
-    /// Takes the connection that was passed, if any. One load if there is none.
+    /// Takes the connection that was passed, if there is one; otherwise costs one atomic load.
     #[inline]
     pub(crate) fn take(&self) -> Option<Connected<S, E>> {
         if !self.has_brought.load(Acquire) {
@@ -164,7 +164,7 @@ impl<S, E> Line<S, E> {
         self.lock().take()
     }
 
-    /// Closes the line. Returns a connection that was passed and not taken.
+    /// Closes the line. Returns a connection that was passed but not taken.
     pub(crate) fn close(&self) -> Option<Connected<S, E>> {
         let mut brought = self.lock();
         self.closed.store(true, Release);

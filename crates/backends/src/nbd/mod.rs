@@ -1,16 +1,18 @@
-//! `nbd:`, an export of an NBD server as a backend: the client's half of the protocol over the ring's
+//! `nbd:`, an export of an NBD server as a backend: the client's side of the protocol over the ring's
 //! sockets.
 //!
-//! Each hardware queue has a connection of its own if the server supports several (CAN_MULTI_CONN: a flush on
-//! one covers all), so queues share nothing on the I/O path. Otherwise the device has one queue. The control
-//! plane does the handshake and passes each node a [`Connected`] over its [`Line`], also after a loss.
+//! Each hardware queue has its own connection if the server supports several (CAN_MULTI_CONN: a flush on
+//! one covers all), so queues share nothing on the I/O path. Otherwise the device has only one queue. The
+//! control plane does the handshake and passes each node a [`Connected`] over its [`Line`], also after a
+//! loss.
 //!
 //! Guarantees across a loss: a request that was not answered is sent again on the next connection, whose
-//! export must be at least as large and as capable. A write that was answered but not flushed is as durable
-//! as the server made it. NBD cannot tell whether a server that is back has lost its cache, for example by a
-//! power cut, so a flush after the loss covers earlier writes only as far as the server's host kept them.
+//! export must be at least as large and as capable. A write that was answered but not flushed is only as
+//! durable as the server made it. NBD cannot tell whether a restarted server has lost its cache, for
+//! example by a power cut, so a flush after the loss covers earlier writes only as far as the server's host
+//! kept them.
 //!
-//! Names, sockets, TLS, the handshake and reconnection delays are not handled here.
+//! Not here: names, sockets, TLS, the handshake, and reconnection delays.
 
 mod connection;
 mod flight;

@@ -1,4 +1,4 @@
-//! Changing how an open file is served: LOOP-5 and LOOP-6 at run time, capacity, another file.
+//! Tests changes of how an open file is served: LOOP-5 and LOOP-6 at run time, capacity, another file.
 
 use super::*;
 use crate::Backend;

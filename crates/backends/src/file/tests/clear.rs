@@ -1,4 +1,4 @@
-//! Discard and write zeroes, with and without support of the file system.
+//! Tests discard and write zeroes, with and without support of the file system.
 
 use super::*;
 use block::Request;
@@ -64,7 +64,7 @@ fn zeroes_are_written_if_the_file_system_refuses_to_zero() {
         );
         let last = disk.ring.files.asked.last().unwrap().op;
         assert_eq!(last == FileOp::Sync, !memory, "one sync at the end");
-        // An operation that was refused is not tried again, for any request.
+        // A refused operation is not tried again, for any request.
         let asked = disk.ring.files.asked.len();
         assert_eq!(disk.with(Op::WriteZeroes, 0, 4096, Flags::FAST_ZERO), Status::NotSupported);
         assert_eq!(disk.bare(Op::Discard, 0, 4096), Status::NotSupported);

@@ -1,4 +1,4 @@
-//! Direct I/O: aligned requests, and those that need a window.
+//! Tests direct I/O: aligned requests, and those that need a window.
 
 use super::*;
 use block::Request;

@@ -1,4 +1,4 @@
-//! Full disks: ENOSPC fails one request, and not the next ones.
+//! Tests full disks: ENOSPC fails one request, but not the next ones.
 
 use super::*;
 use block::Request;
@@ -7,7 +7,7 @@ fn asked(disk: &Harness, applies: fn(&FileOp) -> bool) -> usize {
     disk.ring.files.asked.iter().filter(|asked| applies(&asked.op)).count()
 }
 
-/// Checks what a file still has to do after a request that found no space.
+/// Checks that a file still works after a request that found no space.
 fn assert_healthy(shared: &Shared, disk: &mut Harness, what: &str) {
     assert!(!shared.flush_failed(), "{what}: no sync failed");
     assert_eq!(disk.write(8192, &[3; 512], Flags::empty()), Status::Ok, "{what}");
@@ -59,7 +59,7 @@ fn discards_and_zeroes_without_space_fail_alone() {
             assert_eq!(disk.with(op, 0, 4096, flags), Status::NoSpace, "{op:?}");
             assert_healthy(&shared, &mut disk, &format!("{op:?}"));
         }
-        // Zeroes are written, as the file system supports neither operation.
+        // Zeroes are written, because the file system supports neither operation.
         let (shared, mut disk) = with_facts(&path, facts);
         disk.ring.files.faults.extend([
             (is_allocate as fn(&FileOp) -> bool, Fault::Errno(libc::EOPNOTSUPP)),

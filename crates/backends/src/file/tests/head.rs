@@ -1,4 +1,4 @@
-//! A raw disk stays raw: writes to the head that are refused.
+//! Tests that a raw disk stays raw: writes to the head that are refused.
 
 use super::*;
 use crate::{Backend, HEAD_LEN};
@@ -43,7 +43,7 @@ fn no_write_gives_a_raw_disk_an_image_header() {
             }
         }
         assert!(shared.refused_head().is_some());
-        // Common content of raw disks.
+        // Raw disks commonly begin with these bytes.
         for beginning in [&b"\xeb\x63\x90"[..], b"LUKS\xba\xbe", b"\x1f\x8b", b"QFI"] {
             assert_eq!(disk.write(0, &sector(beginning), Flags::FUA), Status::Ok);
             assert_eq!(begins(&path), sector(beginning));
@@ -70,7 +70,7 @@ fn several_writes_together_give_a_raw_disk_no_image_header() {
     assert_eq!(disk.write_segments(2, b"I\0\0", &[2, 1]), Status::Ok, "it overwrites what would complete it");
     assert_eq!(disk.write(3, b"\xfb", Flags::empty()), Status::NotPermitted);
     assert_eq!(begins(&path)[5..], kept[5..], "what is beside the bytes stays");
-    // Zeroes can complete a header, too.
+    // Zeroes can complete a header as well.
     assert_eq!(disk.write(0, b"QED1", Flags::empty()), Status::Ok);
     for op in [Op::WriteZeroes, Op::Discard] {
         assert_eq!(disk.bare(op, 3, 100), Status::NotPermitted, "{op:?}");
@@ -93,12 +93,12 @@ fn concurrent_requests_give_a_raw_disk_no_image_header() {
         disk.ring.bytes_mut(memory).copy_from_slice(data);
         disk.submit(Request::new(Op::Write, Bytes(at), Bytes(data.len() as u64)), &[memory]);
     };
-    // Both are in flight before either has read the head.
+    // Both writes are in flight before either has read the head.
     start(&mut disk, 0, b"QF");
     start(&mut disk, 2, b"I\xfb");
     let statuses: Vec<Status> = disk.drain().into_iter().map(|end| end.0).collect();
     assert_eq!(statuses, [Status::Ok, Status::NotPermitted]);
-    // On two queues, too.
+    // The same with requests on two queues.
     start(&mut disk, 0, b"KD");
     other.submit(Request::new(Op::WriteZeroes, Bytes(0), Bytes(4)), &[]);
     assert_eq!(disk.drain()[0].0, Status::Ok);
@@ -128,7 +128,8 @@ fn requests_outside_the_head_are_served_as_usual() {
     // A write that covers the head needs no read.
     disk.ring.files.asked.clear();
     assert_eq!(disk.write(0, &[1; 4096], Flags::empty()), Status::Ok);
-    // Inline or by the ring: a write that takes longer than a millisecond sends the next one there.
+    // The write is done inline or by the ring: after a write of more than a millisecond the ring does the
+    // next one.
     let ops: Vec<FileOp> = disk.ring.files.asked.iter().map(|asked| asked.op).collect();
     assert_eq!(ops, [FileOp::Write { offset: 0, durable: false }]);
 }
@@ -152,7 +153,7 @@ fn memory_that_only_the_kernel_can_access_is_copied_and_checked() {
         assert_eq!(std::fs::read(&path).unwrap()[..8192], data);
     }
     assert_eq!(disk.ring.memory.live, 0);
-    // Without a file in memory, unchecked data is not written.
+    // Without a scratch file, data that cannot be checked is not written.
     let shared = Shared::new(Facts { head: HEAD_LEN as u32, ..buffered_facts() });
     let node = FileNode::new(shared, FileId(0)).with_sync_file(FileId(1));
     let mut disk = Harness::with_files(Box::new(node), vec![open(), open()]);

@@ -1,4 +1,4 @@
-//! Reading, writing and flushing: inline or by the ring, and the handling of errors.
+//! Tests reading, writing and flushing, inline or by the ring, and the handling of errors.
 
 use super::*;
 use crate::testing::Asked;
@@ -83,7 +83,7 @@ fn loop_9_a_nowait_write_that_would_wait_fails_with_again() {
 fn short_transfers_are_continued() {
     let (_dir, path) = image();
     for cold in [false, true] {
-        // A file in memory is written inline however long that takes, as on a busy machine.
+        // A file in memory is written inline however long a write takes, as on a busy machine.
         let facts = Facts { memory: !cold, timed_writes: false, ..buffered_facts() };
         let (_, mut disk) = with_facts(&path, facts);
         disk.ring.files.cold = cold;
@@ -189,14 +189,14 @@ fn a_durable_write_that_fails_is_a_failed_flush() {
 #[test]
 fn a_durable_write_that_takes_the_report_of_another_writes_loss_is_a_failed_flush() {
     let (_dir, path) = image();
-    // The kernel reported it with the errno of the disk below; no flush would receive it again.
+    // The kernel reported the loss with the errno of the disk; no flush would receive the report again.
     for errno in [libc::ENOSPC, libc::EDQUOT, libc::ENODATA, libc::ETIMEDOUT, libc::ENOLINK, libc::EREMOTEIO]
     {
         let (shared, mut disk) = with_facts(&path, buffered_facts());
         assert_eq!(disk.write(4096, &[2; 512], Flags::empty()), Status::Ok);
         disk.ring.files.faults.push_back((is_write, Fault::Errno(errno)));
         if [libc::ENOSPC, libc::EDQUOT].contains(&errno) {
-            // The other open file description still gets the report that the write received.
+            // The other open file description still gets the report that the write has received.
             disk.ring.files.faults.push_back((is_sync, Fault::Errno(errno)));
         }
         assert_ne!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok, "{errno}");
@@ -242,7 +242,7 @@ fn a_slow_write_sends_later_ones_through_the_ring() {
     assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
     disk.ring.files.slow = false;
     assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
-    // However long the first really took.
+    // Advance the clock past any pause, however long the first write took.
     disk.ring.now.0 += 1_000_000_000_000;
     assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
     assert_eq!(places(&disk), [true, false, true]);
@@ -278,11 +278,11 @@ fn ranges_behind_the_end_of_a_truncated_file_are_no_hole() {
     for (len, extents) in [
         // A hole within the file.
         (1 << 20, vec![stretch(65536, true), stretch(65536, false), stretch(917_504, true)]),
-        // A hole behind the end of the truncated file: reads have to fail.
+        // A hole beyond the end of the truncated file: reads must fail.
         (262_144, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
-        // Data behind the end of the truncated file.
+        // Data beyond the end of the truncated file.
         (66000, vec![stretch(65536, true), stretch((1 << 20) - 65536, false)]),
-        // Nothing is left of either.
+        // Both lie beyond the end of the truncated file.
         (5000, vec![stretch(1 << 20, false)]),
         (0, vec![stretch(1 << 20, false)]),
     ] {
@@ -291,7 +291,7 @@ fn ranges_behind_the_end_of_a_truncated_file_are_no_hole() {
         assert_eq!(disk.extents(0, 1 << 20, 16), extents, "{len}");
         assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, len == 1 << 20)], "{len}");
     }
-    // The file has its length again: the missing range is a hole now.
+    // The file has its previous length again, so the missing range is a hole now.
     let (_, mut disk) = with_facts(&path, buffered_facts());
     assert_eq!(disk.extents(524_288, 4096, 16), [stretch(4096, false)]);
     file.set_len(1 << 20).unwrap();

@@ -32,7 +32,7 @@ pub(super) fn buffered_facts() -> Facts {
     }
 }
 
-/// Whether an operation moves data, for faults.
+/// Returns whether an operation is a read, for faults.
 fn is_read(op: &FileOp) -> bool {
     matches!(op, FileOp::Read { .. })
 }
@@ -49,7 +49,7 @@ fn is_allocate(op: &FileOp) -> bool {
     matches!(op, FileOp::Allocate { .. })
 }
 
-/// Creates a folder with a file of 1 MiB whose bytes count up.
+/// Creates a folder with a file of 1 MiB that contains a counting byte pattern.
 fn image() -> (TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.img");
@@ -61,7 +61,7 @@ fn content(from: u64, len: u64) -> Vec<u8> {
     (from..from + len).map(|at| (at % 251) as u8).collect()
 }
 
-/// Creates a queue on a file with these facts, whatever the real file system is.
+/// Creates a queue on a file with these facts, regardless of the real file system.
 fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
     let shared = Shared::new(facts);
     let node = FileNode::new(Arc::clone(&shared), FileId(0)).with_sync_file(FileId(1));
@@ -70,7 +70,7 @@ fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
     (shared, Harness::with_files(Box::new(node), vec![handle, again]))
 }
 
-/// Creates a queue on a file as it was opened.
+/// Creates a queue on a file with the facts found when it was opened.
 fn opened(file: &File) -> Harness {
     use std::os::fd::AsFd;
     let handle = file.as_fd().try_clone_to_owned().unwrap();

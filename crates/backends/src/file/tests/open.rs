@@ -1,4 +1,5 @@
-//! Opening files: sizes, locks, refusals, and the file systems and devices that this machine can create.
+//! Tests opening files: sizes, locks, refusals, and the file systems and devices that this machine can
+//! create.
 
 use super::*;
 use crate::Backend;
@@ -130,7 +131,7 @@ fn impossible_options_are_refused_with_advice() {
         (FileSpec { create: Some(Bytes(100)), ..spec.clone() }, "whole sectors"),
         (FileSpec { offset: Bytes(u64::MAX), ..spec.clone() }, "past the end"),
         (FileSpec::new(dir.path().join("absent")), "add create and size"),
-        // As for a replacement, which is read-only.
+        // A replacement file is read-only, too.
         (FileSpec { ro: true, ..FileSpec::new(dir.path().join("absent")) }, "existing file)"),
         (FileSpec::new(path.join("below")), "a part of its path is a file"),
         (FileSpec::new(dir.path()), "give the path of a regular file"),
@@ -176,7 +177,7 @@ fn a_file_on_tmpfs_is_memory() {
     assert!(disk.ring.files.asked.iter().all(|asked| asked.now));
 }
 
-/// Mounts a file system of this kind at a new folder. `None`, reported on stderr, if that is not possible.
+/// A file system mounted at a new folder; unmounted on drop.
 struct Mounted(TempDir);
 
 impl Mounted {
