@@ -26,8 +26,8 @@ pub(crate) fn each_segment<R: Ring>(
     }
 }
 
-/// Fills `len` bytes of `data` from `skip` with zeroes. `false`: some of it is memory that only the kernel can
-/// access.
+/// Fills `len` bytes of `data` from `skip` with zeroes. Returns `false` if part of it is memory that only
+/// the kernel can access.
 pub(crate) fn fill_zeroes<R: Ring>(cx: &mut Cx<'_, R>, data: Data, skip: u64, len: u64) -> bool {
     let mut all = true;
     if len > 0 {
@@ -37,7 +37,7 @@ pub(crate) fn fill_zeroes<R: Ring>(cx: &mut Cx<'_, R>, data: Data, skip: u64, le
     all
 }
 
-/// Whether a part of the first `len` bytes of `data` is memory whose bytes cannot be accessed.
+/// Returns whether part of the first `len` bytes of `data` is memory whose bytes cannot be accessed.
 pub(crate) fn is_opaque<R: Ring>(cx: &Cx<'_, R>, data: Data, len: u64) -> bool {
     match data {
         Data::One(segment) => cx.ring.is_opaque(segment),
@@ -45,12 +45,12 @@ pub(crate) fn is_opaque<R: Ring>(cx: &Cx<'_, R>, data: Data, len: u64) -> bool {
     }
 }
 
-/// Returns the number of bytes of memory that `data` names, independent of the request's length.
+/// Returns the number of bytes of memory that `data` refers to, regardless of the request's length.
 pub(crate) fn capacity<R: Ring>(cx: &Cx<'_, R>, data: Data) -> u64 {
     cx.segments(data, u64::MAX).map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Writes `bytes` into `data` at `at`. They have to fit.
+/// Writes `bytes` into `data` at `at`. There must be space for them.
 pub(crate) fn store<R: Ring>(cx: &mut Cx<'_, R>, data: Data, at: u64, bytes: &[u8]) {
     let data = cx.advance(data, at);
     each_segment(cx, data, bytes.len() as u64, |ring, segment, done| {
@@ -59,8 +59,8 @@ pub(crate) fn store<R: Ring>(cx: &mut Cx<'_, R>, data: Data, at: u64, bytes: &[u
     });
 }
 
-/// The records of an `Extents` request. Adjacent ranges of the same kind are merged, records that do not fit
-/// are omitted, and the rest of the memory is zeroed, which ends the list.
+/// Writer of the records of an `Extents` request. Adjacent ranges of the same kind are merged, records that
+/// do not fit are omitted, and the rest of the memory is zeroed, which ends the list.
 pub(crate) struct Records {
     data: Data,
     room: u64,
@@ -73,7 +73,7 @@ impl Records {
         Records { data, room: capacity(cx, data), at: 0, last: None }
     }
 
-    /// Adds a range. `false`: it did not fit, the list is full.
+    /// Adds a range. Returns `false` if it did not fit, so that the list is full.
     pub(crate) fn push<R: Ring>(&mut self, cx: &mut Cx<'_, R>, extent: Extent) -> bool {
         if extent.len.0 == 0 {
             return true;
@@ -84,7 +84,7 @@ impl Records {
                 true
             }
             _ => {
-                // The last record may still grow, so one slot stays free for it.
+                // The last record may still grow, so space for it stays reserved.
                 let pending = u64::from(self.last.is_some());
                 if self.room.saturating_sub(self.at) < (pending + 1) * Extent::RECORD_LEN as u64 {
                     return false;

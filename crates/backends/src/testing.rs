@@ -1,4 +1,4 @@
-//! A queue of one node over a ring in memory with real files, for the tests of backends.
+//! Test harness for backends: a queue of one node over a ring in memory with real files.
 //!
 //! Time is virtual: it advances to the next timer when nothing else is left to do. File operations are
 //! performed when they are reaped, with `std`, unless `faults` has another result for them.
@@ -11,15 +11,15 @@ use queue::{
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
 
-/// Whether a fault applies to an operation.
+/// Selects the operations to which a fault applies.
 pub(crate) type Applies = fn(&FileOp) -> bool;
 
-/// The result of an operation that fails or is cut short.
+/// The result of an operation that fails or is truncated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// Fails with this errno.
     Errno(i32),
-    /// Moves at most that many bytes.
+    /// Moves at most this many bytes.
     Short(usize),
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked {
     pub(crate) op: FileOp,
-    /// It was performed inline rather than started.
+    /// Whether it was performed inline instead of started.
     pub(crate) now: bool,
 }
 
@@ -39,16 +39,16 @@ pub(crate) struct Files {
     /// Files 0, 1, … of the ring.
     files: Vec<std::fs::File>,
     started: VecDeque<(IoId, FileId, FileOp, Vec<Segment>)>,
-    /// Consumed front first by operations for which the function returns true.
+    /// Faults; the first one is consumed by an operation for which its function returns `true`.
     pub(crate) faults: VecDeque<(Applies, Fault)>,
-    /// Operations without patience cannot be done inline.
+    /// Whether operations without patience cannot be done inline.
     pub(crate) cold: bool,
     pub(crate) asked: Vec<Asked>,
-    /// That many further operations cannot be started.
+    /// Number of further operations that cannot be started.
     pub(crate) full: usize,
-    /// Operations done inline take 5 ms.
+    /// Whether operations done inline take 5 ms.
     pub(crate) slow: bool,
-    /// Only the kernel can access the tests' memory; nodes can access what they allocate.
+    /// Whether only the kernel can access the tests' memory; nodes can access memory that they allocate.
     pub(crate) opaque: bool,
     /// Regions of the tests' memory.
     foreign: Vec<Region>,
@@ -182,7 +182,7 @@ impl Harness {
         Harness::with_files(node, Vec::new())
     }
 
-    /// `files`: files 0, 1, … of the ring.
+    /// Creates a queue on the node; `files` are files 0, 1, … of the ring.
     pub(crate) fn with_files(node: Box<dyn Node<TestRing>>, files: Vec<std::fs::File>) -> Harness {
         let mut stack = Stack::default();
         stack.backend(node);
@@ -206,7 +206,7 @@ impl Harness {
         self.queue.complete(cookie, result, &mut self.ring);
     }
 
-    /// Takes turns until nothing is in flight. Returns statuses in the order of completion, with the data of
+    /// Runs turns until nothing is in flight. Returns statuses in the order of completion, with the data of
     /// each request.
     pub(crate) fn drain(&mut self) -> Vec<(Status, Data)> {
         self.drain_requests().into_iter().map(|(status, req)| (status, req.data)).collect()
@@ -279,7 +279,7 @@ impl Harness {
         (status, self.ring.bytes(memory).to_vec())
     }
 
-    /// Runs a zero-copy read. Returns its data as the node left it.
+    /// Runs a zero-copy read. Returns its status, and its data as the node set it.
     pub(crate) fn read_zero_copy(&mut self, offset: u64, len: u32) -> (Status, Data) {
         let memory = self.memory(len, 0);
         let req = Request::new(Op::Read, Bytes(offset), Bytes(len.into()));
@@ -295,7 +295,7 @@ impl Harness {
         (status, req.offset.0)
     }
 
-    /// Runs a request that returns records. Returns the first `room` bytes of them.
+    /// Runs a request that returns records. Returns their first `room` bytes.
     pub(crate) fn answer(&mut self, op: Op, offset: u64, len: u64, room: usize) -> Vec<u8> {
         let memory = self.memory(room as u32, 0);
         let (status, _) = self.one(Request::new(op, Bytes(offset), Bytes(len)), &[memory]);
@@ -325,7 +325,7 @@ impl Harness {
         (status, pieces.iter().flat_map(|&piece| self.ring.bytes(piece)).copied().collect())
     }
 
-    /// Returns the extents of a range, from a buffer for `most` records in two segments of odd length.
+    /// Returns the extents of a range, using a buffer for `most` records in two segments of odd length.
     pub(crate) fn extents(&mut self, offset: u64, len: u64, most: usize) -> Vec<Extent> {
         let bytes = (most * Extent::RECORD_LEN) as u32;
         let pieces = [self.memory(9, 0), self.memory(bytes - 9, 0)];

@@ -1,7 +1,7 @@
-//! `zero:`, a device that reads as zeroes and discards writes, as dm-zero does.
+//! `zero:`, a device that reads as zeroes and discards writes, like dm-zero.
 //!
-//! Also [`ZeroPages`], the memory of zero-copy reads from it and from `null`: address space that is never
-//! written, so the kernel backs all of it with its one page of zeroes, and reading it stays in the
+//! Also [`ZeroPages`], the memory for zero-copy reads of this device and of `null`: address space that is
+//! never written, so the kernel backs all of it with its single page of zeroes, and reads stay in the
 //! processor's cache.
 
 use crate::ram::Memory;
@@ -14,20 +14,20 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-/// The shared part.
+/// The part of a zero device that all queues share.
 #[derive(Clone, Copy, Debug)]
 pub struct Zero {
     size: Bytes,
 }
 
 impl Zero {
-    /// Creates a device of that size, rounded down to whole sectors.
+    /// Creates a device of this size, rounded down to whole sectors.
     pub fn new(size: Bytes) -> Zero {
         Zero { size: size.sectors().bytes() }
     }
 
-    /// Creates the node of one hardware queue. `pages`: the region of [`ZeroPages`] on the queue's ring, if
-    /// it is registered there.
+    /// Creates the node of one hardware queue. `pages` is the region of [`ZeroPages`] on the queue's ring,
+    /// if they are registered there.
     pub fn node(&self, pages: Option<Region>) -> ZeroNode {
         ZeroNode { pages, file: None }
     }
@@ -51,20 +51,20 @@ impl Backend for Zero {
     }
 }
 
-/// Zeroes for zero-copy reads. Their memory has to be registered with the ring of each node that uses them.
+/// Zeroes for zero-copy reads. They have to be registered with the ring of each node that uses them.
 #[derive(Debug)]
 pub struct ZeroPages {
     memory: Memory,
 }
 
 impl ZeroPages {
-    /// Size: that of a ring's largest buffer. Longer reads are filled.
+    /// Size in bytes: that of a ring's largest buffer. Longer reads are filled instead.
     pub const LEN: Bytes = Bytes::mib(32);
 
     /// Reserves the address space.
     ///
     /// # Errors
-    /// The error of `mmap`.
+    /// `mmap` failed.
     pub fn new() -> io::Result<ZeroPages> {
         Ok(ZeroPages { memory: Memory::map(Self::LEN.0 as usize, false)? })
     }
@@ -79,7 +79,7 @@ impl ZeroPages {
 /// are filled from it.
 ///
 /// # Errors
-/// The error of opening it.
+/// `/dev/zero` cannot be opened.
 pub fn zero_file() -> io::Result<Arc<OwnedFd>> {
     static FILE: OnceLock<Arc<OwnedFd>> = OnceLock::new();
     if let Some(file) = FILE.get() {
@@ -89,31 +89,32 @@ pub fn zero_file() -> io::Result<Arc<OwnedFd>> {
     Ok(FILE.get_or_init(|| Arc::new(opened)).clone())
 }
 
-/// Completes reads with zeroes and everything else inline.
+/// Node that completes reads with zeroes, and everything else inline.
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroNode {
     pages: Option<Region>,
-    /// [`zero_file`] on the queue's ring.
+    /// Number of [`zero_file`] on the queue's ring.
     file: Option<FileId>,
 }
 
 impl ZeroNode {
-    /// Sets [`zero_file`] on the queue's ring: then requests may use memory that only the kernel can access.
+    /// Sets [`zero_file`] on the queue's ring, so that requests may use memory that only the kernel can
+    /// access.
     #[must_use]
     pub fn with_file(self, file: FileId) -> ZeroNode {
         ZeroNode { file: Some(file), ..self }
     }
 
-    /// Processes the fill of a read.
+    /// Processes the result of filling a read's memory.
     pub(crate) fn filled(req: &Request, result: i64) -> Verdict {
-        // A signal may have cut it short: then it is repeated.
+        // A signal may have interrupted the fill, so repeat it.
         if (0..req.len.0 as i64).contains(&result) || result == -i64::from(libc::EINTR) {
             return Verdict::Busy;
         }
         Verdict::Up(Status::from_result(result, req.len.0))
     }
 
-    /// Performs a request. Waits only for memory that the kernel has to fill; fails only zone operations.
+    /// Executes a request. Waits only for memory that the kernel has to fill; fails only zone operations.
     #[inline]
     fn answer<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         match req.op {
@@ -130,7 +131,8 @@ impl ZeroNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// Requests that write to memory, kept apart so that the others stay a few instructions.
+    /// Executes requests that write to memory. It is a separate function so that other requests need only a
+    /// few instructions.
     #[inline(never)]
     fn touch<R: Ring>(&self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         if req.op == Op::Extents {

@@ -1,4 +1,4 @@
-//! The file backend on the kernel's ring and real files, against an array with the expected content.
+//! Tests the file backend on the kernel's ring and real files, against an array with the expected content.
 
 use block::{Bytes, Data, Flags, Op, Request, Segment, Status};
 use blockyard_backends::{Backend, Direct, File, FileSpec};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 4 << 20;
-/// Requests in flight, each on its own part of the device.
+/// Number of requests in flight, each on its own part of the device.
 const LANES: u64 = 8;
 const LANE: u64 = SIZE / LANES;
 const DATA_MAX: u32 = 200_000;
@@ -26,7 +26,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// `None`, reported on stderr, if the ring or the file is not available.
+    /// Creates the test bed. Returns `None`, reported on stderr, if the ring or the file is not available.
     fn new(directory: &Path, direct: Direct) -> Option<Bed> {
         let skip = |why: &dyn std::fmt::Display| eprintln!("skipped: {}: {why}", directory.display());
         let path = directory.join("disk.img");
@@ -89,7 +89,7 @@ impl Bed {
         self.queue.submit(tag, Owner(lane as u32), req, &mut self.ring);
     }
 
-    /// Takes turns until nothing is in flight, and checks the data that was read.
+    /// Runs turns until nothing is in flight, and checks the data that was read.
     fn finish(&mut self) {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(60) {
@@ -108,7 +108,7 @@ impl Bed {
             }
             let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
             self.ring.turn(wait).unwrap();
-            // Timers are due by the time of the last clock read.
+            // Timers expire relative to the last clock read.
             self.ring.look_at_clock();
             while let Some(event) = self.ring.next_event() {
                 let Event::Io { cookie, result, .. } = event else { continue };

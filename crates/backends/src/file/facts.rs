@@ -60,8 +60,8 @@ pub struct Shared {
     /// Whether other writers were allowed temporarily, and could not be excluded again. All states of the
     /// open file share it.
     pub(super) lets_writers: Arc<AtomicBool>,
-    /// One sync at a time over all queues. The kernel reports a lost write to one sync of an open file only:
-    /// a concurrent sync would succeed, and its flush be completed although its data is lost.
+    /// Serialises syncs over all queues. The kernel reports a lost write only to one sync of an open file: a
+    /// concurrent sync would succeed, and its flush would complete although its data is lost.
     pub(super) syncs: SharedSync,
     /// Whether the file system refused to punch a hole.
     pub(super) no_punch: AtomicBool,

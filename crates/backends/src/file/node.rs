@@ -58,8 +58,8 @@ pub(super) struct Slot {
     /// Start and end of the window, in bytes of the device.
     pub(super) window: (u64, u64),
     pub(super) window_done: u64,
-    /// A sync of `sync_file` decides whether the kernel lost data: a durable write failed with ENOSPC, or a
-    /// flush is for data that was written after a loss.
+    /// Whether a sync of `sync_file` must determine if the kernel lost data, because a durable write failed
+    /// with ENOSPC, or a flush is for data that was written after a loss.
     checks_errors: bool,
     /// Whether the request has the right to write to the head.
     pub(super) claimed_head: bool,

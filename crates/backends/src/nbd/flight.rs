@@ -153,9 +153,9 @@ impl Flight {
             .with_if(zeroes && flags.contains(Flags::FAST_ZERO), CommandFlags::FAST_ZERO)
     }
 
-    /// Processes the loss of a connection on which the command was sent, in whole or in part. Returns
-    /// whether it was tried long enough: for `tries_ns` nanoseconds, at least twice, and until the end of a
-    /// connection that received nothing. `heard`: the connection received something.
+    /// Processes the loss of a connection on which the command was sent, in whole or in part. Returns whether
+    /// it was tried long enough: for `tries_ns` nanoseconds, and on two connections, or on [`LOSSES_MAX`] if
+    /// this one received anything (`heard`).
     pub(super) fn is_lost(&mut self, now: Nanos, tries_ns: u64, heard: bool) -> bool {
         self.losses = self.losses.saturating_add(1);
         let is_hopeless = if heard { self.losses >= LOSSES_MAX } else { self.losses > 1 };

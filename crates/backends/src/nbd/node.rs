@@ -1,11 +1,11 @@
-//! Node of an NBD export: requests become commands on a connection of its own.
+//! Node of an NBD export: requests become commands on the node's own connection.
 //!
 //! A request is held until the server has answered its last command. Without a connection, requests wait in
-//! order; those that a lost connection had not answered return to their place and are sent again. If that
-//! lasts too long they fail, and so do new ones, until there is a connection again.
+//! order; requests that a lost connection had not answered return to their place and are sent again. If
+//! that lasts too long they fail, and so do new ones, until there is a connection again.
 //!
-//! *Invariant:* a request completes only when neither the ring nor data from the server can access its memory
-//! any more: its command was sent and answered, or its connection is closed.
+//! *Invariant:* a request completes only when neither the ring nor data from the server can access its
+//! memory any more: its command was sent and answered, or its connection is closed.
 //! *Invariant:* a node holds no memory of the ring while it sends nothing.
 
 use super::connection::Connection;
@@ -19,18 +19,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Minimum time to wait for the first connection of a queue, even if later ones are given less time. Not if
-/// nothing listens at the address.
+/// Minimum time to wait for the first connection of a queue, in nanoseconds, even if later ones are given
+/// less. It does not apply if nothing listens at the address.
 const FIRST_NS: u64 = 10_000_000_000;
-/// Fraction of a timeout between checks for it.
+/// Number of checks within a timeout.
 const LOOKS: u64 = 8;
 const LOOK_NS_MIN: u64 = 1_000_000;
 const LOOK_NS_MAX: u64 = 250_000_000;
-/// A server that answers other requests but not this one is given up after this multiple of the timeout.
+/// Multiple of the timeout after which a server that answers other requests, but not this one, is given up.
 const FORGOTTEN: u64 = 4;
-/// A connection that lasted for less counts as a failed attempt, whatever it transferred.
+/// Lifetime in nanoseconds below which a connection counts as a failed attempt, whatever it transferred.
 const OF_USE_NS: u64 = 1_000_000_000;
-/// Most time for sending NBD_CMD_DISC.
+/// Maximum time for sending NBD_CMD_DISC, in nanoseconds.
 const GOODBYE_NS: u64 = 1_000_000_000;
 
 /// State of the connection.
@@ -49,32 +49,33 @@ pub struct NbdNode<S> {
     line: Arc<Line<S>>,
     connector: Arc<dyn Connector<S>>,
     waker: QueueWaker,
-    /// By tag; empty if the node does not hold the request.
+    /// Held requests by tag; `None` if the node does not hold the request.
     pub(super) flights: Box<[Option<Flight>]>,
     in_flight: usize,
-    /// Requests to send, in order.
+    /// Tags of requests to send, in order.
     pub(super) waiting: VecDeque<Tag>,
     pub(super) link: Link,
-    /// Since when there is no connection; empty while there is one, and before the first turn.
+    /// Start of the time without a connection; `None` while there is one, and before the first turn.
     down_since: Option<Nanos>,
-    /// There was a connection since the node was created or reopened.
+    /// Whether there was a connection since the node was created or reopened.
     was_up: bool,
-    /// The connector was asked for a connection.
+    /// Whether the connector was asked for a connection.
     asked: bool,
-    /// The last session supports block status, or there was none yet.
+    /// Whether the last session supports block status; `true` before the first session.
     allocation: bool,
     has_alarm: bool,
-    /// The alarm was cancelled, and has not come yet.
+    /// Whether the alarm was cancelled, but may still arrive.
     alarm_cancelled: bool,
     serial: u64,
-    /// It was closed, and has received no request since.
+    /// Whether the node was closed, and has received no request since.
     closing: bool,
-    /// The server accepts one connection, and this node may have it.
+    /// Whether this node has claimed the only connection that the server accepts.
     claimed: bool,
 }
 
 impl<S> NbdNode<S> {
-    /// Creates a node that has claimed its place at the server. `first`: an existing connection.
+    /// Creates a node that has already claimed its connection to the server. `first` is an existing
+    /// connection.
     pub(super) fn new(
         shared: Arc<Shared>,
         connector: Arc<dyn Connector<S>>,
@@ -105,7 +106,7 @@ impl<S> NbdNode<S> {
     }
 
     /// Reopens the node for a request that arrives after [`close`](Node::close): like a new node, it waits
-    /// for a first connection. `false`: another node has taken the only place at the server.
+    /// for a first connection. Returns `false` if another node has taken the server's only connection.
     fn reopen(&mut self) -> bool {
         if !self.claimed && !self.shared.claim() {
             return false;
@@ -116,20 +117,21 @@ impl<S> NbdNode<S> {
         true
     }
 
-    /// Returns how long requests wait for a connection.
+    /// Returns how long requests wait for a connection, in nanoseconds.
     fn reconnect_ns(&self) -> u64 {
         let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
         if self.was_up || self.line.is_refused() { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
-    /// Returns how long a request is sent again: a server that accepts connections but never answers is given
-    /// up as well.
+    /// Returns for how many nanoseconds a request is sent again: a server that accepts connections but
+    /// never answers must also be given up.
     fn tries_ns(&self) -> u64 {
         let Patience { timeout, reconnect } = self.shared.patience;
         timeout.map_or(u64::MAX, |timeout| timeout.saturating_add(reconnect).as_nanos() as u64)
     }
 
-    /// Returns when to check the timeouts of answers and of connecting next.
+    /// Returns the time until the next check of the timeouts for answers and for connecting, in
+    /// nanoseconds.
     fn look_ns(&self) -> u64 {
         let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
@@ -137,12 +139,12 @@ impl<S> NbdNode<S> {
         look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX)
     }
 
-    /// Whether there has been no connection for longer than requests wait for one.
+    /// Returns whether there has been no connection for longer than requests wait for one.
     fn has_given_up(&self, now: Nanos) -> bool {
         self.down_since.is_some_and(|since| now.since(since) >= self.reconnect_ns())
     }
 
-    /// Whether an answer of the server is overdue.
+    /// Returns whether an answer of the server is overdue.
     fn is_silent(&self, connection: &Connection, now: Nanos) -> bool {
         let Some(timeout) = self.shared.patience.timeout else { return false };
         let timeout_ns = timeout.as_nanos() as u64;
@@ -152,8 +154,8 @@ impl<S> NbdNode<S> {
         forgotten || now.since(oldest.max(connection.heard_at)) >= timeout_ns
     }
 
-    /// Whether the connection is being closed: NBD_CMD_DISC was sent or is about to be. It must not carry
-    /// another command, even if one has arrived since.
+    /// Returns whether the connection is being closed: NBD_CMD_DISC was sent or is about to be. No other
+    /// command may be sent on it, even if one has arrived since.
     fn has_ended_session(&self) -> bool {
         self.closing || matches!(&self.link, Link::Up(connection) if connection.said_goodbye)
     }
@@ -242,8 +244,8 @@ impl<S: Send + 'static> NbdNode<S> {
         self.connector.connect(self.line.clone(), loss);
     }
 
-    /// Whether the connection lasted for a while and answered its commands, so that the next attempt need not
-    /// be delayed after its loss.
+    /// Returns whether the connection lasted for a while and answered its commands, so that the next
+    /// attempt after its loss need not be delayed.
     fn was_of_use(&self, now: Nanos) -> bool {
         let Link::Up(connection) = &self.link else { return false };
         let was_asked = || self.flights.iter().flatten().any(|flight| flight.state != State::Waiting);
@@ -262,11 +264,11 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Processes the closing of the connection: unanswered requests are sent again on the next one.
+    /// Handles the closed connection: unanswered requests are sent again on the next one.
     fn closed<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         let link = std::mem::replace(&mut self.link, Link::Down);
         let heard = matches!(link, Link::Closing(connection) if connection.heard);
-        // It was set for an answer; the wait for a connection may end sooner.
+        // The alarm was set for an answer; the wait for a connection may end sooner.
         self.cancel_alarm(cx);
         let (mut replayed, now, tries_ns) = (0, cx.now(), self.tries_ns());
         for index in 0..self.flights.len() {
@@ -420,7 +422,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
     fn event(&mut self, event: NodeEvent, cx: &mut Cx<'_, R>) {
         match event {
             NodeEvent::Alarm => self.alarm(cx),
-            // It watches no eventfd.
+            // The node watches no eventfd.
             NodeEvent::Signalled | NodeEvent::WatchEnded => {}
             NodeEvent::Socket(_, SocketEvent::Received { segment, chunk }) => {
                 self.received(segment, cx);

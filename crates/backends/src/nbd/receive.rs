@@ -1,7 +1,7 @@
-//! Parses the server's replies where they were received, and completes requests.
+//! Parses the server's replies in place, where they were received, and completes requests.
 //!
-//! Messages are short and come in chunks. The data of a read is copied from its chunk to the request's memory
-//! or, if much of it is missing, received into that memory directly.
+//! Messages are short and come in chunks. The data of a read is copied from its chunk to the request's
+//! memory or, if much of it is missing, received directly into that memory.
 
 use super::connection::{Input, Receiving};
 use super::flight::{Flight, State};
@@ -13,34 +13,34 @@ use proto::nbd::client::{Progress, Reply, parse_reply};
 use proto::nbd::{Fatal, NbdError, status_of, wire};
 use queue::{Cx, ReceiveEnd, Sockets};
 
-/// If this much data is missing, it is received into its memory directly. Less is copied from chunks, which
-/// costs less than stopping and restarting the stream of chunks.
+/// If at least this many bytes of data are missing, they are received directly into their memory. Fewer are
+/// copied from chunks, which costs less than stopping and restarting the stream of chunks.
 const DIRECT_FILL_MIN: u64 = 96 << 10;
-/// Longest header of a message.
+/// Longest header of a message in bytes.
 const HEADER_MAX: usize = 40;
 /// Bytes of a long message that are parsed at a time.
 const STASH_STEP: usize = 64 << 10;
-/// Most descriptors kept of a block-status reply; ranges behind them are requested again.
+/// Maximum number of descriptors kept of a block-status reply; ranges after them are requested again.
 const EXTENTS_MAX: usize = 4096;
 
-/// Meaning of a message.
+/// A parsed message.
 #[derive(Clone, Copy)]
 enum Message {
     /// Data of a read follows.
     Data { tag: Tag, at: u64, len: u64, end: Option<Status> },
-    /// Zeroes of a read.
+    /// A range of a read is all zeroes.
     Zeroes { tag: Tag, at: u64, len: u64, end: Option<Status> },
-    /// Block status, which was stored.
+    /// Block status arrived, and was stored.
     Extents { tag: Tag, end: Option<Status> },
-    /// The command is complete.
+    /// The command has ended with this status.
     Ended { tag: Tag, status: Status },
-    /// More messages follow.
+    /// More messages follow for the command.
     Nothing,
-    /// The server is shutting down: its replies to this command do not count.
+    /// The server is shutting down; its replies to this command are ignored.
     ShuttingDown,
 }
 
-/// A protocol violation, or a shutdown of the server.
+/// Reason to end the connection: a protocol violation, or a shutdown of the server.
 enum Over {
     Nonsense,
     ShuttingDown,
@@ -83,7 +83,7 @@ impl<S: Send + 'static> NbdNode<S> {
         Ok(())
     }
 
-    /// Returns the memory for the next bytes of data: at most `most` bytes, in one segment.
+    /// Returns the memory for the next bytes of data: a single segment of at most `most` bytes.
     fn place<R: Sockets<Stream = S>>(&mut self, most: u64, cx: &mut Cx<'_, R>) -> Option<Segment> {
         let Input::Data { tag, at, left, .. } = self.connection()?.input else { return None };
         let flight = self.flights[tag.index()].as_ref()?;
@@ -91,7 +91,7 @@ impl<S: Send + 'static> NbdNode<S> {
         cx.segments(data, left.min(most)).next()
     }
 
-    /// Counts data as received.
+    /// Counts received data.
     fn data_came<R: Sockets<Stream = S>>(&mut self, len: u32, cx: &mut Cx<'_, R>) {
         let Some(connection) = self.connection() else { return };
         let Input::Data { tag, at, left, end } = connection.input else { return };
@@ -110,7 +110,8 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Processes a message at the front of `rest`, or as much as there is of it. Returns the number of bytes.
+    /// Processes a message at the front of `rest`, or the part of it that has arrived. Returns the number
+    /// of bytes consumed.
     fn message<R: Sockets<Stream = S>>(&mut self, rest: Segment, cx: &mut Cx<'_, R>) -> Result<u32, Over> {
         let Some(connection) = self.connection() else { return Ok(rest.len) };
         if connection.stash.is_empty() {
@@ -141,15 +142,15 @@ impl<S: Send + 'static> NbdNode<S> {
         match parsed {
             Some((message, used)) => {
                 self.act(message, cx)?;
-                // The bytes before were no whole message.
+                // The bytes in the stash were not a complete message.
                 Ok((used - before) as u32)
             }
             None => Ok(taken as u32),
         }
     }
 
-    /// Parses the message at the front of `bytes`, and returns its length; `None` if it is incomplete. The
-    /// server has to be allowed to send it now.
+    /// Parses the message at the front of `bytes`, and checks that the server may send it now. Returns the
+    /// message and its length, or `None` if it is incomplete.
     fn parse(&mut self, bytes: &[u8]) -> Result<Option<(Message, usize)>, Over> {
         let Link::Up(connection) = &mut self.link else { return Ok(None) };
         let Some((reply, used)) = parse_reply(bytes, connection.session.style)? else { return Ok(None) };
@@ -241,7 +242,7 @@ impl<S: Send + 'static> NbdNode<S> {
         records.finish(cx);
     }
 
-    /// Receives the rest of a read's data into its memory directly, if it is long.
+    /// Stops receiving chunks if the rest of a read's data is long, to receive it directly into its memory.
     fn stop_for_large_data<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) {
         if self.large_place(cx).is_none() {
             return;
@@ -253,7 +254,7 @@ impl<S: Send + 'static> NbdNode<S> {
         }
     }
 
-    /// Returns memory that is worth receiving into directly.
+    /// Returns memory that is large enough for a direct receive.
     fn large_place<R: Sockets<Stream = S>>(&mut self, cx: &mut Cx<'_, R>) -> Option<Segment> {
         self.place(u64::MAX, cx).filter(|place| u64::from(place.len) >= DIRECT_FILL_MIN)
     }

@@ -9,15 +9,15 @@ use queue::{Cx, Ring, Sockets};
 
 /// Memory for the headers of one send.
 const HEADERS_LEN: u32 = 4096;
-/// Bytes of data after which a send is full. The next one starts when it completes; a longer one would delay
-/// the replies to its first commands.
+/// Bytes of data after which a send is full. The next one starts when it completes; a longer one would
+/// delay the replies to its first commands.
 const DATA_MAX: u64 = 4 << 20;
-/// Most segments of one send: the limit of the ring.
+/// Maximum number of segments of one send: the limit of the ring.
 const SEGMENTS_MAX: usize = 1024;
-/// How long to wait for memory if there is none.
+/// Time to wait for memory if none is free, in nanoseconds.
 const MEMORY_NS: u64 = 1_000_000;
 
-/// Most segments of a request's data.
+/// Returns the maximum number of segments of a request's data.
 fn segments_of(data: Data) -> usize {
     match data {
         Data::One(_) => 1,

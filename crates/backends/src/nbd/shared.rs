@@ -1,7 +1,7 @@
 //! State that all queues of an `nbd:` device share: the export's properties, timeouts, and counters.
 //!
-//! The first session determines the properties of the device for its lifetime. Every later one, of another
-//! queue or after a loss, has to preserve them, or is refused before a node gets it.
+//! The first session determines the properties of the device for its lifetime. Every later session, of
+//! another queue or after a loss, has to preserve them; otherwise it is refused before a node gets it.
 
 use super::link::{Connected, Connector};
 use super::node::NbdNode;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Why an export cannot be used, or differs from the earlier one.
+/// Reasons why an export cannot be used, or is not compatible with the device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NbdError {
     /// The export is smaller than a block.
@@ -22,7 +22,7 @@ pub enum NbdError {
         /// Block size of the device.
         block: u64,
     },
-    /// Its block sizes are not valid for a device.
+    /// The block sizes are not valid for a device.
     #[error("the server's block sizes cannot be kept: {0}")]
     Limits(#[from] LimitsError),
     /// The export is smaller than the device.
@@ -33,42 +33,43 @@ pub enum NbdError {
         /// Size of the export.
         is: u64,
     },
-    /// It lacks an ability of the device.
+    /// The export lacks a property of the device.
     #[error("the export has changed: {0}")]
     Changed(&'static str),
-    /// It supports one connection, which is in use.
+    /// The server supports only one connection, which is in use.
     #[error(
         "the server takes one connection at a time (no CAN_MULTI_CONN), and another queue of the device has it"
     )]
     Single,
 }
 
-/// Timeouts.
+/// Timeouts of a backend with connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// A server that sends nothing for so long while requests are unanswered is given up; `None`: never.
+    /// Time without any data from the server, while requests are unanswered, after which it is given up;
+    /// `None`: never.
     pub timeout: Option<Duration>,
-    /// How long requests wait for a new connection before they fail.
+    /// Time for which requests wait for a new connection before they fail.
     pub reconnect: Duration,
 }
 
 /// Options of an NBD backend.
 #[derive(Clone, Debug)]
 pub struct NbdSpec {
-    /// The server and export, for messages.
+    /// URI of the server's export, for messages.
     pub uri: String,
     /// Timeouts.
     pub patience: Patience,
-    /// Fail writes, even if the server allows them.
+    /// Whether to fail writes even if the server allows them.
     pub read_only: bool,
 }
 
-/// Properties of the export by the first session.
+/// Properties of the export, as the first session reported them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Export {
     /// Size in bytes, a whole number of blocks.
     pub size: u64,
-    /// Writes fail.
+    /// Whether writes fail.
     pub read_only: bool,
     /// Supported operations.
     pub flags: TransmissionFlags,
@@ -76,7 +77,7 @@ pub struct Export {
     pub block_sizes: BlockSizes,
 }
 
-/// Abilities that a later session must not lack.
+/// Properties that a later session must not lack.
 const KEPT: [(TransmissionFlags, &str); 7] = [
     (TransmissionFlags::SEND_FLUSH, "it cannot flush any more"),
     (TransmissionFlags::SEND_FUA, "it cannot write through any more"),
@@ -102,7 +103,7 @@ impl Export {
         Ok(Export { size, read_only, flags: session.flags, block_sizes: session.block_sizes })
     }
 
-    /// Returns the assumed properties of an export that was never reached: what common servers offer.
+    /// Returns the assumed properties of an export that was never reached, as common servers offer them.
     pub fn assumed(size: Bytes, read_only: bool) -> Export {
         let flags = [
             TransmissionFlags::SEND_FLUSH,
@@ -117,10 +118,10 @@ impl Export {
         Export { size: size.0, read_only, flags, block_sizes }
     }
 
-    /// Checks that another session's export has all properties of the device.
+    /// Checks that another session's export still has all properties of the device.
     ///
     /// # Errors
-    /// The property that it lacks.
+    /// The property that the export lacks.
     pub fn admits(&self, session: &Session) -> Result<(), NbdError> {
         if session.size < self.size {
             return Err(NbdError::Shrunk { was: self.size, is: session.size });
@@ -145,7 +146,7 @@ impl Export {
         payload_max(&self.block_sizes)
     }
 
-    /// Whether every queue may have a connection of its own.
+    /// Returns whether every queue may have its own connection.
     pub fn is_multi(&self) -> bool {
         self.flags.contains(TransmissionFlags::CAN_MULTI_CONN)
     }
@@ -181,29 +182,29 @@ impl Export {
     }
 }
 
-/// Returns the most data of one command: a whole number of the server's blocks, and at most a ring's largest
-/// buffer.
+/// Returns the longest data of one command in bytes: a whole number of the server's blocks, and at most a
+/// ring's largest buffer.
 pub(super) fn payload_max(sizes: &BlockSizes) -> u64 {
     let most = u64::from(sizes.maximum).min(REQUEST_MAX.0);
     most - most % u64::from(sizes.minimum.max(1))
 }
 
-/// Counters.
+/// Counters of a device.
 #[derive(Default, Debug)]
 pub(super) struct Counts {
-    /// Current connections.
+    /// Number of current connections.
     pub(super) connected: AtomicU32,
-    /// Lost connections.
+    /// Number of lost connections.
     pub(super) lost: AtomicU64,
-    /// Commands that were sent again.
+    /// Number of commands that were sent again.
     pub(super) replayed: AtomicU64,
     /// Reply style of the last session.
     pub(super) structured: AtomicU32,
-    /// The node for the only connection that the server supports exists.
+    /// Whether a node has the only connection that the server supports.
     taken: AtomicBool,
 }
 
-/// State that nodes read.
+/// State that the nodes read.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) export: Export,
@@ -211,7 +212,7 @@ pub(super) struct Shared {
     pub(super) counts: Counts,
 }
 
-/// The shared part of an `nbd:` device. `S`: streams in the form in which the ring accepts them.
+/// The part of an `nbd:` device that all queues share. `S` is the type of streams that the ring accepts.
 pub struct Nbd<S> {
     spec: NbdSpec,
     shared: Arc<Shared>,
@@ -240,10 +241,10 @@ impl<S> Nbd<S> {
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::new(Some(first)), tls })
     }
 
-    /// Creates a device on an export that cannot be reached yet, with the assumed properties.
+    /// Creates a device on an export that cannot be reached yet, with assumed properties.
     ///
     /// # Errors
-    /// They are not usable as a device.
+    /// The properties are not usable for a device.
     pub fn away(spec: NbdSpec, export: Export, connector: Arc<dyn Connector<S>>) -> Result<Nbd<S>, NbdError> {
         let limits = export.limits()?;
         let shared = Shared { export, patience: spec.patience, counts: Counts::default() };
@@ -258,7 +259,7 @@ impl<S> Nbd<S> {
     /// Creates the node of one hardware queue. `waker` wakes that queue.
     ///
     /// # Errors
-    /// The server supports one connection, and another node has it.
+    /// The server supports only one connection, and another node has it.
     pub fn node(&self, waker: QueueWaker) -> Result<NbdNode<S>, NbdError> {
         if !self.shared.claim() {
             return Err(NbdError::Single);
@@ -266,7 +267,7 @@ impl<S> Nbd<S> {
         Ok(NbdNode::new(self.shared.clone(), self.connector.clone(), waker, self.take_first()))
     }
 
-    /// Takes the connection that no node has taken, for closing it.
+    /// Takes the first connection, if no node has taken it, so that it can be closed.
     pub fn take_first(&self) -> Option<Connected<S>> {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -276,14 +277,15 @@ impl<S> Nbd<S> {
         &self.spec.uri
     }
 
-    /// Whether all queues share one connection, so that there can be one queue only.
+    /// Returns whether all queues share one connection, so that there can be only one queue.
     pub fn is_single(&self) -> bool {
         !self.export().is_multi()
     }
 }
 
 impl Shared {
-    /// Claims a connection for a node. `false`: the server supports one, and another node has it.
+    /// Claims a connection for a node. Returns `false` if the server supports only one, and another node
+    /// has it.
     pub(super) fn claim(&self) -> bool {
         self.export.is_multi() || !self.counts.taken.swap(true, Relaxed)
     }
@@ -317,7 +319,7 @@ impl<S: Send> Backend for Nbd<S> {
         let flush = can(TransmissionFlags::SEND_FLUSH);
         Abilities {
             flush,
-            // Without FUA a flush follows the write. Without both, written data is never volatile.
+            // Without FUA a flush follows the write. Without flushes, too, written data is never volatile.
             fua: true,
             discard: can(TransmissionFlags::SEND_TRIM),
             write_zeroes: can(TransmissionFlags::SEND_WRITE_ZEROES),

@@ -1,4 +1,4 @@
-//! Helpers of the tests.
+//! Helpers for the tests of the NBD backend.
 
 use proto::nbd::{BlockSizes, ExportId, Session, Style, TransmissionFlags};
 

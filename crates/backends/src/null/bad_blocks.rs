@@ -1,7 +1,7 @@
 //! Bad blocks: ranges of sectors that can be neither read nor written, and that may change online.
 //!
-//! The control plane changes the list, and so does a request that reaches a range which is bad once. A
-//! queue's node keeps a copy, and compares one number to detect changes.
+//! The control plane changes the list. So does a request that reaches a range, if ranges are bad only once.
+//! A queue's node keeps a copy, and detects changes by comparing one number.
 
 use block::Sectors;
 use std::fmt;
@@ -11,11 +11,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Ranges of sectors, disjoint and in order.
+/// Ranges of sectors, disjoint and sorted.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct BadRanges(Vec<Range<u64>>);
 
-/// The text is no range.
+/// The error for text that is not a range of bad sectors.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ParseBadError(String);
@@ -25,7 +25,7 @@ impl ParseBadError {
         ParseBadError(format!("\"{text}\" is not a range of sectors on the device, FIRST-LAST"))
     }
 
-    /// The device was created without support for bad blocks.
+    /// Returns the error for a device that was created without support for bad blocks.
     pub(super) fn unheeded() -> ParseBadError {
         ParseBadError(
             "the device was made without bad blocks (make it with badblocks_once or badblocks=…)".into(),
@@ -33,7 +33,7 @@ impl ParseBadError {
     }
 }
 
-/// Parses `FIRST-LAST`, both inclusive, as null_blk writes them.
+/// Parses `FIRST-LAST`, both inclusive, as null_blk writes ranges.
 fn range(text: &str) -> Result<Range<u64>, ParseBadError> {
     let error = || ParseBadError::new(text);
     let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -45,7 +45,7 @@ fn range(text: &str) -> Result<Range<u64>, ParseBadError> {
 impl FromStr for BadRanges {
     type Err = ParseBadError;
 
-    /// Parses `FIRST-LAST[+FIRST-LAST…]`, as null_blk's `+FIRST-LAST` each.
+    /// Parses `FIRST-LAST[+FIRST-LAST…]`, each range as in null_blk's `+FIRST-LAST`.
     fn from_str(text: &str) -> Result<BadRanges, ParseBadError> {
         let mut ranges = BadRanges::default();
         let text = text.strip_prefix('+').unwrap_or(text);
@@ -64,12 +64,12 @@ impl fmt::Display for BadRanges {
 }
 
 impl BadRanges {
-    /// Whether no sector is bad.
+    /// Returns whether no sector is bad.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns the sector behind the last bad one.
+    /// Returns the sector after the last bad one.
     pub(super) fn end(&self) -> Option<Sectors> {
         self.0.last().map(|range| Sectors(range.end))
     }
@@ -124,7 +124,7 @@ impl BadBlocks {
         self.lock().clone()
     }
 
-    /// Applies `+FIRST-LAST` (bad) or `-FIRST-LAST` (good), as null_blk's attribute does.
+    /// Applies `+FIRST-LAST` (mark bad) or `-FIRST-LAST` (mark good), as null_blk's attribute does.
     pub(super) fn change(&self, text: &str, end: Sectors) -> Result<(), ParseBadError> {
         let error = || ParseBadError::new(text);
         let (sign, rest) = text.split_at_checked(1).ok_or_else(error)?;
@@ -141,7 +141,7 @@ impl BadBlocks {
         Ok(())
     }
 
-    /// Makes a range good that a request reached, if it is bad only once.
+    /// Marks a range as good after a request has reached it, if ranges are bad only once.
     fn met(&self, range: &Range<u64>) {
         if self.once {
             self.lock().remove(range);
@@ -150,7 +150,7 @@ impl BadBlocks {
     }
 }
 
-/// A queue's copy.
+/// A queue's copy of the bad blocks.
 #[derive(Debug, Default)]
 pub(super) struct KnownBad {
     list: BadRanges,

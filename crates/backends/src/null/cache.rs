@@ -1,9 +1,9 @@
 //! `cache_size`: tracks which pages of a memory-backed device are in its volatile cache.
 //!
 //! null_blk keeps such pages twice: in its cache and, once they are evicted or flushed, in its medium. Both
-//! are lost with the process, so no one can tell which copy is newer. Here one copy is kept, and the cache
-//! tracks the pages of which it would have the only one: writes add pages, flushes empty it, FUA and discards
-//! bypass it, and pages that do not fit evict others, round robin.
+//! are lost with the process, so no one can tell which copy is newer. Here only one copy is kept, and the
+//! cache tracks the pages that it alone would have. Writes add pages, flushes remove all, FUA and discards
+//! bypass the cache, and pages that do not fit evict others, round robin.
 
 use crate::ram::{Pages, touched, whole};
 use block::Bytes;
@@ -17,7 +17,7 @@ pub(super) struct Cache {
     pages: Pages,
     count: u64,
     most: u64,
-    /// Where the search for the next page to evict starts.
+    /// Position at which the search for the next page to evict starts.
     hand: AtomicU64,
 }
 
@@ -27,12 +27,12 @@ impl Cache {
         Cache { pages: Pages::new(count), count, most: size.0 / PAGE, hand: AtomicU64::new(0) }
     }
 
-    /// Returns the bytes that only the cache has.
+    /// Returns the number of bytes that only the cache has.
     pub(super) fn held(&self) -> Bytes {
         Bytes(self.pages.populated() * PAGE)
     }
 
-    /// Adds a range that was written.
+    /// Adds a written range.
     pub(super) fn written(&self, at: u64, len: u64) {
         self.pages.set(touched(at, len));
         while self.pages.populated() > self.most {
@@ -56,7 +56,7 @@ impl Cache {
         self.hand.store(found + 1, Relaxed);
     }
 
-    /// Removes a range that is on the medium, or discarded.
+    /// Removes a range that is on the medium, or was discarded.
     pub(super) fn passed_by(&self, at: u64, len: u64) {
         self.pages.clear(whole(at, len));
     }

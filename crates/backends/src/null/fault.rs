@@ -1,7 +1,8 @@
 //! Fault injection as in the kernel's lib/fault-inject.c: `interval:probability:space:times`.
 //!
 //! The first `space` opportunities pass. After that, every `interval`th one is a fault with `probability`
-//! percent, at most `times` times. All queues of a device share the counts; a race between two can cost one
+//! percent, at most `times` times. All queues of a device share the counts; a race between two queues can
+//! lose one fault.
 //! fault.
 
 use std::fmt;
@@ -12,17 +13,17 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 /// Options of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultSpec {
-    /// Every how many opportunities one is considered; 0 and 1: each.
+    /// Interval of the opportunities that may be a fault; 0 and 1 mean all of them.
     pub interval: u64,
     /// Probability of a fault in percent.
     pub probability: u32,
     /// Number of opportunities that pass first.
     pub space: i64,
-    /// Most faults; -1: no limit.
+    /// Maximum number of faults; -1 for no limit.
     pub times: i64,
 }
 
-/// The text is not four numbers.
+/// The error for text that is not four numbers.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("\"{0}\" is not INTERVAL:PROBABILITY:SPACE:TIMES")]
 pub struct ParseFaultError(String);
@@ -30,7 +31,7 @@ pub struct ParseFaultError(String);
 impl FromStr for FaultSpec {
     type Err = ParseFaultError;
 
-    /// Parses numbers separated by colons or commas; in a stack, commas are doubled.
+    /// Parses four numbers separated by colons or commas; in a stack, commas are doubled.
     fn from_str(text: &str) -> Result<FaultSpec, ParseFaultError> {
         let error = || ParseFaultError(text.to_owned());
         let words: Vec<&str> = text.split([':', ',']).collect();
@@ -73,7 +74,7 @@ impl Fault {
         }
     }
 
-    /// Whether the fault occurs now: the kernel's `should_fail` with a size of 1.
+    /// Returns whether the fault occurs now, as the kernel's `should_fail` does for a size of 1.
     pub(super) fn strikes(&self, chance: &mut Chance) -> bool {
         if self.spec.probability == 0 || self.times.load(Relaxed) == 0 {
             return false;

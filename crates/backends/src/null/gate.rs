@@ -1,8 +1,9 @@
-//! Applies the options of a `null:` that limit or break requests: tags, faults, a budget, bad blocks, a
-//! cache. Kept apart, so that a device without such options stays a few instructions.
+//! Applies the options of a `null:` device that limit or break requests: tags, faults, a budget, bad
+//! blocks, a cache. They are separate, so that a device without such options needs only a few instructions
+//! per request.
 //!
-//! The order is null_blk's: a tag, then faults that requeue, then the budget, then bad blocks, then the data.
-//! A request whose completion is dropped moves its data, and fails after null_blk's timeout.
+//! The order is null_blk's: a tag, then faults that requeue, then the budget, then bad blocks, then the
+//! data. A request whose completion is dropped transfers its data, and fails after null_blk's timeout.
 //!
 //! *Invariant:* a request that has a tag returns it when it completes or is parked.
 
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// After this time the block layer cancels requests of null_blk.
+/// Time in nanoseconds after which the block layer cancels requests of null_blk.
 const TIMEOUT_NS: u64 = 5_000_000_000;
 
 /// State that all queues of a device share.
@@ -58,16 +59,16 @@ impl Shared {
     }
 }
 
-/// What a held request waits for.
+/// State of a held request: what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// To start, or to start again.
+    /// It waits to start, or to start again.
     Enter,
-    /// The budget.
+    /// It waits for the budget.
     Budget,
-    /// The backend with the data.
+    /// It waits for the backend with the data.
     Content,
-    /// The request's completion time has come; it ends with this status.
+    /// Its completion time has come; it ends with this status.
     Done(Status),
 }
 
@@ -75,9 +76,9 @@ enum Stage {
 struct State {
     stage: Stage,
     tagged: bool,
-    /// The completion is dropped, as for an injected timeout.
+    /// Whether the completion is dropped, as for an injected timeout.
     forgotten: bool,
-    /// It reaches a bad block: its length before it was shortened.
+    /// Original length of a request that was shortened because it reaches a bad block.
     cut: Option<Bytes>,
 }
 
@@ -99,7 +100,7 @@ pub(super) struct Gate {
 }
 
 impl Drop for Gate {
-    /// Returns tags of requests in flight, for which other queues may wait.
+    /// Returns the tags of requests in flight, for which other queues may wait.
     fn drop(&mut self) {
         self.states.iter().filter(|state| state.tagged).for_each(|_| self.tags.give_back(None));
     }
@@ -130,7 +131,7 @@ impl Gate {
         self.held.resume_woken(cx);
     }
 
-    /// Ends a request that waits for a tag, or asks the ring to end what it waits for.
+    /// Ends a request that waits for a tag, or asks the ring to cancel the operation that it waits for.
     pub(super) fn cancel<R: Ring>(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
         if !self.held.cancel(io, cx) {
             cx.cancel(io);
@@ -172,7 +173,7 @@ impl Gate {
     }
 }
 
-/// Whether null_blk would receive it: the other operations are queries without data.
+/// Returns whether null_blk would receive the operation; other operations are queries without data.
 fn is_work(op: Op) -> bool {
     !matches!(op, Op::Prefetch | Op::Extents | Op::ReportZones)
 }
@@ -200,7 +201,7 @@ impl NullNode {
         }
         if gate.shared.requeue.as_ref().is_some_and(|fault| fault.strikes(&mut gate.chance)) {
             gate.give_back(io);
-            // Alternately as parked and as requeued.
+            // Alternates between parking and requeueing the request.
             gate.requeues += 1;
             if gate.requeues % 2 == 1 {
                 return Verdict::Busy;
@@ -218,7 +219,7 @@ impl NullNode {
         self.spend(io, req, cx)
     }
 
-    /// Continues when the budget allows it.
+    /// Continues once the budget allows it.
     fn spend<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let gate = self.gate();
         if let Some(budget) = &gate.shared.budget
@@ -241,7 +242,7 @@ impl NullNode {
         self.work(io, req, cx)
     }
 
-    /// Moves the data.
+    /// Transfers the data.
     fn work<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         self.gate().state(io).stage = Stage::Content;
         let verdict = match &mut self.body {

@@ -16,45 +16,45 @@ const BLOCK_MAX: u64 = 4096;
 /// Scope of a set of tags.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Sharing {
-    /// One hardware queue.
+    /// One set for each hardware queue.
     #[default]
     Queue,
-    /// The device: `shared_tag_bitmap`.
+    /// One set for the device: `shared_tag_bitmap`.
     Device,
-    /// All null devices of the process with `shared_tags`.
+    /// One set for all null devices of the process with `shared_tags`.
     Process,
 }
 
 /// The options, with null_blk's meanings and defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Knobs {
-    /// Logical block size: 512, 1024, 2048 or 4096.
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096.
     pub blocksize: Bytes,
-    /// Largest request; `None`: the default.
+    /// Largest request; `None` selects the default.
     pub max_sectors: Option<Sectors>,
-    /// Segments have to meet at page boundaries (`virt_boundary`).
+    /// Whether segments have to meet at page boundaries (`virt_boundary`).
     pub virt_boundary: bool,
-    /// Reports itself as rotational.
+    /// Whether the device reports itself as rotational.
     pub rotational: bool,
-    /// Supports discard.
+    /// Whether discard is supported.
     pub discard: bool,
-    /// Executes requests in the next turn rather than within submission.
+    /// Whether requests are executed in the next turn instead of within submission.
     pub blocking: bool,
-    /// Size of a volatile cache; `None`: no cache.
+    /// Size of a volatile cache in bytes; `None` for no cache.
     pub cache_size: Option<Bytes>,
-    /// Supports FUA.
+    /// Whether FUA is supported.
     pub fua: bool,
-    /// Most MiB per second; `None`: no limit.
+    /// Maximum throughput in MiB per second; `None` for no limit.
     pub mbps: Option<u32>,
-    /// Most requests in flight; `None`: the depth of the queues.
+    /// Maximum number of requests in flight; `None` for the depth of the queues.
     pub hw_queue_depth: Option<u32>,
     /// Scope of that limit.
     pub sharing: Sharing,
     /// Sectors that cannot be read or written.
     pub badblocks: BadRanges,
-    /// A bad range becomes good once a request reached it.
+    /// Whether a bad range becomes good once a request has reached it.
     pub badblocks_once: bool,
-    /// Data before the first bad block is transferred.
+    /// Whether data before the first bad block is transferred.
     pub badblocks_partial_io: bool,
     /// Requests whose completion is dropped.
     pub timeout: Option<FaultSpec>,
@@ -88,10 +88,10 @@ impl Default for Knobs {
     }
 }
 
-/// Why options do not fit together.
+/// Reasons why options do not fit together.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KnobError {
-    /// The kernel supports at most a page.
+    /// The block size is invalid: the kernel supports at most a page.
     #[error("blocksize cannot be {0} (use 512, 1024, 2048 or 4096)")]
     BlockSize(Bytes),
     /// The device ends within a block.
@@ -102,31 +102,31 @@ pub enum KnobError {
         /// Block size.
         block: Bytes,
     },
-    /// Nothing could be transferred.
+    /// The largest request is too small to transfer anything.
     #[error("max_sectors cannot be {0} (it is a page at least: 8)")]
     MaxSectors(u64),
-    /// An option without the one that it needs.
+    /// An option lacks another option that it needs.
     #[error("{0} does nothing without {1} (add {1}, or leave it out)")]
     Needs(&'static str, &'static str),
-    /// Two options that exclude each other.
+    /// Two options exclude each other.
     #[error("{0} does not go with {1} (leave one out)")]
     Excludes(&'static str, &'static str),
-    /// A rate that null_blk would not support.
+    /// The rate is outside null_blk's range.
     #[error("mbps cannot be {0} (use 1 to {MBPS_MAX}, or leave it out for no limit)")]
     Rate(u32),
-    /// No request could be in flight.
+    /// The depth is 0, so no request could be in flight.
     #[error("hw_queue_depth cannot be 0")]
     NoDepth,
-    /// A range that is not on the device.
+    /// A bad range is not on the device.
     #[error("bad blocks end at sector {0}, which is beyond the device")]
     BadBeyond(u64),
-    /// A cache of size 0.
+    /// The cache size is invalid.
     #[error("cache_size cannot be {0} (it is a page at least: 4K)")]
     CacheSize(Bytes),
 }
 
 impl Knobs {
-    /// Whether all options on the path of a request are defaults.
+    /// Returns whether all options that affect the path of a request have their defaults.
     pub(super) fn are_idle(&self) -> bool {
         !self.blocking
             && self.cache_size.is_none()
@@ -139,7 +139,7 @@ impl Knobs {
             && self.requeue.is_none()
     }
 
-    /// Returns the most requests in flight.
+    /// Returns the maximum number of requests in flight.
     pub(super) fn depth(&self) -> Option<u32> {
         match self.sharing {
             Sharing::Queue => self.hw_queue_depth,
@@ -147,7 +147,7 @@ impl Knobs {
         }
     }
 
-    /// Checks whether the options fit together, on a device of that size.
+    /// Checks whether the options fit together, on a device of this size.
     ///
     /// # Errors
     /// See [`KnobError`].

@@ -1,8 +1,8 @@
 //! `null:`, a device without data, as a baseline for measurements; the counterpart of null_blk.
 //!
-//! null_blk does not write to the memory of a read. That would show one client data of another, so here a
-//! read without `memory_backed` returns zeroes: zero-copy where the submitter allows it, and filled
-//! otherwise. With a completion time each request is held for that long by a timer of the ring. With
+//! null_blk does not write to the memory of a read, which would show one client the data of another. So
+//! here a read without `memory_backed` returns zeroes: zero-copy if the submitter allows it, and filled
+//! otherwise. With a completion time, a timer of the ring holds each request for that long. With
 //! `memory_backed` it is a RAM disk behind that timer. With zones it is a zoned device: see [`zones`]. The
 //! other options, which limit its speed or inject faults, are in [`knobs`] and applied in [`gate`].
 
@@ -36,25 +36,25 @@ use zoned::ZonedNode;
 pub use zoned_spec::{ZonedError, ZonedSpec};
 use zones::Zones;
 
-/// How null_blk completes requests: `irqmode`. A user-space queue has one thread, so `none` and `softirq` are
-/// equal.
+/// Completion mode of requests, null_blk's `irqmode`. A user-space queue has one thread, so `none` and
+/// `softirq` are equal.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum IrqMode {
-    /// Within submission.
+    /// Complete within submission.
     #[default]
     None,
-    /// Within submission; in the kernel, on the processor that submitted it.
+    /// Complete within submission; in the kernel, on the processor that submitted the request.
     Softirq,
-    /// After the completion time.
+    /// Complete after the completion time.
     Timer,
 }
 
-/// When requests complete.
+/// Time at which requests complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Completion {
     /// Inline.
     Instant,
-    /// That many nanoseconds after submission, or soon after.
+    /// This many nanoseconds after submission, or soon after that.
     After(u64),
 }
 
@@ -63,19 +63,19 @@ pub(crate) enum Completion {
 pub struct NullSpec {
     /// Size of the device.
     pub size: Bytes,
-    /// When requests complete.
+    /// Completion mode of requests.
     pub irqmode: IrqMode,
     /// Completion time with [`IrqMode::Timer`].
     pub completion: Duration,
-    /// Store written data in memory.
+    /// Whether to store written data in memory.
     pub memory_backed: bool,
-    /// Be a zoned device.
+    /// Zone options; `None` for a device without zones.
     pub zoned: Option<ZonedSpec>,
     /// All other options.
     pub knobs: Knobs,
 }
 
-/// Why a null device could not be created.
+/// Reasons why a null device could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum NullError {
     /// The size is not a valid size of a disk, or memory is not available.
@@ -90,7 +90,7 @@ pub enum NullError {
 }
 
 impl NullSpec {
-    /// Default of null_blk's `completion_nsec`.
+    /// Default completion time, as null_blk's `completion_nsec`.
     pub const COMPLETION: Duration = Duration::from_micros(10);
 
     /// Returns the options with a completion time in nanoseconds.
@@ -110,7 +110,7 @@ impl NullSpec {
 }
 
 impl Default for NullSpec {
-    /// null_blk's size, completing inline.
+    /// Returns options with null_blk's size, completing inline.
     fn default() -> Self {
         NullSpec {
             size: Bytes::gib(250),
@@ -123,7 +123,7 @@ impl Default for NullSpec {
     }
 }
 
-/// The shared part.
+/// The part of a null device that all queues share.
 #[derive(Clone, Debug)]
 pub struct Null {
     size: Bytes,
@@ -170,10 +170,10 @@ impl Null {
         self.shared.bad.change(change, self.size.sectors())
     }
 
-    /// Whether another hardware queue can be created: `init_hctx` injects failures.
+    /// Checks whether another hardware queue can be created: `init_hctx` injects failures.
     ///
     /// # Errors
-    /// `EFAULT`, as null_blk.
+    /// `EFAULT`, as in null_blk.
     pub fn admit_queue(&self) -> std::io::Result<()> {
         let mut chance = fault::Chance::new(self.shared.seed());
         match &self.shared.init_hctx {
@@ -182,23 +182,23 @@ impl Null {
         }
     }
 
-    /// Whether options need the slow path of requests, now or later.
+    /// Returns whether options need the slow path of requests, now or later.
     fn is_gated(&self) -> bool {
         !self.shared.knobs.are_idle() || self.ram.is_some()
     }
 
-    /// Returns the memory behind it, with `memory_backed`.
+    /// Returns the memory that stores the data, with `memory_backed`.
     pub fn ram(&self) -> Option<&Arc<Ram>> {
         self.ram.as_ref()
     }
 
-    /// Whether no data is stored and there are no zones, so that no data is accessed.
+    /// Returns whether there are neither stored data nor zones, so that no data is accessed.
     pub fn is_hollow(&self) -> bool {
         self.ram.is_none() && self.zones.is_none()
     }
 
-    /// Creates the node of one hardware queue. `region`: the memory for zero-copy reads, if it is registered
-    /// with the queue's ring: that of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages).
+    /// Creates the node of one hardware queue. `region` is the memory for zero-copy reads, if it is
+    /// registered with the queue's ring: that of [`ram`](Null::ram), or [`ZeroPages`](crate::ZeroPages).
     pub fn node(&self, region: Option<Region>) -> NullNode {
         let content = match &self.ram {
             Some(ram) => Content::Kept(ram.inline_node(region)),
@@ -213,7 +213,7 @@ impl Null {
         NullNode { body, completion: self.completion, at_once, gate, ended: Box::default() }
     }
 
-    /// Only options other than the default.
+    /// Returns the options that differ from their defaults.
     fn knob_facts(&self) -> Vec<Fact> {
         let shared = &self.shared;
         let mut facts = Vec::new();
@@ -252,7 +252,7 @@ impl Null {
     fn zone_facts(zones: &Zones) -> Vec<Fact> {
         let (count, conventional) = zones.count();
         let spec = zones.spec();
-        // A limit that could never be reached is no limit, as in null_blk.
+        // A limit that could never be reached counts as none, as in null_blk.
         let limit = |held: u32, asked: u32| match (held, asked) {
             (0, 0) => "none".to_owned(),
             (0, asked) => format!("none ({asked} could never be reached)"),
@@ -294,7 +294,7 @@ impl Backend for Null {
             None => crate::memory_limits(),
         };
         limits.logical_block_size = knobs.blocksize;
-        // As null_blk: no medium prefers larger ones.
+        // As in null_blk, no larger physical block is reported.
         limits.physical_block_size = knobs.blocksize;
         limits.io_min = knobs.blocksize;
         if let Some(sectors) = knobs.max_sectors {
@@ -340,7 +340,7 @@ impl Backend for Null {
     }
 }
 
-/// Returns the limits of a device with those zones, before other options.
+/// Returns the limits of a device with these zones, before other options.
 fn zoned_limits(zones: &Zones) -> QueueLimits {
     let (max_open_zones, max_active_zones) = zones.limits();
     let plain = crate::memory_limits();
@@ -398,17 +398,17 @@ enum Body {
 pub struct NullNode {
     body: Body,
     completion: Completion,
-    /// Requests without data complete within submission.
+    /// Whether requests without data complete within submission.
     at_once: bool,
-    /// State of the slow path. `None`: no option needs it.
+    /// State of the slow path; `None` if no option needs it.
     gate: Option<Box<Gate>>,
     /// By tag: status of a request that waits for its completion time; `None` while the RAM disk holds it.
     ended: Box<[Option<Status>]>,
 }
 
 impl NullNode {
-    /// Sets [`zero_file`](crate::zero_file) on the queue's ring: then requests may use memory that only the
-    /// kernel can access. No effect on a device that stores data.
+    /// Sets [`zero_file`](crate::zero_file) on the queue's ring, so that requests may use memory that only
+    /// the kernel can access. Has no effect on a device that stores data.
     #[must_use]
     pub fn with_file(mut self, file: FileId) -> NullNode {
         if let Body::Plain(Content::Zero(zero)) = &mut self.body {
@@ -427,13 +427,14 @@ impl NullNode {
         Verdict::Held
     }
 
-    /// Requests with options, data or a completion time; kept apart so that others stay a few instructions.
+    /// Submits a request with options, data or a completion time. It is a separate function so that other
+    /// requests need only a few instructions.
     #[inline(never)]
     fn submit_otherwise<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         if self.gate.is_some() { self.enter(io, req, cx) } else { self.submit_slowly(io, req, cx) }
     }
 
-    /// Requests with data, a completion time, or both.
+    /// Submits a request with data, a completion time, or both.
     fn submit_slowly<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let verdict = match &mut self.body {
             Body::Plain(content) => content.submit(io, req, cx),

@@ -1,4 +1,4 @@
-//! Limits the number of requests in flight, where an option says so.
+//! Limits the number of requests in flight, if an option requires that.
 
 use super::knobs::{Knobs, Sharing};
 use queue::{WaitList, Waiter};
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 
-/// A number of tags, which requests take and return.
+/// A set of tags, which requests take and return.
 #[derive(Debug, Default)]
 pub(super) struct Tags {
     used: AtomicU32,
@@ -32,7 +32,7 @@ impl Tags {
         self.used.fetch_update(SeqCst, SeqCst, |used| (used < depth).then_some(used + 1)).is_ok()
     }
 
-    /// Returns a tag. `own`: the waiter of the calling queue.
+    /// Returns a tag. `own` is the waiter of the calling queue.
     pub(super) fn give_back(&self, own: Option<&Waiter>) {
         self.used.fetch_sub(1, SeqCst);
         self.waiting.wake(own);

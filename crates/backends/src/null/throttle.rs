@@ -1,20 +1,21 @@
 //! `mbps`: limits the throughput of a device.
 //!
-//! null_blk's budget: each tick provides a fiftieth of a second's worth, and requests that find too little
-//! wait for the next tick. Unlike there, a request larger than a tick's worth uses the budget of later ticks
-//! instead of waiting for ever, and the next requests wait for it: the rate is the same.
+//! The budget is null_blk's: each tick provides the bytes for a fiftieth of a second, and requests that
+//! find too little wait for the next tick. Unlike in null_blk, a request larger than a tick's budget uses
+//! the budget of later ticks instead of waiting forever, and the next requests wait for it; the rate is the
+//! same.
 
 use queue::Nanos;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-/// null_blk's largest rate.
+/// Largest rate in MiB per second, as in null_blk.
 pub(super) const MBPS_MAX: u32 = 40960;
-/// Ticks per second: null_blk's `TICKS_PER_SEC`.
+/// Ticks per second, as null_blk's `TICKS_PER_SEC`.
 const TICKS: u64 = 50;
 const TICK_NS: u64 = 1_000_000_000 / TICKS;
 
-/// Remaining budget of this tick, for all queues of a device.
+/// Budget of a device, shared by its queues, with the rest for this tick.
 #[derive(Debug)]
 pub(super) struct Budget {
     per_tick: i64,
@@ -28,7 +29,7 @@ impl Budget {
         Budget { per_tick, left: AtomicI64::new(per_tick), tick: AtomicU64::new(0) }
     }
 
-    /// Takes that many bytes.
+    /// Takes this many bytes from the budget.
     ///
     /// # Errors
     /// The time at which to try again.
@@ -53,7 +54,7 @@ impl Budget {
 mod tests {
     use super::*;
 
-    /// Returns the bytes per second that sequential requests of that size move.
+    /// Returns the bytes per second that sequential requests of this size move.
     fn second_of(mbps: u32, len: u64) -> u64 {
         let budget = Budget::new(mbps);
         let (mut now, mut moved) = (Nanos(TICK_NS), 0);

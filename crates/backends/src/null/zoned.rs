@@ -1,7 +1,7 @@
 //! A zoned `null:` in one hardware queue: checks requests against the rules of [`Zones`], then passes them to
 //! the backend for data.
 //!
-//! *Invariant:* the thread that changed a zone's state also stores data or clears memory for it.
+//! *Invariant:* the thread that changes a zone's state also stores the data or clears the memory for it.
 
 use super::Content;
 use super::zones::{Place, Reset, Zones};
@@ -10,14 +10,14 @@ use block::{Cookie, Op, Request, Status, Zone};
 use queue::{Cx, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// What a held request waits for.
+/// State of a held request: what it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The backend with the data.
+    /// It waits for the backend with the data.
     Content,
-    /// The memory of this zone to be cleared.
+    /// It waits for the memory of this zone to be cleared.
     Clearing(usize),
-    /// The next turn, before the zones from this one on are reset.
+    /// It waits for the next turn, to reset the zones from this one on.
     Next(usize),
 }
 
@@ -25,9 +25,9 @@ enum Stage {
 pub(super) struct ZonedNode {
     zones: Arc<Zones>,
     content: Content,
-    /// Data is stored, so a reset has to clear memory.
+    /// Whether data is stored, so that a reset has to clear memory.
     keeps: bool,
-    /// By tag.
+    /// State of held requests, by tag.
     stages: Box<[Stage]>,
 }
 
@@ -57,7 +57,7 @@ impl ZonedNode {
         }
     }
 
-    /// Writes and appends complete within submission: neither backend holds one.
+    /// Executes a write or append. They complete within submission, because neither backend holds one.
     fn write<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let append = req.op == Op::ZoneAppend;
         let at = match self.zones.take(req.offset, req.len, append, self.keeps) {
@@ -69,7 +69,7 @@ impl ZonedNode {
         if self.keeps {
             self.zones.copied(at);
         }
-        // For an append this is the result; a write keeps its offset.
+        // For an append this is the result; for a write the offset is unchanged.
         req.offset = at;
         verdict
     }
@@ -99,7 +99,7 @@ impl ZonedNode {
         }
     }
 
-    /// Starts to clear a zone's memory. The RAM disk completes or holds it.
+    /// Starts to clear a zone's memory. The RAM disk either completes or holds the request.
     fn clear<R: Ring>(&mut self, io: Cookie, index: usize, cx: &mut Cx<'_, R>) -> Verdict {
         self.stages[io.tag.index()] = Stage::Clearing(index);
         let mut req = self.clearing(index);
@@ -122,8 +122,7 @@ impl ZonedNode {
         verdict
     }
 
-    /// Resets the zones from `index` on, as far as possible in this turn. Zones that cannot be reset are
-    /// skipped.
+    /// Resets the zones from `index` on, as far as possible in this turn. Skips zones that cannot be reset.
     fn reset_from<R: Ring>(&mut self, io: Cookie, index: usize, cx: &mut Cx<'_, R>) -> Verdict {
         let (count, conventional) = self.zones.count();
         for index in index.max(conventional)..count {
@@ -132,7 +131,7 @@ impl ZonedNode {
                 Reset::Busy => return Verdict::Busy,
                 Reset::Clear => {
                     let Verdict::Up(_) = self.clear(io, index, cx) else { return Verdict::Held };
-                    // Clearing takes time: other requests get a turn between two zones.
+                    // Clearing takes time, so other requests get a turn between two zones.
                     self.stages[io.tag.index()] = Stage::Next(index + 1);
                     cx.timer(io, cx.now());
                     return Verdict::Held;

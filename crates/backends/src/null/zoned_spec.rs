@@ -1,33 +1,33 @@
-//! null_blk's zone options, and the zones that they give a device of some size.
+//! null_blk's zone options, and the zones that they create on a device of a given size.
 //!
-//! Source: `null_init_zoned_dev` in drivers/block/null_blk/zoned.c. As there, a limit on open or active zones
-//! that could never be reached is no limit, and at least one zone stays sequential.
+//! Source: `null_init_zoned_dev` in drivers/block/null_blk/zoned.c. As there, a limit on open or active
+//! zones that could never be reached counts as none, and at least one zone stays sequential.
 
 use block::{Bytes, Sectors, UNLIMITED_SECTORS};
 
-/// Most zones: their states then take 32 MiB.
+/// Maximum number of zones: their states then take 32 MiB.
 const ZONES_MAX: u64 = 1 << 22;
 
 /// Zone options, with null_blk's names; sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ZonedSpec {
-    /// Length of a zone: a power of two.
+    /// Length of a zone in bytes: a power of two.
     pub zone_size: Bytes,
-    /// Capacity of a sequential zone; `None`: its length.
+    /// Capacity of a sequential zone in bytes; `None` for the length of the zone.
     pub zone_capacity: Option<Bytes>,
     /// Number of conventional zones at the beginning.
     pub nr_conv: u32,
-    /// Most open zones; 0: no limit.
+    /// Maximum number of open zones; 0 for no limit.
     pub max_open: u32,
-    /// Most active zones, that is, open or partly written; 0: no limit.
+    /// Maximum number of active zones, which are open or partly written; 0 for no limit.
     pub max_active: u32,
-    /// Largest zone append; 0: the device does not support it, and the kernel emulates it.
+    /// Largest zone append; 0 if the device does not support it, so that the kernel emulates it.
     pub append_max: Sectors,
-    /// Zones start out full rather than empty.
+    /// Whether zones start out full instead of empty.
     pub full: bool,
-    /// A sector in each zone that is to be read-only.
+    /// One sector in each zone that is to be read-only.
     pub read_only: Vec<Sectors>,
-    /// A sector in each zone that is to be offline.
+    /// One sector in each zone that is to be offline.
     pub offline: Vec<Sectors>,
 }
 
@@ -52,10 +52,10 @@ impl Default for ZonedSpec {
     }
 }
 
-/// Why zone options are invalid.
+/// Reasons why zone options are invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ZonedError {
-    /// Not a power of two.
+    /// The zone size is not a power of two.
     #[error("a zone cannot be {0} bytes (zone_size is a power of two from 4K on)")]
     ZoneSize(Bytes),
     /// The device is smaller than one zone.
@@ -66,16 +66,16 @@ pub enum ZonedError {
         /// Device size.
         size: Bytes,
     },
-    /// More zones than supported.
+    /// There would be more zones than supported.
     #[error("{0} zones are more than the {ZONES_MAX} that a device can have (choose a larger zone_size)")]
     TooMany(u64),
-    /// A capacity that is 0 or larger than a zone.
+    /// The capacity is 0 or larger than a zone.
     #[error("zone_capacity cannot be {0} (it is whole sectors, at most zone_size)")]
     Capacity(Bytes),
-    /// A last zone that is smaller than the others, with a zone capacity.
+    /// A zone capacity is given, but the last zone is smaller than the others.
     #[error("the device ends within a zone, which does not go with zone_capacity (make zones fit its size)")]
     SmallerLastZone,
-    /// A sector outside of sequential zones.
+    /// The sector is not in a sequential zone.
     #[error("sector {0} is in no sequential zone (zone_readonly and zone_offline name one of 512 bytes)")]
     NoSuchZone(u64),
 }

@@ -1,12 +1,12 @@
-//! Zones of a zoned `null:`, with null_blk's rules: conditions, write pointers, and the limits on open and
-//! active zones. All hardware queues of a device share one instance.
+//! Zones of a zoned `null:` device, with null_blk's rules: conditions, write pointers, and the limits on
+//! open and active zones. All hardware queues of a device share one instance.
 //!
-//! The state of a zone is one word: its condition, the number of writers that copy data, and its write
-//! pointer. A write to a zone that is open and stays open is one compare-and-swap. Conditions change under
-//! the mutex on the counts of open and closed zones, a few times in a zone's life.
+//! The state of a zone is one word: its condition, the number of writers that are copying data, and its
+//! write pointer. A write to a zone that is open and stays open is one compare-and-swap. Conditions change
+//! under the mutex on the counts of open and closed zones, a few times in a zone's life.
 //!
-//! *Invariant:* a condition changes only under the mutex. *Invariant:* a zone is cleared only while no writer
-//! copies data to it, and none starts while it is being cleared.
+//! *Invariant:* a condition changes only under the mutex. *Invariant:* a zone is cleared only while no
+//! writer copies data to it, and no writer starts while it is being cleared.
 //!
 //! Source of the rules: drivers/block/null_blk/zoned.c. Data and request sizes are not handled here.
 
@@ -16,15 +16,15 @@ use queue::Verdict;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A zone that is being reset. Not a condition of the kernel, and not reported.
+/// Condition of a zone that is being reset. It is not one of the kernel's conditions, and is not reported.
 const CLEARING: u64 = 7;
-/// Bits of the condition in a state word.
+/// Number of bits of the condition in a state word.
 const CONDITION_BITS: u32 = 4;
 const CONDITION_MASK: u64 = (1 << CONDITION_BITS) - 1;
-/// Lowest bit of the write pointer, which counts sectors from the zone's start. The bits between hold the
-/// number of writers that copy data: at most one per thread, so 12 bits suffice.
+/// Lowest bit of the write pointer, which counts sectors from the zone's start. The bits below it and above
+/// the condition count the writers that copy data: at most one per thread, so 12 bits suffice.
 const POINTER_SHIFT: u32 = 16;
-/// One writer that copies data.
+/// Value that counts one writer that copies data.
 const COPYING: u64 = 1 << CONDITION_BITS;
 
 /// State of a zone, unpacked.
@@ -38,12 +38,12 @@ impl State {
         State { word: written << POINTER_SHIFT | condition as u64 }
     }
 
-    /// `None`: it is being reset.
+    /// Returns the condition, or `None` if the zone is being reset.
     fn condition(self) -> Option<ZoneCondition> {
         ZoneCondition::from_number((self.word & CONDITION_MASK) as u8)
     }
 
-    /// Sectors from the zone's start to its write pointer.
+    /// Returns the number of sectors from the zone's start to its write pointer.
     const fn written(self) -> u64 {
         self.word >> POINTER_SHIFT
     }
@@ -58,13 +58,13 @@ impl State {
     }
 }
 
-/// Zones that count towards the limits, also counted without limits.
+/// Numbers of zones that count towards the limits; they are also counted if there are no limits.
 #[derive(Default)]
 struct Counts {
     implicit: u32,
     explicit: u32,
     closed: u32,
-    /// Where the search for an open zone to close starts.
+    /// Position at which the search for an open zone to close starts.
     close_next: usize,
 }
 
@@ -84,16 +84,16 @@ impl Counts {
 pub(super) enum Reset {
     /// The zone is empty, or cannot be reset.
     Over(Status),
-    /// Its memory has to be cleared; then call [`Zones::cleared`].
+    /// The zone's memory has to be cleared; then call [`Zones::cleared`].
     Clear,
-    /// A writer copies data to it, or it is being reset.
+    /// A writer is copying data to the zone, or the zone is already being reset.
     Busy,
 }
 
 /// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// Write the data there, then call [`Zones::copied`].
+    /// Write the data at this offset, then call [`Zones::copied`].
     At(Bytes),
     /// The write fails, or has to wait.
     No(Verdict),
@@ -101,7 +101,7 @@ pub(super) enum Place {
 
 /// The zones of one device.
 pub(super) struct Zones {
-    /// Their options.
+    /// The zone options.
     spec: ZonedSpec,
     /// log2 of a zone's length in sectors.
     shift: u32,
@@ -127,7 +127,7 @@ fn no(status: Status) -> Place {
 }
 
 impl Zones {
-    /// Creates the zones of a device of that size.
+    /// Creates the zones of a device of this size.
     ///
     /// # Errors
     /// The options are invalid.
@@ -171,22 +171,22 @@ impl Zones {
         &self.spec
     }
 
-    /// Returns the number of zones, and of conventional ones.
+    /// Returns the number of zones, and of conventional zones.
     pub(super) fn count(&self) -> (usize, usize) {
         (self.states.len(), self.conventional)
     }
 
-    /// Returns the effective limits on open and active zones; 0: none.
+    /// Returns the effective limits on open and active zones; 0 for none.
     pub(super) fn limits(&self) -> (u32, u32) {
         (self.max_open, self.max_active)
     }
 
-    /// Returns the largest append; 0: the kernel emulates it.
+    /// Returns the largest append; 0 if the kernel emulates it.
     pub(super) fn append_max(&self) -> Sectors {
         self.append_max
     }
 
-    /// Returns the length of a zone. The last one may be shorter.
+    /// Returns the length of a zone. The last zone may be shorter.
     pub(super) fn zone_len(&self) -> Sectors {
         Sectors(1 << self.shift)
     }
@@ -220,8 +220,8 @@ impl Zones {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves the sectors of a write or an append of `len` bytes at `at`. `copies`: data will be stored,
-    /// for which a reset has to wait.
+    /// Reserves the sectors for a write or an append of `len` bytes at `at`. `copies`: data will be stored,
+    /// and a reset has to wait for that.
     #[inline]
     pub(super) fn take(&self, at: Bytes, len: Bytes, append: bool, copies: bool) -> Place {
         let index = self.index(at);
@@ -253,7 +253,7 @@ impl Zones {
         }
     }
 
-    /// Reserves sectors where the zone's condition may have to change.
+    /// Reserves sectors in a zone whose condition may have to change.
     #[cold]
     fn take_locked(&self, index: usize, within: Option<u64>, count: u64, writers: u64) -> Place {
         let mut counts = self.lock();
@@ -283,7 +283,7 @@ impl Zones {
         }
     }
 
-    /// Ends a write that was reserved with `copies`, at offset `at`: its data is stored.
+    /// Ends a write at offset `at` that was reserved with `copies`, after its data is stored.
     pub(super) fn copied(&self, at: Bytes) {
         let index = self.index(at);
         if index >= self.conventional {
@@ -304,8 +304,8 @@ impl Zones {
         }
     }
 
-    /// Whether another zone in that condition may be opened, closing another one if necessary: the kernel's
-    /// `null_check_zone_resources`.
+    /// Checks whether another zone in this condition may be opened, and closes another one if necessary:
+    /// the kernel's `null_check_zone_resources`.
     fn make_room(&self, before: ZoneCondition, counts: &mut Counts) -> Result<(), Status> {
         if !matches!(before, ZoneCondition::Empty | ZoneCondition::Closed) {
             return Ok(());
@@ -334,15 +334,15 @@ impl Zones {
             if self.state(index).condition() == Some(ZoneCondition::ImplicitOpen) {
                 let next = index + 1;
                 counts.close_next = if next == self.states.len() { self.conventional } else { next };
-                // Writes meanwhile leave it open until we close it.
+                // Writes in the meantime leave it open until we close it.
                 let _ = self.transition(index, counts, |state, _| Ok(closed(state)));
                 return;
             }
         }
     }
 
-    /// Changes a zone's condition. `rule` returns the new one, or the error; it is called again if the write
-    /// pointer moved meanwhile.
+    /// Changes a zone's condition. `rule` returns the new state or an error; it is called again if the
+    /// write pointer has moved in the meantime.
     fn transition(
         &self,
         index: usize,
@@ -395,7 +395,7 @@ impl Zones {
         changed.map_or_else(|verdict| verdict, |()| Verdict::Up(Status::Ok))
     }
 
-    /// Resets the zone at `index`. `clears`: it has memory to clear.
+    /// Resets the zone at `index`. `clears`: the zone has memory to clear.
     pub(super) fn reset(&self, index: usize, clears: bool) -> Reset {
         let mut counts = self.lock();
         loop {
@@ -417,7 +417,7 @@ impl Zones {
         }
     }
 
-    /// Ends a reset after the zone's memory was cleared.
+    /// Ends a reset after the zone's memory has been cleared.
     pub(super) fn cleared(&self, index: usize) {
         self.states[index].store(State::new(ZoneCondition::Empty, 0).word, Ordering::Release);
     }
@@ -427,7 +427,7 @@ impl Zones {
         self.index(at)
     }
 
-    /// Whether a range can be read.
+    /// Returns whether a range can be read.
     pub(super) fn readable(&self, at: Bytes, len: Bytes) -> bool {
         let last = self.index(Bytes(at.0 + len.0.max(1) - 1));
         (self.index(at)..=last).all(|index| self.state(index).condition() != Some(ZoneCondition::Offline))
@@ -456,7 +456,7 @@ impl Zones {
     }
 }
 
-/// Returns the condition of a closed zone: empty if nothing was written.
+/// Returns the state of a zone after it is closed: empty if nothing was written.
 fn closed(state: State) -> State {
     let empty = state.written() == 0;
     state.with(if empty { ZoneCondition::Empty } else { ZoneCondition::Closed })

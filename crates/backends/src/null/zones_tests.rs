@@ -1,11 +1,12 @@
-//! Zones of a null device: null_blk's state machine, rule by rule, then at random against a simple model.
+//! Tests zones of a null device: null_blk's state machine, rule by rule, then at random against a simple
+//! model.
 
 use super::*;
 use crate::testing::Harness;
 use block::{Data, Flags, Op, Zone, ZoneCondition, ZoneKind};
 use std::collections::VecDeque;
 
-/// Zones of 64 KiB.
+/// Zone size: 64 KiB.
 const ZONE: u64 = 64 << 10;
 const BLOCK: u64 = 4096;
 
@@ -31,7 +32,7 @@ impl Disk {
         Disk::of(&zoned(change))
     }
 
-    /// Writes one block at a zone's `block`.
+    /// Writes one block at index `block` of a zone.
     fn write(&mut self, zone: u64, block: u64) -> Status {
         self.harness.write(zone * ZONE + block * BLOCK, &[7; BLOCK as usize], Flags::empty())
     }
@@ -405,7 +406,7 @@ fn concurrent_appends_never_share_an_offset() {
     assert!((0..3).all(|zone| zones.reset(zone, true) == zones::Reset::Clear), "nobody is copying");
 }
 
-/// null_blk's rules as simply as possible: no packed words, no lock, no unreachable limits.
+/// A model of null_blk's rules, as simple as possible: no packed words, no lock, no unreachable limits.
 struct Model {
     zones: Vec<(ZoneCondition, u64)>,
     max_open: usize,

@@ -1,8 +1,8 @@
 //! Memory that several threads copy to and from concurrently: the only unsafe part of `ram`.
 //!
-//! It behaves as the memory of a device: a read that overlaps a write sees any mixture of old and new bytes,
-//! and a caller that needs an order waits for one request before it sends the other. No reference into the
-//! mapping is ever created, only copies, so no two references alias.
+//! It behaves like the memory of a device: a read that overlaps a write sees any mixture of old and new
+//! bytes, and a caller that needs an order waits for one request before it sends the next. No reference
+//! into the mapping is ever created, only copies, so no two references alias.
 //!
 //! *Invariant:* every access is checked against the mapping's length.
 #![allow(unsafe_code)]
@@ -15,19 +15,19 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Granularity of `madvise`. The kernel's pages are 4 KiB on x86-64; where they are larger, freeing fails and
+/// Granularity of `madvise`. The kernel's pages are 4 KiB on x86-64; if they are larger, freeing fails and
 /// zeroes are written instead.
 pub(crate) const PAGE: usize = 4096;
 
-/// Bytes of a line of the processor's cache.
+/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
-/// Lines that [`Memory::prefetch`] loads. With fewer, the copy that follows waits for lines before the
-/// processor has seen that it moves on; measured with 1 to 64.
+/// Number of lines that [`Memory::prefetch`] loads. With fewer, the copy that follows waits for lines
+/// before the processor's own prefetcher has detected the sequence; measured with 1 to 64.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_LINES: usize = 16;
 
-/// An anonymous mapping, zero at first and without backing until it is written.
+/// An anonymous mapping, initially zero and without backing until it is written.
 #[derive(Debug)]
 pub(crate) struct Memory {
     base: NonNull<u8>,
@@ -40,7 +40,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `len` bytes, rounded up to whole pages. `huge`: with huge pages where possible.
+    /// Maps `len` bytes, rounded up to whole pages. `huge`: with huge pages if possible.
     pub(crate) fn map(len: usize, huge: bool) -> io::Result<Memory> {
         let len = len.checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -55,15 +55,15 @@ impl Memory {
             return Err(io::ErrorKind::OutOfMemory.into());
         };
         let memory = Memory { base, len };
-        // Small pages by default: with huge ones a small write would take 2 MiB.
+        // Use small pages by default: with huge ones a small write would take 2 MiB.
         let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
         // SAFETY: the range is the new mapping. A kernel without huge pages refuses, which has no effect.
         unsafe { libc::madvise(memory.base.as_ptr().cast(), len, advice) };
         Ok(memory)
     }
 
-    /// Describes the mapping for a ring that sends from it. `keep` owns the mapping, which stays while anyone
-    /// holds it.
+    /// Describes the mapping for a ring that sends from it. `keep` owns the mapping, which stays as long as
+    /// any clone of `keep` exists.
     pub(crate) fn lend(&self, keep: Arc<dyn Any + Send + Sync>) -> ForeignMemory {
         // SAFETY: the mapping is page-aligned, `len` bytes long, and unmapped only when `keep` drops it.
         // A ring accesses it only by passing it to the kernel.
@@ -82,8 +82,8 @@ impl Memory {
         unsafe { self.base.as_ptr().add(at as usize) }
     }
 
-    /// Starts to load the first lines from `at` on, and the page's translation, into the processor's caches.
-    /// A hint: nothing is read or written.
+    /// Starts to load the first lines from `at` on, and the page's translation, into the processor's
+    /// caches. This is only a hint; nothing is read or written.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64) {
         #[cfg(target_arch = "x86_64")]
@@ -100,7 +100,7 @@ impl Memory {
         let _ = at;
     }
 
-    /// Copy out, from `at` on.
+    /// Copies bytes out of the mapping, from `at` on.
     #[inline]
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
         let from = self.check(at, into.len());
@@ -117,14 +117,14 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
     }
 
-    /// Writes zeroes.
+    /// Writes `len` zeroes at `at`.
     pub(crate) fn zero(&self, at: u64, len: usize) {
         let into = self.check(at, len);
         // SAFETY: `check` found the range in the mapping, and no reference into it exists.
         unsafe { std::ptr::write_bytes(into, 0, len) }
     }
 
-    /// Returns whole pages to the system: they read as zeroes from now on.
+    /// Returns whole pages to the system; they read as zeroes afterwards.
     pub(crate) fn release(&self, at: u64, len: usize) {
         let start = self.check(at, len);
         debug_assert!(at.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE));
@@ -136,8 +136,9 @@ impl Memory {
     }
 }
 
-/// Larger mappings are unmapped on a thread of their own: for every GiB of small pages the kernel takes about
-/// 90 ms, which the thread that removes a disk need not wait for.
+/// Length in bytes up to which a mapping is unmapped at once. Larger ones are unmapped on a separate
+/// thread: for every GiB of small pages the kernel takes about 90 ms, for which the thread that removes a
+/// disk need not wait.
 const AT_ONCE_MAX: usize = 8 << 20;
 
 /// Lets this thread run on the CPUs of the process's first thread. The last owner of a memory may be an I/O
@@ -168,7 +169,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mapping = Mapping { base: self.base, len: self.len };
         if self.len > AT_ONCE_MAX {
-            // If no thread can be started, its closure, and so the mapping, is dropped here.
+            // If no thread can be started, the closure, and so the mapping, is dropped here.
             let _ = std::thread::Builder::new().name("give-back".to_owned()).spawn(move || {
                 leave_cpu();
                 drop(mapping);

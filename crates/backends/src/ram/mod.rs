@@ -2,12 +2,12 @@
 //!
 //! All queues share one mapping, which is populated as it is written: reading pages that were never written
 //! takes no memory, and a discard frees memory. Data is copied between the request's memory and the disk's.
-//! Short copies are done at the end of the turn, so that the memory of the next one is loaded while one is
-//! copied.
+//! Short copies are done at the end of the turn, so that the memory for the next copy is loaded during the
+//! current one.
 //!
-//! A zero-copy read names the disk's own pages, if they are registered with the queue's ring, and copies
-//! nothing. Such pages are live: a later write can change them before they are sent, which a reader of any
-//! device may observe while its read is in flight.
+//! A zero-copy read returns the disk's own pages, if they are registered with the queue's ring, and copies
+//! nothing. Such pages are live: a later write can change them before they are sent, which is permitted for
+//! any read that is in flight.
 //!
 //! *Invariant:* `pages` marks every page with content as populated.
 
@@ -37,13 +37,14 @@ use tuples::Tuples;
 pub struct RamSpec {
     /// Size in bytes: whole sectors.
     pub size: Bytes,
-    /// Use huge pages: fewer faults and TLB misses, but 2 MiB are allocated at the first byte written.
+    /// Whether to use huge pages: fewer faults and TLB misses, but 2 MiB are allocated at the first byte
+    /// written.
     pub hugepages: bool,
-    /// Shape of the integrity data that it stores.
+    /// Shape of the integrity data to store; `None` for none.
     pub integrity: Option<Integrity>,
 }
 
-/// Why a RAM disk could not be created.
+/// Reasons why a RAM disk could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
     /// The size is not a valid size of a disk.
@@ -92,7 +93,7 @@ impl Ram {
             + self.tuples.as_ref().map_or(Bytes::ZERO, Tuples::allocated)
     }
 
-    /// Returns the shape of the integrity data that it stores.
+    /// Returns the shape of the integrity data that the disk stores.
     pub fn integrity(&self) -> Option<Integrity> {
         self.tuples.as_ref().map(Tuples::shape)
     }
@@ -102,8 +103,8 @@ impl Ram {
         self.memory.lend(self.clone())
     }
 
-    /// Creates the node of one hardware queue. `region`: this disk's memory as registered with the queue's
-    /// ring; reads are then zero-copy where their submitter allows it.
+    /// Creates the node of one hardware queue. `region` is this disk's memory as registered with the
+    /// queue's ring; reads are then zero-copy if their submitter allows it.
     pub fn node(self: &Arc<Ram>, region: Option<Region>) -> RamNode {
         self.node_of(region, GATHER_MAX)
     }
@@ -127,7 +128,7 @@ impl Ram {
         self.read_sparse(at, into);
     }
 
-    /// Reads what is populated and zeroes the rest, so that reading never allocates memory.
+    /// Reads populated pages and zeroes the rest, so that reading never allocates memory.
     #[cold]
     fn read_sparse(&self, at: u64, into: &mut [u8]) {
         let end = at + into.len() as u64;
@@ -174,7 +175,7 @@ impl Ram {
         self.blank(end, at + len);
     }
 
-    /// Zeroes a part of one or two pages. Pages that are not populated stay so.
+    /// Zeroes part of one or two pages. Unpopulated pages stay unpopulated.
     fn blank(&self, mut next: u64, end: u64) {
         while next < end {
             let (set, until) = self.run(next, end);
@@ -210,12 +211,12 @@ impl Backend for Ram {
     }
 }
 
-/// Longer copies, in bytes, are done within `submit`: loading their first lines takes a small part of the
-/// time.
+/// Length in bytes above which a copy is done within `submit`: loading its first lines takes only a small
+/// part of the time.
 const GATHER_MAX: u64 = 16 << 10;
 
-/// Longer ranges are cleared in steps, one per turn: freeing 16 MiB of populated pages, or writing as much,
-/// takes 2 to 4 ms.
+/// Length in bytes above which a range is cleared in steps, one per turn: freeing 16 MiB of populated
+/// pages, or writing as much, takes 2 to 4 ms.
 const CLEAR_STEP: u64 = 16 << 20;
 
 /// A RAM disk in one hardware queue.
@@ -223,18 +224,18 @@ const CLEAR_STEP: u64 = 16 << 20;
 pub struct RamNode {
     ram: Arc<Ram>,
     region: Option<Region>,
-    /// By tag: bytes of a held discard or write zeroes that are done.
+    /// By tag: number of bytes that are done of a held discard or write zeroes.
     cleared: Box<[u64]>,
-    /// Copies of up to this many bytes are done at the end of the turn; 0: none.
+    /// Maximum length in bytes of copies that are done at the end of the turn; 0 for none.
     gather_max: u64,
     /// Requests of this turn that are copied at its end, with their offsets. At most one per tag.
     gathered: Vec<(Cookie, u64)>,
-    /// Offsets of the copies at the end of this turn, the next one last.
+    /// Offsets of the copies at the end of this turn, in reverse order: the next one is the last element.
     ahead: Vec<u64>,
 }
 
 impl RamNode {
-    /// Holds a copy until the end of the turn, when the next one is known and its memory can be loaded ahead.
+    /// Holds a copy until the end of the turn, when the next one is known and its memory can be prefetched.
     #[inline]
     fn gather(&mut self, io: Cookie, at: u64) -> Verdict {
         self.gathered.push((io, at));
@@ -323,7 +324,7 @@ impl<R: Ring> Node<R> for RamNode {
         Verdict::Up(Status::Ok)
     }
 
-    /// Does a copy at the end of the turn, or continues clearing after one.
+    /// Executes a copy at the end of the turn, or continues clearing after one.
     #[inline]
     fn reap(&mut self, io: Cookie, req: &mut Request, _result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if req.op.moves_data() {

@@ -1,7 +1,7 @@
 //! Tracks which pages of a RAM disk were written: one bit for each 4 KiB page, shared by all queues.
 //!
-//! *Invariant:* a page with content other than zeroes has its bit set, from the end of the write on. Writers
-//! copy first and set the bit second; a discard clears the bit first and the page second. So the worst
+//! *Invariant:* a page with content other than zeroes has its bit set, from the end of the write on.
+//! Writers copy first and then set the bit; a discard first clears the bit and then the page. So the worst
 //! outcome of a race is a bit without content, never content without a bit.
 
 use super::memory::PAGE;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(crate) struct Pages {
     words: Box<[AtomicU64]>,
-    /// Number of set bits. Changed only when a bit changes.
+    /// Number of set bits; changed only when a bit changes.
     populated: AtomicU64,
 }
 
@@ -80,7 +80,7 @@ impl Pages {
         any
     }
 
-    /// Whether all of the pages are populated.
+    /// Returns whether all of the pages are populated.
     #[inline]
     pub(crate) fn all_set(&self, pages: Range<u64>) -> bool {
         masks(pages).all(|(word, bits)| self.words[word].load(Ordering::Acquire) & bits == bits)

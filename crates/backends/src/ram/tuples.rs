@@ -1,12 +1,12 @@
-//! Integrity data of a RAM disk: a smaller disk beside it, with a tuple for every interval.
+//! Integrity data of a RAM disk: a second, smaller disk with a tuple for every interval.
 //!
-//! Data that is written without tuples loses its old ones: it reads with tuples of ones, which mean "not
-//! checked" to checkers, or of zeroes where nothing checks. So data and tuples never contradict each other;
-//! only a reader concurrent with a writer of the same blocks may see the data of one state with the tuples of
-//! the other.
+//! Data that is written without tuples loses its old tuples: it reads with tuples of ones, which mean "not
+//! checked" to checkers, or of zeroes if nothing checks. So data and tuples never contradict each other;
+//! only a reader concurrent with a writer of the same blocks may see the data of one state with the tuples
+//! of the other.
 //!
-//! *Invariant:* where ones mean "not checked", the complement of tuples is stored, so that intervals that
-//! were never written, and take no memory, read as that.
+//! *Invariant:* if ones mean "not checked", the complement of tuples is stored, so that intervals that were
+//! never written, and take no memory, read as ones.
 
 use super::{Ram, RamSpec};
 use crate::segments::each_segment;
@@ -14,7 +14,7 @@ use block::{Bytes, Integrity, Op, Request, Status};
 use queue::{Cx, Ring};
 use std::sync::Arc;
 
-/// Bytes that are complemented at a time.
+/// Number of bytes that are complemented at a time.
 const STEP: usize = 512;
 
 /// The tuples of a RAM disk.
@@ -25,7 +25,7 @@ pub(super) struct Tuples {
 }
 
 impl Tuples {
-    /// Creates the tuples of a disk of that size, all unwritten. Its sectors are whole intervals.
+    /// Creates the tuples of a disk of this size, all unwritten. Its sectors are whole intervals.
     pub(super) fn new(shape: Integrity, size: Bytes) -> Result<Tuples, super::RamError> {
         let len = Bytes(shape.len_for(size).next_multiple_of(512));
         Ok(Tuples { shape, kept: Ram::new(&RamSpec { size: len, hugepages: false, integrity: None })? })
@@ -50,7 +50,7 @@ impl Tuples {
         self.kept.clear(first * tuple, (end - first) * tuple, false);
     }
 
-    /// Processes a request that reads or writes tuples.
+    /// Executes a request that reads or writes tuples.
     #[inline(never)]
     pub(super) fn carry<R: Ring>(&self, req: &Request, cx: &mut Cx<'_, R>) -> Status {
         let interval = self.shape.interval.0;

@@ -1,19 +1,19 @@
-//! The configuration space of a virtio block device, and what the device offers.
+//! The configuration space of a virtio block device, and the features that the device offers.
 
 use super::SECTOR;
 use crate::Features;
 use block::{Bytes, QueueLimits, Sectors};
 
-/// What the front-end's side of a device adds to the limits of the block device.
+/// Properties that the front-end adds to the limits of the block device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Number of request queues.
     pub queues: u16,
-    /// Most data segments of a request.
+    /// Maximum number of data segments of a request.
     pub segments_max: u32,
     /// Longest data segment in bytes.
     pub segment_len_max: u32,
-    /// Most ranges of a discard or write zeroes request.
+    /// Maximum number of ranges of a discard or write zeroes request.
     pub ranges_max: u32,
     /// Whether the device refuses writes.
     pub is_read_only: bool,
@@ -75,7 +75,7 @@ impl Config {
             append_sectors_max: sectors(limits.max_zone_append_sectors),
             write_granularity: u32::try_from(limits.zone_write_granularity.0.max(block)).unwrap_or(u32::MAX),
         });
-        // 5.2.5.1: a host-managed device does not offer discard.
+        // 5.2.5.1: a host-managed device must not offer discard.
         let discard = if is_zoned { Sectors(0) } else { limits.max_discard_sectors };
         let has_write_cache = limits.features.contains(block::Features::WRITE_CACHE);
         Config {
@@ -99,33 +99,34 @@ impl Config {
         }
     }
 
-    /// Size of the device.
+    /// Returns the size of the device.
     pub fn capacity(&self) -> Sectors {
         self.capacity
     }
 
-    /// Changes the size: the driver is notified that the configuration changed.
+    /// Changes the size. The caller has to notify the driver that the configuration changed.
     pub fn set_capacity(&mut self, capacity: Bytes) {
         self.capacity = Sectors(capacity.0 / SECTOR);
     }
 
-    /// Whether the driver manages the write cache: `writeback` is 1. Otherwise every write is to be durable when it
-    /// completes.
+    /// Returns whether the driver manages the write cache (`writeback` is 1). If not, every write must be
+    /// durable when it completes.
     #[inline]
     pub fn is_write_back(&self) -> bool {
         self.is_write_back
     }
 
-    /// Stores the driver's choice of the cache mode. A device without a write cache stays in write-through.
+    /// Stores the driver's choice of the cache mode. A device without a write cache stays in write-through
+    /// mode.
     pub fn set_write_back(&mut self, on: bool) {
         self.is_write_back = on && self.has_write_cache;
     }
 
-    /// The features of the block device that are offered. Those of rings and of vhost-user are added by the
-    /// transport.
+    /// Returns the offered features of the block device. The transport adds those of rings and of
+    /// vhost-user.
     pub fn features(&self) -> Features {
         let when = |holds: bool, feature: Features| if holds { feature } else { Features::empty() };
-        // FLUSH is offered without a write cache too: "Devices SHOULD always offer VIRTIO_BLK_F_FLUSH".
+        // FLUSH is offered even without a write cache: "Devices SHOULD always offer VIRTIO_BLK_F_FLUSH".
         Features::SIZE_MAX
             | Features::SEG_MAX
             | Features::BLK_SIZE
@@ -139,15 +140,15 @@ impl Config {
             | when(self.zoned.is_some(), Features::ZONED)
     }
 
-    /// The configuration space. `features` are those that the driver acknowledged, or all that are offered: the
-    /// zoned characteristics are only there if the driver knows them.
+    /// Returns the configuration space. `features` are those that the driver acknowledged, or all offered
+    /// ones: the zoned characteristics are included only if the driver knows them.
     pub fn to_bytes(&self, features: Features) -> [u8; Config::LEN] {
         let mut space = [0; Config::LEN];
         let mut at = |offset: usize, bytes: &[u8]| space[offset..offset + bytes.len()].copy_from_slice(bytes);
         at(0, &self.capacity.0.to_le_bytes());
         at(8, &self.shape.segment_len_max.to_le_bytes());
         at(12, &self.shape.segments_max.to_le_bytes());
-        // 16: the geometry, which is not offered.
+        // Offset 16 is the geometry, which is not offered.
         at(20, &self.block_size.to_le_bytes());
         at(24, &[self.physical_exponent, self.alignment_offset]);
         at(26, &self.io_min_blocks.to_le_bytes());
@@ -160,7 +161,7 @@ impl Config {
         at(48, &self.write_zeroes_sectors_max.to_le_bytes());
         at(52, &self.write_zeroes_ranges_max.to_le_bytes());
         at(56, &[self.may_unmap.into()]);
-        // 60: secure erase, which is not offered.
+        // Offset 60 is secure erase, which is not offered.
         if let Some(zoned) = self.zoned.filter(|_| features.contains(Features::ZONED)) {
             at(72, &zoned.zone_sectors.to_le_bytes());
             at(76, &zoned.open_max.to_le_bytes());
