@@ -1,4 +1,4 @@
-//! Feature bits of virtio, virtio-blk and vhost-user that mean something here.
+//! Feature bits of virtio, virtio-blk and vhost-user that are used here.
 
 use bitflags::bitflags;
 
@@ -34,7 +34,7 @@ bitflags! {
         const LOG_ALL = 1 << 26;
         /// `VIRTIO_F_INDIRECT_DESC`: descriptors may refer to tables of descriptors.
         const INDIRECT_DESC = 1 << 28;
-        /// `VIRTIO_F_EVENT_IDX`: each side names the index at which it wants to be notified.
+        /// `VIRTIO_F_EVENT_IDX`: each side specifies the index at which it wants to be notified.
         const EVENT_IDX = 1 << 29;
         /// `VHOST_USER_F_PROTOCOL_FEATURES`: the back-end has protocol features.
         const PROTOCOL_FEATURES = 1 << 30;

@@ -1,8 +1,9 @@
-//! Bodies of the fuzz targets: no content of guest memory, at any time, may cause a panic, a span outside of guest memory,
-//! or a loop that does not end.
+//! Bodies of the fuzz targets: no content of guest memory, at any time, may cause a panic, a span outside
+//! guest memory, or an endless loop.
 //!
-//! An input is a byte of settings, and steps: a byte that selects one, and its arguments. The guest writes any bytes
-//! anywhere, descriptors and indexes among them; the device pops, pushes, publishes, suppresses, and dies.
+//! An input is a byte of settings, and steps: a byte that selects the step, and its arguments. The guest
+//! writes arbitrary bytes anywhere, including descriptors and indexes; the device pops, pushes, publishes,
+//! suppresses, and dies.
 
 use crate::Features;
 use crate::blk::{self, Config, Range, S_IOERR, S_OK, Shape};
@@ -17,7 +18,7 @@ const START: u64 = 0x1000;
 const LEN: u64 = 0x2000;
 const SECOND: u64 = 0x4000;
 const CHAIN_MAX: u16 = 20;
-/// Chains that the device holds at most, as it has so many tags.
+/// Maximum number of chains that the device holds, which is its number of tags.
 const TAGS: usize = 32;
 
 /// Reads the fields of an input.
@@ -54,7 +55,7 @@ fn layout(size: u16) -> Layout {
     Layout { size, descriptors: START, driver: START + 0x200, device: START + 0x300, chain_max: CHAIN_MAX }
 }
 
-/// Writes bytes as the guest does. Those outside of its memory are lost.
+/// Writes bytes as the guest does. Bytes outside guest memory are dropped.
 fn poke(memory: &GuestMemory, address: u64, bytes: &[u8]) {
     for (at, &byte) in bytes.iter().enumerate() {
         if let Some(span) = memory.translate(address + at as u64, 1) {
@@ -63,7 +64,7 @@ fn poke(memory: &GuestMemory, address: u64, bytes: &[u8]) {
     }
 }
 
-/// Asserts that all spans of a chain are memory of the guest, by reading them.
+/// Asserts that all spans of a chain are in guest memory, by reading them.
 fn check(memory: &GuestMemory, chain: &Chain, size: u16) {
     assert!(chain.head().count <= size, "a chain is not longer than the ring");
     for &span in chain.readable().iter().chain(chain.writable()) {
@@ -73,12 +74,12 @@ fn check(memory: &GuestMemory, chain: &Chain, size: u16) {
     }
 }
 
-/// Plays an input on a split ring. Returns the number of chains that were popped.
+/// Runs an input on a split ring. Returns the number of chains popped.
 pub fn split(input: &[u8]) -> usize {
     play(input, Features::empty())
 }
 
-/// Plays an input on a packed ring. Returns the number of chains that were popped.
+/// Runs an input on a packed ring. Returns the number of chains popped.
 pub fn packed(input: &[u8]) -> usize {
     play(input, Features::RING_PACKED)
 }
@@ -105,17 +106,18 @@ fn play(input: &[u8], kind: Features) -> usize {
     let (mut flying, mut popped): (Vec<Head>, usize) = (Vec::new(), 0);
     while let Some(step) = input.byte() {
         match step & 7 {
-            // The guest writes: a descriptor or any bytes.
+            // The guest writes a descriptor or arbitrary bytes.
             0 => {
                 let Some(fields) = input.take(8) else { break };
-                // Address and length of 16 bits; flags and the last field of 8 bits, flags with those of packed rings.
+                // Address and length have 16 bits; flags and the last field have 8 bits, which include the
+                // flags of packed rings.
                 let (address, len) = ([fields[0], fields[1]], [fields[2], fields[3]]);
                 let flags = u16::from(fields[4] & 7) | u16::from(fields[4] & 8) << 4;
                 let flags = (flags | u16::from(fields[4] & 16) << 11).to_le_bytes();
                 let link = [fields[5], fields[6] & 1];
                 let last = if is_packed { [link, flags] } else { [flags, link] };
                 let words = [address, [0; 2], [0; 2], [0; 2], len, [0; 2], last[0], last[1]];
-                // The highest bit puts it into the second region, for indirect tables.
+                // The highest bit selects the second region, for indirect tables.
                 let table = if fields[7] & 0x80 == 0 { START } else { SECOND };
                 poke(&memory, table + 16 * u64::from(fields[7] & 0x7f), words.as_flattened());
             }
@@ -124,7 +126,7 @@ fn play(input: &[u8], kind: Features) -> usize {
                 let Some(bytes) = input.take(usize::from(step >> 3)) else { break };
                 poke(&memory, address.into(), bytes);
             }
-            // The driver makes descriptor `step >> 3` available, as a split ring does.
+            // The driver of a split ring makes descriptor `step >> 3` available.
             2 => {
                 let layout = layout(size);
                 let mut index = [0; 2];
@@ -164,7 +166,8 @@ fn play(input: &[u8], kind: Features) -> usize {
                 0 => ring.suppress_kicks(),
                 _ => drop(std::hint::black_box(ring.enable_kicks())),
             },
-            // The process dies. Without a record it continues at the position that the front-end gives.
+            // The device process dies. Without a record it continues at the position that the front-end
+            // gives.
             7 => {
                 flying.clear();
                 ring = match (settings & 4 != 0, step >> 3 & 1) {
@@ -182,8 +185,8 @@ fn play(input: &[u8], kind: Features) -> usize {
     popped
 }
 
-/// Parses requests. An input is a byte of settings, and requests: the number of readable and writable descriptors, a length
-/// for each, and the readable bytes. Returns the number of requests that were parsed.
+/// Parses requests. An input is a byte of settings, and requests: the number of readable and writable
+/// descriptors, a length for each, and the readable bytes. Returns the number of requests parsed.
 pub fn requests(input: &[u8]) -> usize {
     let mut input = Input(input);
     let settings = input.byte().unwrap_or(0);
@@ -211,7 +214,7 @@ pub fn requests(input: &[u8]) -> usize {
     while let Some(counts) = input.byte() {
         let (readable, writable) = (usize::from(counts & 3), usize::from(counts >> 2 & 3));
         let Some(lens) = input.take(readable + writable).filter(|lens| !lens.is_empty()) else { break };
-        // Each descriptor has a place of its own, so that its bytes are those of the input.
+        // Each descriptor has separate memory, so that its bytes are those of the input.
         let place = |at: usize| SECOND + 256 * at as u64;
         let ranges: Vec<_> = lens.iter().enumerate().map(|(at, &len)| (place(at), u32::from(len))).collect();
         for &(address, len) in &ranges[..readable] {
@@ -260,7 +263,7 @@ pub fn requests(input: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Replays the inputs that are kept for a target.
+    /// Replays the committed inputs of a target.
     fn replay(target: &str, body: fn(&[u8]) -> usize) -> usize {
         let folder = format!("{}/../../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
         let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder}: {error}"));

@@ -1,9 +1,10 @@
-//! Virtqueues in memory that is shared with a guest, and virtio-blk requests.
+//! Virtqueues in memory shared with a guest, and virtio-blk requests.
 //!
-//! [`memory`] maps guest addresses, [`ring`] is the device side of virtqueues, [`blk`] parses requests and builds
-//! the configuration space, [`inflight`] records requests so that another process can continue them, and
-//! [`driver`] is the driver side, for tests, benchmarks and fuzzing. Messages, sockets and eventfds are elsewhere:
-//! nothing here waits or notifies. The only system calls are those of [`memory::Mapping`], which maps files.
+//! [`memory`] maps guest addresses, [`ring`] is the device side of virtqueues, [`blk`] parses requests and
+//! builds the configuration space, [`inflight`] records requests so that another process can continue them,
+//! and [`driver`] is the driver side, for tests, benchmarks and fuzzing. Messages, sockets and eventfds are
+//! elsewhere: nothing here waits or notifies. The only system calls are those of [`memory::Mapping`], which
+//! maps files, and of the memfd in [`driver`].
 //!
 //! Source: Virtual I/O Device (VIRTIO) 1.3, and vhost-user.rst of QEMU for `inflight` and the dirty log.
 //!

@@ -12,7 +12,7 @@ pub use zoned::{ZONE_DESCRIPTOR_LEN, ZoneRequest, encode_report, zone_status_byt
 
 use block::Status;
 
-/// Bytes of a sector, the unit of offsets whatever the logical block size is.
+/// Bytes of a sector, the unit of offsets regardless of the logical block size.
 pub const SECTOR: u64 = 512;
 /// Bytes of a request's header.
 pub const HEADER_LEN: u32 = 16;
@@ -36,7 +36,8 @@ pub const S_ZONE_OPEN_RESOURCE: u8 = 5;
 /// `VIRTIO_BLK_S_ZONE_ACTIVE_RESOURCE`.
 pub const S_ZONE_ACTIVE_RESOURCE: u8 = 6;
 
-/// Converts a status to that of a request. Only zoned devices complete with the two statuses of zone resources.
+/// Converts a block layer status to a request's status byte. Only zoned devices complete with the two zone
+/// resource statuses.
 #[inline]
 pub const fn status_byte(status: Status) -> u8 {
     match status {

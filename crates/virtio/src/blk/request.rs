@@ -1,5 +1,5 @@
-//! Requests: a header, data, and a status byte, wherever the driver puts the boundaries of descriptors
-//! (2.6.4: the device must not rely on message framing).
+//! Requests: a header, data, and a status byte, wherever the driver puts the descriptor boundaries (2.6.4:
+//! the device must not rely on message framing).
 
 use super::{Config, HEADER_LEN, RANGE_LEN, S_IOERR, S_UNSUPP, SECTOR};
 use crate::Features;
@@ -36,12 +36,12 @@ pub enum Kind {
     ZoneReset,
     /// `VIRTIO_BLK_T_ZONE_RESET_ALL`.
     ZoneResetAll,
-    /// A type that this device does not support, by its number.
+    /// A type that this device does not support, with its number.
     Other(u32),
 }
 
 impl Kind {
-    /// Converts the number of a header.
+    /// Converts the number in a header.
     #[inline]
     pub const fn from_number(number: u32) -> Kind {
         match number {
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// The number in a header.
+    /// Returns the number in a header.
     pub const fn number(self) -> u32 {
         match self {
             Kind::Read => 0,
@@ -82,60 +82,62 @@ impl Kind {
         }
     }
 
-    /// Whether the device writes the data of the request.
+    /// Returns whether the device writes the data of the request.
     #[inline]
     const fn fills_data(self) -> bool {
         matches!(self, Kind::Read | Kind::GetId | Kind::ZoneReport)
     }
 }
 
-/// A chain without room for a header or a status byte: no request, so it cannot be failed either. The device
-/// needs a reset.
+/// A chain has no space for a header or a status byte. It is not a request, so it cannot be failed either;
+/// the device needs a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Malformed {
-    /// Fewer than 16 readable bytes.
+    /// The chain has fewer than 16 readable bytes.
     #[error("a request without a header")]
     Header,
-    /// No writable byte.
+    /// The chain has no writable byte.
     #[error("a request without a status byte")]
     Status,
 }
 
-/// What completes a request: plain data, to be kept while the request is in flight.
+/// Everything needed to complete a request: plain data, to be kept while the request is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    /// The chain.
+    /// Identifies the chain.
     pub head: Head,
-    /// Bytes that the device writes if the request succeeds, the status byte included.
+    /// Bytes that the device writes if the request succeeds, including the status byte.
     pub written: u32,
-    /// Whether writable data precedes the status byte. The used length covers the bytes from the start, so a
-    /// failed request has written none that count.
+    /// Whether writable data precedes the status byte. The used length counts bytes from the start of the
+    /// writable memory, so a failed request with such data reports 0.
     pub has_data: bool,
-    /// The status byte.
+    /// Memory of the status byte.
     pub status: Span,
 }
 
 /// A request, borrowed from its chain.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'c> {
-    /// Type.
+    /// Type of the request.
     pub kind: Kind,
-    /// Sector, as the header has it: not checked.
+    /// Sector as in the header, not checked.
     pub sector: u64,
-    /// Data: device-writable for reads, reports and the ID; device-readable for all others.
+    /// Data: device-writable for reads, reports and the ID; device-readable for all other types.
     pub data: &'c [Span],
-    /// Bytes of the data.
+    /// Length of the data in bytes.
     pub len: u64,
-    /// `append_sector` of a zone append: 8 bytes. Empty for all others, and if the driver left no room.
+    /// `append_sector` of a zone append, 8 bytes; empty for all other types, and if the driver left no
+    /// space for it.
     pub append_sector: Span,
     /// Completes the request.
     pub ticket: Ticket,
 }
 
-/// Parses a chain as a request. The header is read once; the chain's spans are cut to those of the data.
+/// Parses a chain as a request. The header is read once; the chain's spans are reduced to those of the
+/// data.
 ///
 /// # Errors
-/// The chain has no room for a header or a status byte.
+/// The chain has no space for a header or a status byte.
 #[inline]
 pub fn parse<'c>(memory: &GuestMemory, chain: &'c mut Chain) -> Result<Request<'c>, Malformed> {
     let words = match chain.take_front(HEADER_LEN) {
@@ -153,13 +155,14 @@ pub fn parse<'c>(memory: &GuestMemory, chain: &'c mut Chain) -> Result<Request<'
     let data = if kind.fills_data() { chain.writable() } else { chain.readable() };
     let len = data.iter().map(|span| u64::from(span.len())).sum();
     let filled = if kind.fills_data() { len } else { u64::from(append_sector.len()) };
-    // 2.7.4.2: a chain has at most 2^32 bytes. One that has more completes with a length that no driver relies on.
+    // 2.7.4.2: a chain has at most 2^32 bytes. A longer one completes with a length that no driver relies
+    // on.
     let written = u32::try_from(filled + 1).unwrap_or(u32::MAX);
     let has_data = has_data || !append_sector.is_empty();
     Ok(Request { kind, sector, data, len, append_sector, ticket: Ticket { head, written, has_data, status } })
 }
 
-/// Reads a header that is scattered over several spans.
+/// Reads a header that spans several descriptors.
 #[cold]
 fn scattered_header(memory: &GuestMemory, chain: &mut Chain) -> Option<[u64; 2]> {
     let mut bytes = [0; HEADER_LEN as usize];
@@ -171,19 +174,19 @@ fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     [number as u64, (number >> 64) as u64]
 }
 
-/// A range of a discard or write zeroes request, checked.
+/// A checked range of a discard or write zeroes request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: Bytes,
-    /// Length. Not 0.
+    /// Length, never 0.
     pub len: Bytes,
     /// [`Flags::NO_UNMAP`] for a write zeroes request without the `unmap` flag.
     pub flags: Flags,
 }
 
 impl Range {
-    /// A range without bytes, to fill arrays with.
+    /// A range without bytes, for filling arrays.
     pub const EMPTY: Range = Range { offset: Bytes(0), len: Bytes(0), flags: Flags::empty() };
 }
 
@@ -191,8 +194,8 @@ impl Config {
     /// Checks a read or write, and returns its offset and length in bytes.
     ///
     /// # Errors
-    /// The status byte of the failed request: the length is 0 or no multiple of the logical block, the range is
-    /// not within the device, or the device is read-only.
+    /// The status byte of the failed request: the length is 0 or not a multiple of the logical block, the
+    /// range is not within the device, or the device is read-only.
     #[inline]
     pub fn check_transfer(&self, request: &Request<'_>) -> Result<(Bytes, Bytes), u8> {
         if self.is_read_only && request.kind != Kind::Read {
@@ -204,12 +207,12 @@ impl Config {
         self.check_range(request.sector, request.len)
     }
 
-    /// Checks that a range starts and ends on logical blocks of the device.
+    /// Checks that a range is within the device, and starts and ends on its logical blocks.
     #[inline]
     fn check_range(&self, sector: u64, len: u64) -> Result<(Bytes, Bytes), u8> {
         let capacity = self.capacity.0 * SECTOR;
         let offset = sector.checked_mul(SECTOR).ok_or(S_IOERR)?;
-        // A power of two, so the mask checks offset and length at once.
+        // The block size is a power of two, so the mask checks offset and length at once.
         let misaligned = (offset | len) & (u64::from(self.block_size) - 1) != 0;
         if misaligned || offset > capacity || capacity - offset < len {
             return Err(S_IOERR);
@@ -217,13 +220,13 @@ impl Config {
         Ok((Bytes(offset), Bytes(len)))
     }
 
-    /// Reads and checks the ranges of a discard or write zeroes request into `ranges`, from its start. Returns
-    /// their number, and the operation. Ranges of no sectors are left out.
+    /// Reads and checks the ranges of a discard or write zeroes request, and stores them at the start of
+    /// `ranges`. Returns their number, and the operation. Ranges without sectors are omitted.
     ///
     /// # Errors
-    /// The status byte of the failed request: the type is not offered; the data is no whole number of ranges, or
-    /// more of them than offered or than `ranges` has room for; a flag is unknown; a range is too long or not
-    /// within the device; the device is read-only.
+    /// The status byte of the failed request: the type is not offered; the data is not a whole number of
+    /// ranges; there are more ranges than offered or than `ranges` has space for; a flag is unknown; a
+    /// range is too long or not within the device; the device is read-only.
     pub fn read_ranges(
         &self,
         memory: &GuestMemory,
@@ -279,7 +282,7 @@ impl Config {
 /// The flag `unmap` of a range.
 const UNMAP: u32 = 1;
 
-/// Reads the next 16 bytes of scattered data, each once.
+/// Reads the next 16 bytes of scattered data, each exactly once.
 fn next_words(
     memory: &GuestMemory,
     span: &mut Span,

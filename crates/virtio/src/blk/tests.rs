@@ -46,7 +46,8 @@ fn limits() -> QueueLimits {
 }
 
 impl Rig {
-    /// Sends a chain with these bytes, readable in pieces of these lengths, and writable ranges; pops it.
+    /// Sends a chain with these bytes, split into readable descriptors of these lengths, and writable
+    /// ranges; pops it.
     fn send(&mut self, bytes: &[u8], pieces: &[u32], writable: &[u32]) {
         assert_eq!(bytes.len(), pieces.iter().sum::<u32>() as usize);
         let mut rest = bytes;
@@ -166,7 +167,7 @@ fn kinds_have_the_numbers_of_the_specification() {
 
 #[test]
 fn transfers_outside_of_the_device_fail() {
-    // 2048 sectors.
+    // The device has 2048 sectors.
     for (sector, len, ok) in [
         (0, 512, true),
         (2047, 512, true),
@@ -225,7 +226,8 @@ fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-/// The result of a discard or write zeroes request with these ranges, in one piece and in pieces of 7 bytes.
+/// Returns the result of a discard or write zeroes request with these ranges, in one descriptor and in
+/// descriptors of 7 bytes.
 fn ranges_of(kind: Kind, ranges: &[u8]) -> Result<(Op, Vec<Range>), u8> {
     let results = [ranges.len().max(1), 7].map(|piece| {
         let mut rig = rig();
@@ -372,7 +374,7 @@ fn a_device_without_a_write_cache_stays_in_write_through() {
     assert!(config.features().contains(Features::FLUSH | Features::CONFIG_WCE));
 }
 
-/// A zoned device of four zones of 256 MiB.
+/// Returns a zoned device of four zones of 256 MiB.
 fn zoned() -> Config {
     let mut limits = QueueLimits {
         chunk_sectors: Sectors(524_288),

@@ -5,19 +5,20 @@ use super::{
 };
 use block::{Bytes, Op, Status, Zone};
 
-/// Bytes of the header of a zone report, and of each descriptor behind it.
+/// Bytes of the header of a zone report, and of each descriptor after it.
 pub const ZONE_DESCRIPTOR_LEN: u32 = 64;
 
-/// A zone request, checked.
+/// A checked zone request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ZoneRequest {
     /// Operation of the block layer.
     pub op: Op,
-    /// First byte: of the zone, for reports of a zone or within it, and 0 to reset all zones.
+    /// Offset of the first byte: that of the zone, or for reports of the zone or within it; 0 to reset all
+    /// zones.
     pub offset: Bytes,
-    /// Length: of the data to append, up to the end of the device for reports, otherwise 0.
+    /// Length: of the data to append, or for reports up to the end of the device; otherwise 0.
     pub len: Bytes,
-    /// Most zones that a report has room for.
+    /// Maximum number of zones that a report has space for.
     pub zones_max: u32,
 }
 
@@ -25,8 +26,8 @@ impl Config {
     /// Checks a zone request.
     ///
     /// # Errors
-    /// The status byte of the failed request: the device is not zoned or does not support zone appends, the sector is not
-    /// the first one of a zone, the data is too long or too short.
+    /// The status byte of the failed request: the device is not zoned or does not support zone appends, the
+    /// sector is not the first one of a zone, or the data is too long or too short.
     pub fn check_zone(&self, request: &Request<'_>) -> Result<ZoneRequest, u8> {
         let zoned = self.zoned.ok_or(S_UNSUPP)?;
         let op = match request.kind {
@@ -42,7 +43,7 @@ impl Config {
         if self.is_read_only && op != Op::ReportZones {
             return Err(S_IOERR);
         }
-        // 5.2.6.1: the sector is not used.
+        // 5.2.6.1: the sector is not used for this type.
         if op == Op::ZoneResetAll {
             return Ok(ZoneRequest { op, offset: Bytes::ZERO, len: Bytes::ZERO, zones_max: 0 });
         }
@@ -77,8 +78,8 @@ impl Config {
     }
 }
 
-/// Converts a status to that of a zone request. 5.2.6: all errors that have no status of their own are
-/// `VIRTIO_BLK_S_ZONE_INVALID_CMD`.
+/// Converts a block layer status to that of a zone request. 5.2.6: errors without a zone status of their
+/// own become `VIRTIO_BLK_S_ZONE_INVALID_CMD`.
 pub const fn zone_status_byte(status: Status) -> u8 {
     match status {
         Status::Invalid | Status::IoError => S_ZONE_INVALID_CMD,
@@ -86,8 +87,8 @@ pub const fn zone_status_byte(status: Status) -> u8 {
     }
 }
 
-/// Encodes a zone report from records of [`Zone`], which end at the first that is none. Fills all of `report`: a header,
-/// descriptors as far as there is room, and zeroes. Returns the number of descriptors.
+/// Encodes a zone report from records of [`Zone`], up to the first invalid one. Fills all of `report`: a
+/// header, as many descriptors as there is space for, and zeroes. Returns the number of descriptors.
 pub fn encode_report(records: &[u8], report: &mut [u8]) -> u64 {
     report.fill(0);
     let Some((header, descriptors)) = report.split_at_mut_checked(ZONE_DESCRIPTOR_LEN as usize) else {
@@ -99,7 +100,7 @@ pub fn encode_report(records: &[u8], report: &mut [u8]) -> u64 {
         descriptor[..8].copy_from_slice(&zone.capacity.0.to_le_bytes());
         descriptor[8..16].copy_from_slice(&zone.start.0.to_le_bytes());
         descriptor[16..24].copy_from_slice(&zone.write_pointer.0.to_le_bytes());
-        // Types and conditions have the kernel's numbers, as in the specification.
+        // The specification uses the kernel's numbers for types and conditions.
         descriptor[24] = zone.kind as u8;
         descriptor[25] = zone.condition as u8;
         count += 1;

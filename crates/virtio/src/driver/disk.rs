@@ -1,4 +1,4 @@
-//! virtio-blk requests from a number of slots, each with a header, a status byte and memory for data.
+//! Sends virtio-blk requests from a number of slots, each with a header, a status byte and memory for data.
 
 use super::{Driver, Place};
 use crate::blk::{HEADER_LEN, Kind};
@@ -25,7 +25,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Creates `slots` slots with `data_len` bytes of data each. `None`: there is not enough memory at the place.
+    /// Creates `slots` slots with `data_len` bytes of data each. Returns `None` if there is not enough
+    /// memory.
     pub fn new(
         driver: Driver,
         memory: Arc<GuestMemory>,
@@ -46,24 +47,24 @@ impl Disk {
                 })
             })
             .collect();
-        // An id is the index of a descriptor, of which a queue has 32768 at most.
+        // An id is the index of a descriptor, of which a queue has at most 32768.
         Some(Disk { driver, slots: slots?, owners: vec![0; 1 << 15].into(), memory })
     }
 
-    /// The queue.
+    /// Returns the queue's driver.
     pub fn driver(&mut self) -> &mut Driver {
         &mut self.driver
     }
 
-    /// Memory of a slot's data.
+    /// Returns the memory of a slot's data.
     pub fn data(&self, slot: u16) -> Span {
         self.slots[usize::from(slot)].data.1
     }
 
-    /// Adds a request with the first `len` bytes of the slot's data. Returns false if the queue is full.
+    /// Adds a request with the first `len` bytes of the slot's data. Returns `false` if the queue is full.
     ///
     /// # Panics
-    /// The slot has less memory.
+    /// If the slot has less memory.
     #[inline]
     pub fn add(&mut self, slot: u16, kind: Kind, sector: u64, len: u32) -> bool {
         let parts = &self.slots[usize::from(slot)];
@@ -91,7 +92,7 @@ impl Disk {
         self.driver.publish()
     }
 
-    /// Takes the next request that the device completed: its slot and its status byte.
+    /// Takes the next request that the device has completed: its slot and its status byte.
     #[inline]
     pub fn take_completed(&mut self) -> Option<(u16, u8)> {
         let used = self.driver.take_used()?;

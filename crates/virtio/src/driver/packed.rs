@@ -18,17 +18,17 @@ pub(super) struct PackedDriver {
     has_event_idx: bool,
     /// Free ids; the last is taken next.
     ids: Vec<u16>,
-    /// Number of descriptors of the chain with an id, 0 if none is in flight.
+    /// Number of descriptors of the chain with each id; 0 if it is not in flight.
     counts: Box<[u16]>,
-    /// Free descriptors.
+    /// Number of free descriptors.
     free: u16,
     /// Next descriptor to make available.
     next: Cursor,
-    /// Next descriptor that the device uses.
+    /// Next descriptor that the device will use.
     used: Cursor,
-    /// Flags of the first descriptor that was added since the last batch was published.
+    /// Index and flags of the first descriptor added since the last batch was published.
     first: Option<(u16, u16)>,
-    /// Descriptors added since the last batch was published.
+    /// Number of descriptors added since the last batch was published.
     added: u16,
 }
 

@@ -1,4 +1,4 @@
-//! The driver side of a virtqueue of either kind.
+//! The driver side of a virtqueue, split or packed.
 
 use super::packed::PackedDriver;
 use super::split::SplitDriver;
@@ -40,7 +40,7 @@ impl Driver {
     /// Starts a new queue, whose memory is all zeroes.
     ///
     /// # Errors
-    /// As for the device's side.
+    /// See [`SetupError`].
     pub fn new(memory: Arc<GuestMemory>, layout: &Layout, features: Features) -> Result<Driver, SetupError> {
         Ok(Driver(match features.contains(Features::RING_PACKED) {
             false => Kind::Split(SplitDriver::new(memory, layout, features)?),
@@ -48,17 +48,17 @@ impl Driver {
         }))
     }
 
-    /// Number of free descriptors.
+    /// Returns the number of free descriptors.
     pub fn free(&self) -> usize {
         either!(&self.0, driver => driver.free())
     }
 
     /// Adds a chain of ranges (guest address and length) that the device reads, and ranges that it writes.
-    /// Returns its id; `None`: there are not enough free descriptors. The device sees it after
+    /// Returns its id, or `None` if there are not enough free descriptors. The device sees the chain after
     /// [`publish`](Self::publish).
     ///
     /// # Panics
-    /// There is no range.
+    /// If there is no range.
     #[inline]
     pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Option<u16> {
         either!(&mut self.0, driver => driver.add(readable, writable))
@@ -77,33 +77,34 @@ impl Driver {
         either!(&mut self.0, driver => driver.publish())
     }
 
-    /// Takes the next chain that the device returned.
+    /// Takes the next chain that the device has returned.
     ///
     /// # Panics
-    /// The device returned a chain that is not in flight.
+    /// If the device returned a chain that is not in flight.
     #[inline]
     pub fn take_used(&mut self) -> Option<Used> {
         either!(&mut self.0, driver => driver.take_used())
     }
 
-    /// Asks the device not to interrupt.
+    /// Requests that the device does not interrupt.
     pub fn suppress_interrupts(&mut self) {
         either!(&mut self.0, driver => driver.suppress_interrupts());
     }
 
-    /// Asks the device to interrupt for the next chain that it returns. Returns true if there is one already.
+    /// Requests an interrupt for the next chain that the device returns. Returns `true` if a chain has
+    /// already been returned.
     #[must_use]
     pub fn enable_interrupts(&mut self) -> bool {
         either!(&mut self.0, driver => driver.enable_interrupts())
     }
 
-    /// Access to what a correct driver never writes.
+    /// Returns access to the parts of the queue, for values that a correct driver never writes.
     pub fn forge(&mut self) -> Forge<'_> {
         Forge(&self.0)
     }
 }
 
-/// Writes the parts of a queue as they are given.
+/// Writes parts of a queue with arbitrary values.
 pub struct Forge<'a>(&'a Kind);
 
 impl Forge<'_> {
@@ -132,7 +133,7 @@ impl Forge<'_> {
         }
     }
 
-    /// Reads the index of the used ring; `None` for a packed queue.
+    /// Reads the index of the used ring. Returns `None` for a packed queue.
     pub fn used_index(&self) -> Option<u16> {
         match self.0 {
             Kind::Split(driver) => Some(driver.area().used_index().get(Acquire)),
@@ -140,8 +141,8 @@ impl Forge<'_> {
         }
     }
 
-    /// Writes a table of indirect descriptors: address, length, flags and link of each. Those outside of guest
-    /// memory are left out.
+    /// Writes a table of indirect descriptors: address, length, flags and link of each. Those outside guest
+    /// memory are omitted.
     pub fn write_table(&self, table: u64, descriptors: &[(u64, u32, u16, u16)]) {
         let (memory, is_packed) = match self.0 {
             Kind::Split(driver) => (driver.area().memory(), false),

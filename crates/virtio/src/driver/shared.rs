@@ -1,4 +1,4 @@
-//! Memory that driver and device share, and where the parts of a queue are in it.
+//! Memory that driver and device share, and the placement of a queue's parts in it.
 
 use crate::Features;
 use crate::memory::{GuestMemory, GuestRegion, Mapping, MemoryError};
@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Memory of a guest without a guest: a memfd.
+/// Guest memory without a guest, in a memfd.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnedFd,
@@ -27,17 +27,17 @@ impl SharedMemory {
         Ok(SharedMemory { file, mapping })
     }
 
-    /// The file, to be sent to a back-end.
+    /// Returns the file, to be sent to a back-end.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The driver's mapping of it.
+    /// Returns the driver's mapping of the memory.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Describes the whole memory as one region, at the guest's and the front-end's addresses.
+    /// Describes the whole memory as one region, with the guest's and the front-end's addresses.
     ///
     /// # Errors
     /// The addresses overflow.
@@ -53,7 +53,7 @@ fn table(mapping: &Arc<Mapping>, guest: u64, user: u64) -> Result<Arc<GuestMemor
     GuestMemory::new(vec![region], None).map(Arc::new)
 }
 
-/// Hands out ranges of addresses, one after the other.
+/// Allocates consecutive ranges of addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     next: u64,
@@ -65,14 +65,15 @@ impl Place {
         Place { next: start }
     }
 
-    /// Takes `len` bytes, aligned to a power of two.
+    /// Allocates `len` bytes, aligned to a power of two.
     pub fn take(&mut self, len: u64, align: u64) -> u64 {
         let start = self.next.next_multiple_of(align);
         self.next = start + len;
         start
     }
 
-    /// Takes the parts of a queue of `size` descriptors. Driver and device areas are on cache lines of their own.
+    /// Allocates the parts of a queue of `size` descriptors. Driver and device areas are on separate cache
+    /// lines.
     pub fn queue(&mut self, size: u16, features: Features, chain_max: u16) -> Layout {
         let count = u64::from(size);
         let (driver, device) = match features.contains(Features::RING_PACKED) {

@@ -18,13 +18,13 @@ pub(super) struct SplitDriver {
     has_event_idx: bool,
     /// Free descriptors; the last is taken next.
     free: Vec<u16>,
-    /// For the first descriptor of each chain in flight: the number of its descriptors, 0 if it is none.
+    /// By first descriptor of each chain in flight: the number of its descriptors; 0 for all others.
     counts: Box<[u16]>,
-    /// For each descriptor in flight: the next one of its chain.
+    /// By descriptor in flight: the next descriptor of its chain.
     links: Box<[u16]>,
     /// Next index of the available ring.
     next: u16,
-    /// `avail->idx` as last stored.
+    /// Value of `avail->idx` as last stored.
     published: u16,
     /// Next index of the used ring to read.
     used: u16,
@@ -59,7 +59,7 @@ impl SplitDriver {
         let count = readable.len() + writable.len();
         assert!(count > 0, "a chain has a descriptor");
         let start = self.free.len().checked_sub(count)?;
-        // The last free descriptor comes first.
+        // Take free descriptors from the end of the list.
         for (at, &(address, len)) in readable.iter().chain(writable).enumerate() {
             let index = self.free[self.free.len() - 1 - at];
             let flags = if at < readable.len() { 0 } else { WRITE };

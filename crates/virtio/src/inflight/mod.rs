@@ -1,13 +1,13 @@
-//! The record of requests in flight, in memory that the front-end keeps when this process dies.
+//! Record of requests in flight, in memory that the front-end keeps when this process dies.
 //!
-//! A ring that is tracked ([`Ring::track`](crate::ring::Ring::track)) records each chain that is popped, and
-//! removes it when it is published. A new process continues with the same memory: chains that were in flight are
-//! popped again first, in their order, and none that the driver has seen as used.
+//! A ring that is tracked ([`Ring::track`](crate::ring::Ring::track)) records each chain when it is popped,
+//! and removes it when it is published. A new process continues with the same memory: it first pops the
+//! chains that were in flight again, in order, but none that the driver has seen as used.
 //!
-//! The process may die between any two stores. The stores of each step are in the order of the specification;
-//! those that commit one are releases, so that the compiler keeps that order too.
+//! The process may die between any two stores. The stores of each step are in the order of the
+//! specification; stores that commit a step are releases, so that the compiler preserves that order too.
 //!
-//! Source: "Inflight I/O tracking" in vhost-user.rst. Fields have its names.
+//! Source: "Inflight I/O tracking" in vhost-user.rst, with the same field names.
 
 mod packed;
 mod split;
@@ -21,12 +21,12 @@ use crate::Features;
 use crate::memory::{Mapping, Words};
 use std::sync::Arc;
 
-/// Parts of queues start on multiples of this, as those of other back-ends do.
+/// Alignment of each queue's part, as in other back-ends.
 const ALIGN: u64 = 64;
-/// Version of both layouts. 0: not initialised.
+/// Version of both layouts; 0 in memory that is not initialised.
 const VERSION: u16 = 1;
 
-/// Bytes of the record of one queue.
+/// Returns the bytes of the record of one queue.
 pub fn queue_len(size: u16, features: Features) -> u64 {
     let (header, entry) = match features.contains(Features::RING_PACKED) {
         false => (split::HEADER, split::ENTRY),
@@ -44,15 +44,15 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// Finds the record of a queue in the memory of all queues, each of which has `size` descriptors at most. `None`: it is
-    /// not within the mapping.
+    /// Finds the record of a queue in the memory of all queues, each of which has at most `size`
+    /// descriptors. Returns `None` if it is not within the mapping.
     pub fn of_queue(mapping: Arc<Mapping>, queue: u16, size: u16, features: Features) -> Option<Inflight> {
         let len = queue_len(size, features);
         let words = Words::new(mapping, len * u64::from(queue), len)?;
         Some(Inflight { words, size, is_packed: features.contains(Features::RING_PACKED) })
     }
 
-    /// Returns the words if the record is of this kind and has room for a queue of `size` descriptors.
+    /// Returns the words if the record is of this kind and has space for a queue of `size` descriptors.
     pub(crate) fn words(self, size: u16, is_packed: bool) -> Option<Words> {
         (self.is_packed == is_packed && self.size >= size).then_some(self.words)
     }

@@ -1,12 +1,12 @@
-//! The record of a packed queue (`QueueRegionPacked`): copies of the descriptors in flight, because used ones
-//! overwrite them in the ring.
+//! The record of a packed queue (`QueueRegionPacked`). It has copies of the descriptors in flight, because
+//! used descriptors overwrite them in the ring.
 //!
-//! The text of the specification takes entries for a chain that is popped from where the pushed ones of the batch
-//! were put. Chains may be popped between push and publish here, so pushed entries join the free list when the batch is
-//! published.
+//! According to the specification's text, a popped chain takes entries that the batch's pushed chains have
+//! freed. Here chains may be popped between push and publish, so pushed entries join the free list only
+//! when the batch is published.
 //!
-//! The links of the free list are also kept here, so that a front-end that changes the record misleads only the next
-//! process, which checks them.
+//! The links of the free list are also kept in private memory, so that a front-end that changes the record
+//! misleads only the next process, which checks them.
 
 use super::VERSION;
 use crate::memory::Words;
@@ -44,20 +44,20 @@ pub(crate) struct PackedRecord {
     words: Words,
     size: u16,
     counter: u64,
-    /// First free entry; `size` or more: none.
+    /// First free entry, or at least `size` if there is none.
     free_head: u16,
     free: u16,
-    /// For each entry: the next one of its chain or of the free list.
+    /// By entry: the next entry of its chain or of the free list.
     links: Box<[u16]>,
-    /// For the first entry of a chain in flight: its last one, and the number of its descriptors.
+    /// By first entry of a chain in flight: its last entry, and the number of its descriptors.
     chains: Box<[(u16, u16)]>,
-    /// First entries of chains that were pushed and are not published.
+    /// First entries of chains that were pushed and not yet published.
     batch: Vec<u16>,
-    /// First entries of chains to be popped again, the first one last.
+    /// First entries of chains to be popped again, in reverse order.
     again: Vec<u16>,
 }
 
-/// A descriptor of a chain to be popped again: its address, length, flags and id.
+/// Address, length, flags and id of a descriptor in a chain to be popped again.
 pub(crate) type Copied = (u64, u32, u16, u16);
 
 fn entry(index: u16, field: usize) -> usize {
@@ -65,8 +65,8 @@ fn entry(index: u16, field: usize) -> usize {
 }
 
 impl PackedRecord {
-    /// Continues a record, or starts one that is all zeroes. `used` is where the ring would start; returns where it is to
-    /// start.
+    /// Continues a record, or starts one that is all zeroes. `used` is the position at which the ring would
+    /// start; returns the position at which it must start.
     pub(crate) fn open(words: Words, area: &PackedArea, used: Cursor) -> (PackedRecord, Cursor) {
         let size = area.size();
         let mut record = PackedRecord {
@@ -99,7 +99,7 @@ impl PackedRecord {
         self.words.u8(USED_WRAP_AT).store(used.wrap.into(), Release);
     }
 
-    /// Copies the fields of the free list and the used index to their old ones.
+    /// Copies the fields of the free list and the used index to their `old` counterparts.
     fn commit(&self) {
         let words = &self.words;
         words.u16(OLD_FREE_HEAD_AT).set(words.u16(FREE_HEAD_AT).get(Relaxed), Release);
@@ -107,7 +107,8 @@ impl PackedRecord {
         words.u8(OLD_USED_WRAP_AT).store(words.u8(USED_WRAP_AT).load(Relaxed), Release);
     }
 
-    /// Commits the last batch if the driver can have seen it, rolls back otherwise, and finds the chains in flight.
+    /// Commits the last batch if the driver can have seen it, otherwise rolls it back, and finds the chains
+    /// in flight.
     fn recover(&mut self, area: &PackedArea) -> Cursor {
         let words = &self.words;
         let number = |at: usize| words.u16(at).get(Relaxed);
@@ -115,7 +116,7 @@ impl PackedRecord {
             index: number(OLD_USED_IDX_AT) % self.size,
             wrap: words.u8(OLD_USED_WRAP_AT).load(Relaxed) != 0,
         };
-        // A batch of a whole lap changes only the wrap counter, which the specification's text forgets.
+        // A batch of a whole lap changes only the wrap counter, which the specification's text omits.
         let is_moved = number(USED_IDX_AT) != number(OLD_USED_IDX_AT)
             || words.u8(USED_WRAP_AT).load(Relaxed) != words.u8(OLD_USED_WRAP_AT).load(Relaxed);
         if is_moved && !notify::is_available(area.flags(old.index).get(Acquire), old.wrap) {
@@ -131,7 +132,7 @@ impl PackedRecord {
         for (index, link) in self.links.iter_mut().enumerate() {
             *link = number(entry(index as u16, LINK));
         }
-        // Entries of the free list are not in flight, whatever they say.
+        // Entries of the free list are not in flight, whatever their fields say.
         let mut taken = vec![true; self.size.into()];
         let mut index = number(FREE_HEAD_AT);
         self.free_head = index;
@@ -157,28 +158,28 @@ impl PackedRecord {
         used
     }
 
-    /// Number of chains that are to be popped again.
+    /// Returns the number of chains to be popped again.
     pub(crate) fn again(&self) -> usize {
         self.again.len()
     }
 
-    /// Number of descriptors in flight.
+    /// Returns the number of descriptors in flight.
     pub(crate) fn descriptors(&self) -> u16 {
         self.size - self.free
     }
 
-    /// First entry of the next chain to be popped again.
+    /// Returns the first entry of the next chain to be popped again.
     #[inline]
     pub(crate) fn next_again(&self) -> Option<u16> {
         self.again.last().copied()
     }
 
-    /// The chain has been popped again.
+    /// Removes the next chain to be popped again, after it was popped.
     pub(crate) fn popped_again(&mut self) {
         self.again.pop();
     }
 
-    /// The descriptors of a chain, from its first entry.
+    /// Iterates over the descriptors of a chain, from its first entry.
     pub(crate) fn copied(&self, first: u16) -> impl Iterator<Item = Copied> {
         let mut index = first;
         let count = self.count(first);
@@ -195,21 +196,21 @@ impl PackedRecord {
         })
     }
 
-    /// Number of descriptors of a chain in flight.
+    /// Returns the number of descriptors of a chain in flight.
     #[inline]
     pub(crate) fn count(&self, first: u16) -> u16 {
         self.chains[usize::from(first)].1
     }
 
-    /// Returns whether a chain of so many descriptors can be recorded: a driver that follows the specification has no
-    /// more in flight than the queue has.
+    /// Returns whether a chain of this many descriptors can be recorded. A driver that follows the
+    /// specification has no more in flight than the queue has.
     #[inline]
     pub(crate) fn has_room(&self, count: u16) -> bool {
         count <= self.free
     }
 
-    /// Records a chain that is popped. Returns its first entry; `None`: there are fewer free entries, as in a record
-    /// that was changed.
+    /// Records a chain that is popped. Returns its first entry, or `None` if there are too few free
+    /// entries, as in a record that was changed.
     pub(crate) fn popped(&mut self, descriptors: impl Iterator<Item = Descriptor>) -> Option<u16> {
         let (first, words) = (self.free_head, &self.words);
         let (mut last, mut next, mut count) = (first, first, 0);
@@ -231,7 +232,7 @@ impl PackedRecord {
         self.free_head = next;
         self.free -= count;
         words.u16(FREE_HEAD_AT).set(next, Release);
-        // The chain is in flight from here on: before, its entries are free.
+        // The chain is in flight from here on; before this store its entries are free.
         words.u16(OLD_FREE_HEAD_AT).set(next, Release);
         Some(first)
     }
@@ -242,7 +243,8 @@ impl PackedRecord {
         self.batch.push(first);
     }
 
-    /// Prepares the batch: `used` is where the ring continues after it. To be called before the driver sees it.
+    /// Prepares the batch: `used` is the position at which the ring continues after it. Must be called
+    /// before the driver can see the batch.
     pub(crate) fn publishing(&mut self, used: Cursor) {
         for &first in &self.batch {
             let (last, count) = self.chains[usize::from(first)];
@@ -257,7 +259,7 @@ impl PackedRecord {
         self.store_used(used);
     }
 
-    /// Removes the batch: the driver sees it.
+    /// Removes the batch from the record, after it became visible to the driver.
     pub(crate) fn published(&mut self) {
         for &first in &self.batch {
             self.words.u8(entry(first, INFLIGHT)).store(0, Release);

@@ -20,9 +20,9 @@ pub(crate) struct SplitRecord {
     words: Words,
     size: u16,
     counter: u64,
-    /// Heads that were pushed and are not published.
+    /// Heads that were pushed and not yet published.
     batch: Vec<u16>,
-    /// Heads to be popped again, the first one last.
+    /// Heads to be popped again, in reverse order.
     again: Vec<u16>,
 }
 
@@ -31,7 +31,7 @@ fn entry(head: u16) -> usize {
 }
 
 impl SplitRecord {
-    /// Continues a record, or starts one that is all zeroes. `used_index` is that of the used ring.
+    /// Continues a record, or starts one that is all zeroes. `used_index` is the index of the used ring.
     pub(crate) fn open(words: Words, size: u16, used_index: u16) -> SplitRecord {
         let mut record = SplitRecord {
             words,
@@ -73,18 +73,18 @@ impl SplitRecord {
         self.again = again;
     }
 
-    /// Number of chains that are to be popped again.
+    /// Returns the number of chains to be popped again.
     pub(crate) fn again(&self) -> usize {
         self.again.len()
     }
 
-    /// The next chain to be popped again.
+    /// Returns the next chain to be popped again.
     #[inline]
     pub(crate) fn next_again(&self) -> Option<u16> {
         self.again.last().copied()
     }
 
-    /// The chain has been popped again.
+    /// Removes the next chain to be popped again, after it was popped.
     pub(crate) fn popped_again(&mut self) {
         self.again.pop();
     }
@@ -106,7 +106,7 @@ impl SplitRecord {
         self.batch.push(head);
     }
 
-    /// Removes the batch: the used ring has it up to this index.
+    /// Removes the batch from the record: the used ring contains it, up to this index.
     #[inline]
     pub(crate) fn published(&mut self, used_index: u16) {
         for &head in &self.batch {

@@ -1,4 +1,4 @@
-//! Each test kills the device side between two steps and continues with a new ring on the same memory.
+//! Tests in which the device side dies between two steps, and a new ring continues on the same memory.
 
 use super::*;
 use crate::driver::{Driver, Place};
@@ -28,7 +28,7 @@ fn rig(size: u16, features: Features) -> Rig {
     let region = GuestRegion { guest: 0, user: 0, len: LEN, mapping, region: Region(0) };
     let memory = Arc::new(GuestMemory::new(vec![region], None).unwrap());
     let layout = Place::at(0).queue(size, features, 8);
-    // The record of the second of two queues.
+    // Use the record of the second of two queues.
     let record = Mapping::zeroed(2 * queue_len(size, features) as usize);
     let mut ring = Ring::new(memory.clone(), layout, features, Position::START).unwrap();
     let inflight = Inflight::of_queue(record.clone(), 1, size, features).unwrap();
@@ -38,7 +38,8 @@ fn rig(size: u16, features: Features) -> Rig {
 }
 
 impl Rig {
-    /// Sends `count` chains of `descriptors` descriptors, the length of whose first is the number from `from` on.
+    /// Sends `count` chains of `descriptors` descriptors. The length of each chain's first descriptor is
+    /// its number, from `from` on.
     fn send(&mut self, from: u32, count: u32, descriptors: usize) {
         for number in from..from + count {
             let ranges = [&[(0, number)][..], &[(0, 1); 6][..descriptors - 1]].concat();
@@ -56,9 +57,10 @@ impl Rig {
         found
     }
 
-    /// Replaces the device side by one that only knows the shared memory. Returns the number of chains in flight.
+    /// Replaces the device side by a new one that only has the shared memory. Returns the number of chains
+    /// in flight.
     fn restart(&mut self) -> usize {
-        // A front-end without that record gives a wrong position.
+        // A front-end that does not keep this record gives a wrong position.
         self.ring = Ring::new(self.memory.clone(), self.layout, self.features, Position::START).unwrap();
         let inflight = Inflight::of_queue(self.record.clone(), 1, self.layout.size, self.features).unwrap();
         self.ring.track(inflight).unwrap()
@@ -172,7 +174,7 @@ fn random_restarts_return_each_chain_once() {
     }
 }
 
-/// The record as words, to check and to change it.
+/// Returns the record as words, to check and change it.
 fn words(rig: &Rig) -> Words {
     let len = queue_len(rig.layout.size, rig.features);
     Words::new(rig.record.clone(), len, len).unwrap()
@@ -183,13 +185,13 @@ fn a_batch_that_was_published_but_not_removed_is_not_popped_again() {
     use std::sync::atomic::Ordering::Relaxed;
     for features in kinds() {
         let is_packed = features.contains(Features::RING_PACKED);
-        // Half a lap, and a whole one, of which a packed ring shows only its wrap counter.
+        // Test half a lap, and a whole lap, after which only the wrap counter of a packed ring differs.
         for count in [2, 4] {
             let mut rig = rig(4, features);
             rig.send(1, count, 1);
             let popped = rig.pop_all();
             let record = words(&rig);
-            // What `published` changes is put back: the process dies before.
+            // Restore what `published` changes, as if the process had died before it.
             let (header, entry, old) = if is_packed { (32, 32, 14..22) } else { (16, 16, 14..16) };
             let saved: Vec<u8> = old.clone().map(|at| record.u8(at).load(Relaxed)).collect();
             popped.iter().for_each(|&(head, number)| rig.ring.push(head, number));

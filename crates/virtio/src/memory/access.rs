@@ -1,7 +1,8 @@
-//! Loads, stores and copies of bytes that others may write at the same time.
+//! Loads, stores and copies of bytes that other processes may write at the same time.
 //!
-//! Words are atomic, so that each is loaded once and never torn. Copies of data are raw: a guest that changes
-//! data which a request moves gets a mixture of both, as with any device that accesses memory directly.
+//! Words are atomic, so that each is loaded once and never torn. Copies of data are raw: a guest that
+//! changes data during a transfer gets a mixture of old and new data, as with any device that accesses
+//! memory directly.
 
 #![expect(unsafe_code, reason = "turns addresses that were checked into loads and stores")]
 
@@ -11,11 +12,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 impl GuestMemory {
-    /// Address of the first byte of a span; `None` unless the whole span lies in its region.
+    /// Returns the address of the first byte of a span, or `None` unless the whole span is in its region.
     #[inline]
     pub(crate) fn address(&self, span: Span) -> Option<NonNull<u8>> {
         let region = self.regions.get(usize::from(span.slot))?;
-        // Wraps to a large number if the span is of another table and starts before the region.
+        // Wraps to a large number if the span belongs to another table and starts before the region.
         let inside = span.offset.wrapping_sub(region.skip);
         if inside > region.len || region.len - inside < u64::from(span.len) {
             return None;
@@ -74,8 +75,9 @@ impl GuestMemory {
         true
     }
 
-    /// Loads two little-endian words at the start of a span of at least 16 bytes, each byte exactly once. The
-    /// words are atomic if the address is aligned to them; a driver need not align tables or headers.
+    /// Loads two little-endian words at the start of a span of at least 16 bytes, each byte exactly once.
+    /// The words are loaded atomically if the address is aligned to them; a driver need not align tables or
+    /// headers.
     #[inline]
     pub(crate) fn load_pair(&self, span: Span) -> Option<[u64; 2]> {
         let from = self.address(span).filter(|_| span.len >= 16)?;

@@ -1,4 +1,5 @@
-//! The dirty log of live migration: a bitmap in memory shared with the front-end, a bit for each page.
+//! The dirty log of live migration: a bitmap in memory shared with the front-end, with one bit for each
+//! page.
 //!
 //! Source: "Migration" in vhost-user.rst: page N is bit N % 8 of byte N / 8, set with an atomic operation.
 
@@ -21,20 +22,20 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Uses the first `len` bytes of a mapping; `None` if it has fewer.
+    /// Uses the first `len` bytes of a mapping. Returns `None` if it is shorter.
     pub fn new(mapping: Arc<Mapping>, len: u64) -> Option<Arc<DirtyLog>> {
         (len <= mapping.len()).then(|| Arc::new(DirtyLog { mapping, len }))
     }
 
-    /// Marks the pages of `len` bytes from a guest address. Pages past the end of the bitmap are ignored: it
-    /// covers all memory that is migrated.
+    /// Marks the pages of `len` bytes from a guest address. Pages past the end of the bitmap are ignored,
+    /// because it covers all memory that is migrated.
     pub fn mark(&self, guest: u64, len: u64) {
         let Some(last) = len.checked_sub(1).map(|more| guest.saturating_add(more) >> PAGE_SHIFT) else {
             return;
         };
-        // A bit that is set already saves the locked operation. The front-end clears a bit before it copies the
-        // page, so a bit that is still set after the page was written means that the copy is yet to come. The
-        // fence orders the write before the load.
+        // If the bit is already set, the locked operation is unnecessary. The front-end clears a bit before
+        // it copies the page, so a bit that is still set after the page was written means that the copy is
+        // yet to come. The fence orders the write before the load.
         fence(SeqCst);
         let end = last.min((self.len * 8).saturating_sub(1));
         for page in guest >> PAGE_SHIFT..=end {

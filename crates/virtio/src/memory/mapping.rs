@@ -1,7 +1,7 @@
-//! Shared mappings of files: the memory that a front-end hands over as a file descriptor.
+//! Shared mappings of files, for memory that a front-end passes as a file descriptor.
 //!
-//! Other processes write these bytes at any time, so nobody forms a Rust reference to them; `access` has the
-//! only loads, stores and copies.
+//! Other processes may write these bytes at any time, so no Rust reference to them is ever created;
+//! `access` has the only loads, stores and copies.
 
 #![expect(unsafe_code, reason = "maps files, and hands their addresses to the ring")]
 
@@ -13,9 +13,10 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Start of a mapping is aligned to this, and a file's offset must be.
+/// Alignment of the start of a mapping, and of a file's offset.
 const PAGE: u64 = 4096;
-/// `HUGETLBFS_MAGIC`: offsets and lengths of mappings are multiples of its block size.
+/// `HUGETLBFS_MAGIC`. On hugetlbfs, offsets and lengths of mappings are multiples of the file system's
+/// block size.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// A range of a file, or anonymous memory, mapped readable and writable.
@@ -25,7 +26,7 @@ pub struct Mapping {
     base: NonNull<u8>,
     /// Length of the mapping in bytes.
     mapped: usize,
-    /// Bytes before the first that was asked for.
+    /// Bytes before the first requested byte.
     skip: usize,
     /// Whether the memory came from the allocator instead of `mmap`.
     is_heap: bool,
@@ -46,15 +47,14 @@ unsafe impl Send for Base {}
 unsafe impl Sync for Base {}
 
 impl Mapping {
-    /// Maps `len` bytes from `offset` of a file, shared with all other processes that map it. Neither needs to
-    /// be a multiple of the page size, except that the address of guest memory keeps its alignment only if
-    /// `offset` is.
+    /// Maps `len` bytes from `offset` of a file, shared with all other processes that map it. Neither needs
+    /// to be a multiple of the page size, but guest memory keeps its alignment only if `offset` is one.
     ///
-    /// A process that shortens the file afterwards ends this one with `SIGBUS`. Only the front-end can do that,
-    /// never its guest.
+    /// If another process later truncates the file, this process ends with `SIGBUS`. Only the front-end can
+    /// do that, never its guest.
     ///
     /// # Errors
-    /// The range is empty, overflows or is longer than the file; `mmap` fails.
+    /// The range is empty, overflows or is longer than the file, or `mmap` fails.
     pub fn of_file(file: impl AsFd, offset: u64, len: u64) -> io::Result<Arc<Mapping>> {
         let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
         let end = offset.checked_add(len).ok_or_else(|| invalid("the range overflows"))?;
@@ -90,7 +90,7 @@ impl Mapping {
         Arc::new(Mapping { base, mapped: len.max(1), skip: 0, is_heap: true })
     }
 
-    /// Length of the range that was asked for.
+    /// Returns the length of the requested range in bytes.
     pub fn len(&self) -> u64 {
         (self.mapped - self.skip) as u64
     }
@@ -100,12 +100,13 @@ impl Mapping {
         self.len() == 0
     }
 
-    /// Bytes between the start of the memory that [`lend`](Self::lend) returns and the first byte of the range.
+    /// Returns the number of bytes between the start of the memory that [`lend`](Self::lend) returns and
+    /// the first byte of the range.
     pub fn skip(&self) -> u64 {
         self.skip as u64
     }
 
-    /// First byte of the range.
+    /// Returns the address of the first byte of the range.
     pub(super) fn base(&self) -> Base {
         // SAFETY: `skip` is less than the length of the mapping.
         Base(unsafe { self.base.add(self.skip) })

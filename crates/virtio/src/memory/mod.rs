@@ -1,11 +1,11 @@
 //! Guest memory: the table of regions that a front-end shares, and spans of it.
 //!
-//! A [`GuestMemory`] never changes. A new table replaces it as a whole; the rings and the requests that still
-//! refer to the old one keep it mapped. A [`Span`] is plain data that names bytes of one region by number, so
-//! requests in flight hold spans and no pointers. Every access checks the span against the table again.
+//! A [`GuestMemory`] never changes. A new table replaces it as a whole; rings and requests that still refer
+//! to the old table keep it mapped. A [`Span`] is plain data that refers to bytes of one region by number,
+//! so requests in flight hold spans and no pointers. Every access checks the span against the table again.
 //!
-//! Each hardware queue has a table of its own, because the numbers under which rings have registered the
-//! regions differ; the mappings are shared.
+//! Each hardware queue has its own table, because rings register the regions under different numbers; the
+//! mappings are shared.
 
 mod access;
 mod dirty;
@@ -24,15 +24,16 @@ use mapping::Base;
 use std::fmt;
 use std::sync::Arc;
 
-/// Most regions of a table: the number of a region must fit a [`Span`], and QEMU has no more slots than this.
+/// Maximum number of regions of a table: the number of a region must fit into a [`Span`], and QEMU has no
+/// more slots than this.
 pub const REGIONS_MAX: usize = 512;
 
 /// A region of guest memory, as the front-end describes it.
 #[derive(Clone, Debug)]
 pub struct GuestRegion {
-    /// First address as the guest counts.
+    /// First guest-physical address.
     pub guest: u64,
-    /// First address in the front-end's process, which messages use for the parts of rings.
+    /// First address in the front-end's process, by which messages refer to the parts of rings.
     pub user: u64,
     /// Length in bytes.
     pub len: u64,
@@ -42,18 +43,18 @@ pub struct GuestRegion {
     pub region: Region,
 }
 
-/// A region as lookups need it.
+/// A region in the form that lookups use.
 struct Slot {
     guest: u64,
     len: u64,
-    /// First byte of the region.
+    /// Address of the first byte of the region.
     base: Base,
     /// Offset of the first byte in the registered memory.
     skip: u64,
     region: Region,
 }
 
-/// Bytes of one region. 16 bytes of plain data, valid for the table that created it.
+/// Bytes of one region: 16 bytes of plain data, valid for the table that created it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Offset in the region as the ring registered it, in bytes.
@@ -66,28 +67,28 @@ pub struct Span {
 }
 
 impl Span {
-    /// No memory.
+    /// A span without memory.
     pub const EMPTY: Span = Span { offset: 0, len: 0, region: Region(0), slot: 0 };
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn len(self) -> u32 {
         self.len
     }
 
-    /// Returns whether the span has no byte.
+    /// Returns whether the span is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// The memory as a segment of a request.
+    /// Returns the memory as a segment of a request.
     #[inline]
     pub const fn segment(self) -> Segment {
         Segment { offset: self.offset, len: self.len, region: self.region }
     }
 
-    /// Splits into the first `at` bytes, at most all, and the rest.
+    /// Splits the span into its first `at` bytes, or all if it is shorter, and the rest.
     #[inline]
     #[must_use]
     pub fn split_at(self, at: u32) -> (Span, Span) {
@@ -100,7 +101,7 @@ impl Span {
 /// Reason why a table of regions is not acceptable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// More regions than [`REGIONS_MAX`].
+    /// There are more regions than [`REGIONS_MAX`].
     #[error("more than {REGIONS_MAX} regions")]
     TooMany,
     /// A region is empty, or its addresses overflow.
@@ -109,7 +110,7 @@ pub enum MemoryError {
     /// Fewer bytes are mapped than the region has.
     #[error("region {0} is longer than its mapping")]
     Short(usize),
-    /// Two regions have an address in common.
+    /// Two regions overlap.
     #[error("region {0} overlaps another one")]
     Overlap(usize),
 }
@@ -124,11 +125,11 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Creates a table. Spans name a region by its index in `regions`, so a table that only appends regions to
-    /// an older one also accepts the spans of that one.
+    /// Creates a table. Spans refer to a region by its index in `regions`, so a table that only appends
+    /// regions to an older one also accepts the older table's spans.
     ///
     /// # Errors
-    /// Regions overlap, overflow or are longer than their mappings, or there are too many.
+    /// The regions overlap, overflow or are longer than their mappings, or there are too many.
     pub fn new(regions: Vec<GuestRegion>, log: Option<Arc<DirtyLog>>) -> Result<GuestMemory, MemoryError> {
         if regions.len() > REGIONS_MAX {
             return Err(MemoryError::TooMany);
@@ -166,18 +167,17 @@ impl GuestMemory {
         Ok(GuestMemory { regions: slots.into(), sorted: sorted.into(), described: regions.into(), log })
     }
 
-    /// The regions, in the order in which they were given.
+    /// Returns the regions, in the order in which they were given.
     pub fn regions(&self) -> &[GuestRegion] {
         &self.described
     }
 
-    /// The dirty log, while the guest is being migrated.
+    /// Returns the dirty log, while the guest is being migrated.
     pub fn log(&self) -> Option<&Arc<DirtyLog>> {
         self.log.as_ref()
     }
 
-    /// Finds the region of a guest address. `hint` is the index of the region that was found last, and is tried
-    /// first.
+    /// Finds the region of a guest address. Tries `hint`, the index of the last region found, first.
     #[inline]
     fn find(&self, guest: u64, hint: &mut u16) -> Option<(u16, &Slot)> {
         if let Some(slot) = self.regions.get(usize::from(*hint))
@@ -195,7 +195,7 @@ impl GuestMemory {
         Some((index, slot))
     }
 
-    /// Translates the first bytes of a range: all of it, or those up to the end of its region.
+    /// Translates the start of a range: the whole range, or the part up to the end of its region.
     #[inline]
     pub(crate) fn translate_some(&self, guest: u64, len: u32, hint: &mut u16) -> Option<Span> {
         let (slot, region) = self.find(guest, hint)?;
@@ -204,12 +204,12 @@ impl GuestMemory {
         Some(Span { offset: region.skip + inside, len, region: region.region, slot })
     }
 
-    /// Translates a range of guest addresses that lies in one region.
+    /// Translates a range of guest addresses that is within one region.
     pub fn translate(&self, guest: u64, len: u32) -> Option<Span> {
         self.translate_some(guest, len, &mut 0).filter(|span| span.len == len)
     }
 
-    /// Translates a range of the front-end's addresses that lies in one region.
+    /// Translates a range of the front-end's addresses that is within one region.
     pub fn translate_user(&self, user: u64, len: u32) -> Option<Span> {
         let guest = self.user_to_guest(user)?;
         self.translate(guest, len)
@@ -221,7 +221,7 @@ impl GuestMemory {
         Some(region.guest + (user - region.user))
     }
 
-    /// Records in the dirty log that the device wrote memory that a request named. Does nothing without a log.
+    /// Records in the dirty log that the device wrote to a request's segment. Does nothing without a log.
     pub fn mark_segment(&self, segment: Segment) {
         if let Some(log) = &self.log
             && let Some(slot) = self.regions.iter().find(|slot| slot.region == segment.region)

@@ -8,7 +8,7 @@ fn region(guest: u64, user: u64, len: u64, number: u16) -> GuestRegion {
     GuestRegion { guest, user, len, mapping, region: Region(number) }
 }
 
-/// Two regions that touch, and a third one after a hole.
+/// Returns two adjacent regions, and a third one after a hole.
 fn three() -> GuestMemory {
     let regions = vec![
         region(GUEST + 0x4000, USER, 0x2000, 7),
@@ -160,7 +160,7 @@ fn writes_mark_their_pages_in_the_dirty_log_and_reads_do_not() {
     assert_eq!(bits(), 1 << 4 | 1 << 5);
     memory.mark_written(memory.translate(0x6000, 0).unwrap());
     assert_eq!(bits(), 1 << 4 | 1 << 5, "nothing was written");
-    // The last page has no bit: it is past the end of the bitmap.
+    // The last page has no bit, because it is past the end of the bitmap.
     memory.mark_written(memory.translate(0x1_f000, 0x2000).unwrap());
     assert_eq!(bits(), 1 << 4 | 1 << 5 | 1 << 31);
 }

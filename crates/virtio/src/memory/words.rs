@@ -1,4 +1,4 @@
-//! Words of memory shared with a front-end, by their offset.
+//! Words in memory shared with a front-end, addressed by offset.
 
 #![expect(unsafe_code, reason = "turns offsets that were checked into references to atomics")]
 
@@ -6,7 +6,7 @@ use super::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
-/// A part of a mapping. Accesses to words outside of it are a bug, and panic.
+/// A part of a mapping. Accesses outside it are a bug, and panic.
 #[derive(Debug)]
 pub(crate) struct Words {
     mapping: Arc<Mapping>,
@@ -27,7 +27,8 @@ macro_rules! word {
 }
 
 impl Words {
-    /// The part of `len` bytes from `start`; `None` if it is not within the mapping or not aligned to 8.
+    /// Creates the part of `len` bytes from `start`. Returns `None` if it is not within the mapping or not
+    /// aligned to 8.
     pub(crate) fn new(mapping: Arc<Mapping>, start: u64, len: u64) -> Option<Words> {
         let is_inside = start.checked_add(len).is_some_and(|end| end <= mapping.len());
         let (start, len) = (usize::try_from(start).ok()?, usize::try_from(len).ok()?);

@@ -1,7 +1,8 @@
-//! The memory of a virtqueue: its parts, found once and accessed by index.
+//! The memory of a virtqueue: its parts, located once and accessed by index.
 //!
-//! *Invariant:* an area keeps the memory table alive in which its parts were found, every part lies in one
-//! region and is aligned, and indexes are reduced to the size of the queue, so every access is within the part.
+//! *Invariant:* an area keeps alive the memory table in which its parts were found. Every part is aligned
+//! and within one region, and indexes are reduced to the size of the queue, so every access is within the
+//! part.
 
 #![expect(unsafe_code, reason = "turns indexes that were reduced into references to atomics")]
 
@@ -14,11 +15,11 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// Bytes of a descriptor of either kind.
 pub(crate) const DESCRIPTOR_LEN: u32 = 16;
-/// Most descriptors of a queue of either kind.
+/// Maximum number of descriptors of a queue of either kind.
 pub(super) const SIZE_MAX: u16 = 1 << 15;
 
-/// A descriptor as it was loaded, once: the address, and a word with the length in its low half. The high half
-/// has flags and next index (split), or id and flags (packed).
+/// A descriptor, loaded exactly once: the address, and a word with the length in its low half. The high
+/// half has flags and next index (split), or id and flags (packed).
 #[derive(Clone, Copy)]
 pub(crate) struct Descriptor {
     pub(crate) address: u64,
@@ -35,13 +36,13 @@ impl Descriptor {
         self.word as u32
     }
 
-    /// Flags of a split descriptor, id of a packed one.
+    /// Returns the flags of a split descriptor, or the id of a packed one.
     #[inline]
     pub(crate) fn third(self) -> u16 {
         (self.word >> 32) as u16
     }
 
-    /// Next index of a split descriptor, flags of a packed one.
+    /// Returns the next index of a split descriptor, or the flags of a packed one.
     #[inline]
     pub(crate) fn fourth(self) -> u16 {
         (self.word >> 48) as u16
@@ -51,7 +52,7 @@ impl Descriptor {
 /// A part of a queue.
 pub(super) struct Part {
     pub(super) base: NonNull<u8>,
-    /// For the dirty log.
+    /// Span of the part, for the dirty log.
     pub(super) span: Span,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct SplitArea {
     available: NonNull<AtomicU16>,
     /// flags, idx, ring[size] of id and length, avail_event.
     used: Part,
-    /// Size less one; the size is a power of two.
+    /// Size minus one; the size is a power of two.
     mask: u16,
 }
 
@@ -120,7 +121,7 @@ impl SplitArea {
         Descriptor::from_words([address, word].map(|half| u64::from_le(half.load(Relaxed))))
     }
 
-    /// Stores a descriptor: the driver's half.
+    /// Stores a descriptor, as the driver does.
     pub(crate) fn store_descriptor(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         let (first, second) = self.words(index);
         let word = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
@@ -135,25 +136,25 @@ impl SplitArea {
         unsafe { self.available.add(at).as_ref() }
     }
 
-    /// `avail->flags`.
+    /// Returns `avail->flags`.
     #[inline]
     pub(crate) fn available_flags(&self) -> &AtomicU16 {
         self.available_at(0)
     }
 
-    /// `avail->idx`.
+    /// Returns `avail->idx`.
     #[inline]
     pub(crate) fn available_index(&self) -> &AtomicU16 {
         self.available_at(1)
     }
 
-    /// The entry of the available ring at an index, which runs freely.
+    /// Returns the entry of the available ring at a free-running index.
     #[inline]
     pub(crate) fn available_entry(&self, index: u16) -> &AtomicU16 {
         self.available_at(2 + usize::from(index & self.mask))
     }
 
-    /// `used_event`, after the available ring.
+    /// Returns `used_event`, after the available ring.
     #[inline]
     pub(crate) fn used_event(&self) -> &AtomicU16 {
         self.available_at(usize::from(self.mask) + 3)
@@ -167,26 +168,26 @@ impl SplitArea {
         unsafe { self.used.base.add(at).cast::<T>().as_ref() }
     }
 
-    /// `used->flags`.
+    /// Returns `used->flags`.
     #[inline]
     pub(crate) fn used_flags(&self) -> &AtomicU16 {
         self.used_at(0)
     }
 
-    /// `used->idx`.
+    /// Returns `used->idx`.
     #[inline]
     pub(crate) fn used_index(&self) -> &AtomicU16 {
         self.used_at(2)
     }
 
-    /// Id and length of the entry of the used ring at an index, which runs freely.
+    /// Returns id and length in the entry of the used ring at a free-running index.
     #[inline]
     pub(crate) fn used_entry(&self, index: u16) -> (&AtomicU32, &AtomicU32) {
         let at = 4 + usize::from(index & self.mask) * 8;
         (self.used_at(at), self.used_at(at + 4))
     }
 
-    /// `avail_event`, after the used ring.
+    /// Returns `avail_event`, after the used ring.
     #[inline]
     pub(crate) fn available_event(&self) -> &AtomicU16 {
         self.used_at(4 + (usize::from(self.mask) + 1) * 8)
@@ -205,14 +206,14 @@ impl SplitArea {
 pub(crate) struct Table<'a> {
     memory: &'a GuestMemory,
     address: u64,
-    /// First byte, if the table lies in one region, which it does unless a driver puts it across two.
+    /// Address of the first byte; `None` if the driver placed the table across two regions.
     base: Option<NonNull<u8>>,
     /// Number of descriptors.
     pub(crate) count: u32,
 }
 
 impl<'a> Table<'a> {
-    /// Finds the table of `len` bytes, a multiple of the descriptor's.
+    /// Finds the table of `len` bytes, a multiple of the descriptor length.
     #[inline]
     pub(crate) fn find(memory: &'a GuestMemory, address: u64, len: u32, hint: &mut u16) -> Option<Table<'a>> {
         let span = memory.translate_some(address, len, hint)?;
@@ -220,7 +221,7 @@ impl<'a> Table<'a> {
         Some(Table { memory, address, base, count: len / DESCRIPTOR_LEN })
     }
 
-    /// Loads a descriptor; `None`: past the end, or outside of guest memory.
+    /// Loads a descriptor. Returns `None` if it is past the end, or outside guest memory.
     #[inline]
     pub(crate) fn descriptor(&self, index: u32) -> Option<Descriptor> {
         if index >= self.count {
@@ -245,7 +246,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Stores an index after everything that was stored before it.
+/// Stores an index, ordered after all earlier stores.
 #[inline]
 pub(crate) fn release(index: &AtomicU16, value: u16) {
     index.store(value.to_le(), Release);

@@ -1,4 +1,4 @@
-//! The memory of a packed virtqueue. Its invariant is that of `area`.
+//! The memory of a packed virtqueue, with the same invariant as `area`.
 
 #![expect(unsafe_code, reason = "turns indexes that were checked into references to atomics")]
 
@@ -48,7 +48,7 @@ impl PackedArea {
         self.size
     }
 
-    /// A word of a descriptor, `at` bytes from its start.
+    /// Returns a word of a descriptor, `at` bytes from its start.
     #[inline]
     fn word<T>(&self, index: u16, at: usize) -> &T {
         assert!(index < self.size, "the callers keep indexes below the size");
@@ -64,13 +64,13 @@ impl PackedArea {
         Descriptor::from_words(words.map(|word| u64::from_le(word.load(Relaxed))))
     }
 
-    /// The flags of a descriptor, with which a side hands it over.
+    /// Returns the flags of a descriptor, which transfer it to the other side.
     #[inline]
     pub(crate) fn flags(&self, index: u16) -> &AtomicU16 {
         self.word(index, 14)
     }
 
-    /// Stores all of a descriptor but its flags.
+    /// Stores all fields of a descriptor except its flags.
     #[inline]
     pub(crate) fn store_descriptor(&self, index: u16, address: u64, len: u32, id: u16) {
         self.word::<AtomicU64>(index, 0).store(address.to_le(), Relaxed);
@@ -84,14 +84,14 @@ impl PackedArea {
         self.word::<AtomicU16>(index, 12).set(id, Relaxed);
     }
 
-    /// Event suppression of the driver, which the device reads.
+    /// Returns the event suppression of the driver, which the device reads.
     #[inline]
     pub(crate) fn driver_event(&self) -> &AtomicU32 {
         // SAFETY: four bytes that are mapped and aligned.
         unsafe { self.driver.base.cast().as_ref() }
     }
 
-    /// Event suppression of the device, which the driver reads.
+    /// Returns the event suppression of the device, which the driver reads.
     #[inline]
     pub(crate) fn device_event(&self) -> &AtomicU32 {
         // SAFETY: as above.

@@ -1,28 +1,29 @@
 //! A descriptor chain, translated to spans of guest memory.
 //!
-//! The device-readable spans come first, then the device-writable ones. The memory for them is allocated once,
+//! The device-readable spans come first, then the device-writable ones. Their memory is allocated once,
 //! with the chain; a queue uses one chain for all requests that it pops, one after the other.
 
 use super::RingError;
 use crate::memory::{GuestMemory, Span};
 
-/// Names a chain that was popped, to push it: plain data.
+/// Identifies a popped chain, to push it later: plain data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Head {
     /// Index of the first descriptor (split), or buffer id (packed).
     pub id: u16,
-    /// Descriptors that the chain occupies in the ring. Only a packed ring needs it; 1 in a split one.
+    /// Number of descriptors that the chain occupies in the ring. Only a packed ring needs it; it is 1 in a
+    /// split ring.
     pub count: u16,
     /// First entry of the chain in the record of requests in flight (packed, if the ring is tracked).
     pub entry: u16,
 }
 
 impl Head {
-    /// No chain.
+    /// A value that stands for no chain.
     pub const NONE: Head = Head { id: 0, count: 0, entry: 0 };
 }
 
-/// A descriptor chain.
+/// A descriptor chain with its spans.
 pub struct Chain {
     head: Head,
     spans: Box<[Span]>,
@@ -33,26 +34,26 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Creates an empty chain with room for `spans_max` spans. A descriptor is one span, and one more for each
-    /// end of a region that it crosses.
+    /// Creates an empty chain with space for `spans_max` spans. A descriptor needs one span, and one more
+    /// for each end of a region that it crosses.
     pub fn new(spans_max: usize) -> Chain {
         let spans = vec![Span::EMPTY; spans_max].into();
         Chain { head: Head::default(), spans, readable: 0, writable: 0, end: 0 }
     }
 
-    /// Names the chain.
+    /// Returns the identification of the chain.
     #[inline]
     pub fn head(&self) -> Head {
         self.head
     }
 
-    /// Memory that the device reads.
+    /// Returns the memory that the device reads.
     #[inline]
     pub fn readable(&self) -> &[Span] {
         &self.spans[self.readable..self.writable]
     }
 
-    /// Memory that the device writes.
+    /// Returns the memory that the device writes.
     #[inline]
     pub fn writable(&self) -> &[Span] {
         &self.spans[self.writable..self.end]
@@ -68,7 +69,7 @@ impl Chain {
         self.head = head;
     }
 
-    /// Adds the memory of a descriptor. A descriptor of no bytes adds nothing.
+    /// Adds the memory of a descriptor. An empty descriptor adds nothing.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -95,8 +96,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Takes the first `len` bytes of the readable memory. `None`, and nothing is taken: they are not in one
-    /// span.
+    /// Takes the first `len` bytes of the readable memory. Takes nothing and returns `None` if they are not
+    /// in one span.
     #[inline]
     pub(crate) fn take_front(&mut self, len: u32) -> Option<Span> {
         let first = self.readable().first().copied()?;
@@ -112,7 +113,7 @@ impl Chain {
         Some(front)
     }
 
-    /// Copies the first bytes of the readable memory and takes them. Returns false if there are fewer.
+    /// Copies the first bytes of the readable memory and takes them. Returns `false` if there are too few.
     pub(crate) fn copy_front(&mut self, memory: &GuestMemory, buffer: &mut [u8]) -> bool {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -127,8 +128,8 @@ impl Chain {
         true
     }
 
-    /// Takes the last `len` bytes of the writable memory. `None`, and nothing is taken: they are not in one
-    /// span.
+    /// Takes the last `len` bytes of the writable memory. Takes nothing and returns `None` if they are not
+    /// in one span.
     #[inline]
     pub(crate) fn take_last(&mut self, len: u32) -> Option<Span> {
         let last = self.writable().last().copied()?;

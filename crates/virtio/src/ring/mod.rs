@@ -1,13 +1,13 @@
 //! The device side of virtqueues, split and packed.
 //!
 //! A hardware queue pops descriptor chains ([`Ring::pop`]), pushes them when their requests complete
-//! ([`Ring::push`]), publishes a batch of them with one store ([`Ring::publish`]), and asks once for each batch
-//! whether the driver wants an interrupt ([`Ring::should_interrupt`]). While it is busy it suppresses the
-//! driver's kicks ([`Ring::suppress_kicks`]); before it sleeps it enables them and checks again
+//! ([`Ring::push`]), publishes a batch of them with one store ([`Ring::publish`]), and checks once for each
+//! batch whether the driver wants an interrupt ([`Ring::should_interrupt`]). While it is busy it suppresses
+//! the driver's kicks ([`Ring::suppress_kicks`]); before it sleeps it enables them and checks again
 //! ([`Ring::enable_kicks`]).
 //!
-//! An error means that the driver does not follow the specification, and where the next chain would be is
-//! unknown. The ring stays as it was; the caller stops it, and the device needs a reset.
+//! An error means that the driver violates the specification, so the position of the next chain is unknown.
+//! The ring stays unchanged; the caller stops it, and the device needs a reset.
 
 mod area;
 mod area_packed;
@@ -34,7 +34,7 @@ use crate::memory::GuestMemory;
 use std::fmt;
 use std::sync::Arc;
 
-/// Where the parts of a virtqueue are, and how long a chain may be.
+/// Addresses of a virtqueue's parts, and limits of its chains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Number of descriptors.
@@ -45,7 +45,8 @@ pub struct Layout {
     pub driver: u64,
     /// Front-end's address of the device area: the used ring, or the device's event suppression.
     pub device: u64,
-    /// Most descriptors of a chain, those of an indirect table included: `seg_max` and two for header and status.
+    /// Maximum number of descriptors of a chain, including those of an indirect table: `seg_max` plus two
+    /// for header and status.
     pub chain_max: u16,
 }
 
@@ -56,17 +57,18 @@ pub struct Position {
     pub available: u16,
     /// Wrap counter of `available` (packed).
     pub available_wrap: bool,
-    /// Next index to push. A split ring has it in its used ring, and ignores this one.
+    /// Next index to push. A split ring reads it from its used ring, and ignores this one.
     pub used: u16,
     /// Wrap counter of `used` (packed).
     pub used_wrap: bool,
 }
 
 impl Position {
-    /// The start of a new ring.
+    /// Position of a new ring.
     pub const START: Position = Position { available: 0, available_wrap: true, used: 0, used_wrap: true };
 
-    /// Decodes the `num` of `SET_VRING_BASE`: the index (split), or indexes of 15 bits with their wrap counters.
+    /// Decodes the `num` of `SET_VRING_BASE`: the index (split), or 15-bit indexes with their wrap counters
+    /// (packed).
     pub fn from_base(base: u32, features: Features) -> Position {
         if !features.contains(Features::RING_PACKED) {
             return Position { available: base as u16, ..Position::START };
@@ -89,7 +91,7 @@ impl Position {
 /// Reason why a ring cannot start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The size is 0, above 32768, or no power of two for a split ring.
+    /// The size is 0, above 32768, or not a power of two for a split ring.
     #[error("a queue of {0} descriptors")]
     Size(u16),
     /// The descriptor table or ring is not aligned or not in one region of guest memory.
@@ -112,25 +114,26 @@ pub enum SetupError {
 /// Violation of the specification by the driver: the device needs a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RingError {
-    /// The driver made more available than the queue has descriptors.
+    /// The driver made more entries available than the queue has descriptors.
     #[error("more made available than the queue has descriptors")]
     Index,
     /// A descriptor index is not less than the number of descriptors.
     #[error("a descriptor index past the end of its table")]
     Descriptor,
-    /// A chain loops, or has more descriptors than the limit or more spans than the [`Chain`] has room for.
+    /// A chain loops, or has more descriptors than the limit or more spans than the [`Chain`] has space
+    /// for.
     #[error("a descriptor chain that is too long or loops")]
     TooLong,
-    /// A descriptor refers to an address outside of guest memory, or its range overflows.
+    /// A descriptor refers to an address outside guest memory, or its range overflows.
     #[error("a descriptor outside of guest memory")]
     Address,
     /// A device-readable descriptor follows a device-writable one.
     #[error("a readable descriptor after a writable one")]
     ReadableAfterWritable,
-    /// An indirect descriptor that was not negotiated, has a next one, or is in an indirect table.
+    /// An indirect descriptor was not negotiated, has a next descriptor, or is in an indirect table.
     #[error("an indirect descriptor where none is allowed")]
     Indirect,
-    /// The length of an indirect table is 0 or no multiple of 16.
+    /// The length of an indirect table is 0 or not a multiple of 16.
     #[error("an indirect table whose length is no positive multiple of 16")]
     TableLength,
 }
@@ -161,8 +164,8 @@ impl Ring {
     /// Starts a ring at a position. `features` are those that the driver acknowledged.
     ///
     /// # Errors
-    /// The size is not valid for this kind of ring, a part of it is misaligned or outside of guest memory, or the
-    /// position is outside of the ring.
+    /// The size is not valid for this kind of ring, a part of it is misaligned or outside guest memory, or
+    /// the position is outside the ring.
     pub fn new(
         memory: Arc<GuestMemory>,
         layout: Layout,
@@ -176,24 +179,24 @@ impl Ring {
         Ok(Ring { kind, layout, features })
     }
 
-    /// The memory table that addresses of descriptors refer to.
+    /// Returns the memory table that descriptor addresses refer to.
     #[inline]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         either!(&self.kind, ring => ring.memory())
     }
 
-    /// The features that the ring was started with.
+    /// Returns the features that the ring was started with.
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// Where the parts of the ring are.
+    /// Returns the addresses of the ring's parts.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Replaces the memory table. Spans of the old one are not valid for the new one, unless that only has more
-    /// regions or another dirty log.
+    /// Replaces the memory table. Spans of the old table are invalid in the new one, unless that only has
+    /// additional regions or another dirty log.
     ///
     /// # Errors
     /// A part of the ring is not in the new table; the ring keeps the old one.
@@ -202,9 +205,10 @@ impl Ring {
         either!(&mut self.kind, ring => ring.replace_memory(memory, &layout))
     }
 
-    /// Records requests in flight, before the first is popped. If the record is one of another process, the ring
-    /// continues where that ended, whatever the position was that it was started with: [`pop`](Self::pop) first returns the
-    /// chains that were in flight, in their order. Returns their number.
+    /// Records requests in flight; call it before the first chain is popped. If the record was written by
+    /// another process, the ring continues where that process ended, regardless of its start position:
+    /// [`pop`](Self::pop) first returns the chains that were in flight, in their order. Returns their
+    /// number.
     ///
     /// # Errors
     /// The record is for another kind of ring, or for a smaller one.
@@ -214,7 +218,8 @@ impl Ring {
         Ok(either!(&mut self.kind, ring => ring.track(words)))
     }
 
-    /// Returns where the ring would continue: chains that were popped and not pushed are lost.
+    /// Returns the position at which the ring would continue. Chains that were popped and not pushed are
+    /// lost there.
     pub fn position(&self) -> Position {
         either!(&self.kind, ring => ring.position())
     }
@@ -225,7 +230,7 @@ impl Ring {
         either!(&self.kind, ring => ring.is_empty())
     }
 
-    /// Reads the next chain that the driver made available. Returns false if there is none.
+    /// Reads the next chain that the driver made available. Returns `false` if there is none.
     ///
     /// # Errors
     /// The driver violates the specification. The ring does not advance: calling again fails again.
@@ -234,8 +239,8 @@ impl Ring {
         either!(&mut self.kind, ring => ring.pop(chain))
     }
 
-    /// Returns a chain to the driver, with the number of bytes that were written to its writable memory. The
-    /// driver sees it after [`publish`](Self::publish).
+    /// Returns a chain to the driver, with the number of bytes written to its writable memory. The driver
+    /// sees it after [`publish`](Self::publish).
     #[inline]
     pub fn push(&mut self, head: Head, written: u32) {
         either!(&mut self.kind, ring => ring.push(head, written));
@@ -244,7 +249,7 @@ impl Ring {
     /// Stores the status of a virtio-blk request and returns its chain to the driver.
     #[inline]
     pub fn complete(&mut self, ticket: &Ticket, status: u8) {
-        // A span of another table is refused; nothing else can be wrong with it.
+        // The store can only be refused because the span belongs to another table.
         let _ = self.memory().store_byte(ticket.status, status);
         let written = match (status, ticket.has_data) {
             (S_OK, _) => ticket.written,
@@ -254,28 +259,28 @@ impl Ring {
         self.push(ticket.head, written);
     }
 
-    /// Makes the chains that were pushed visible to the driver, with one store.
+    /// Makes the pushed chains visible to the driver, with one store.
     #[inline]
     pub fn publish(&mut self) {
         either!(&mut self.kind, ring => ring.publish());
     }
 
-    /// Returns whether the driver wants an interrupt for the chains that were published since the last call. To
-    /// be called once after a batch is published: it costs a memory fence.
+    /// Returns whether the driver wants an interrupt for the chains published since the last call. Call it
+    /// once after each published batch: it costs a memory fence.
     #[inline]
     #[must_use]
     pub fn should_interrupt(&mut self) -> bool {
         either!(&mut self.kind, ring => ring.should_interrupt())
     }
 
-    /// Asks the driver not to kick: the queue is polled. A kick may still come.
+    /// Requests that the driver does not kick, because the queue is polled. A kick may still come.
     #[inline]
     pub fn suppress_kicks(&mut self) {
         either!(&mut self.kind, ring => ring.suppress_kicks());
     }
 
-    /// Asks the driver to kick when it makes the next chain available. Returns true if there is one already:
-    /// its kick may never come, so the caller must pop again before it sleeps.
+    /// Requests a kick when the driver makes the next chain available. Returns `true` if a chain is already
+    /// available: its kick may never come, so the caller must pop again before it sleeps.
     #[inline]
     #[must_use]
     pub fn enable_kicks(&mut self) -> bool {

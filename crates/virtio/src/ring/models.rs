@@ -1,8 +1,9 @@
 //! Loom models of notification suppression: no interleaving loses the last notification.
 //!
-//! `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p blockyard-virtio --lib models`, a step of
-//! `./x test`. One thread publishes two entries and notifies if that is wanted; the other one consumes them, asks for a
-//! notification and sleeps. Both directions use these functions, so each model stands for kicks and for interrupts.
+//! Run by `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p blockyard-virtio --lib
+//! models`, a step of `./x test`. One thread publishes two entries and notifies if that is wanted; the
+//! other one consumes them, requests a notification and sleeps. Both directions use these functions, so
+//! each model covers kicks and interrupts.
 
 use super::Cursor;
 use super::notify::{self, SUPPRESS, Word};
@@ -11,14 +12,14 @@ use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32};
 use loom::thread;
 use std::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
 
-/// Entries that are published, one after the other.
+/// Number of entries that are published, one after the other.
 const COUNT: u16 = 2;
 
-/// An eventfd: signalled until it is read.
+/// A model of an eventfd, which stays signalled until it is read.
 struct Eventfd(AtomicBool);
 
 impl Eventfd {
-    /// A read-modify-write, because loom knows one order of all threads only for these.
+    /// Signals it with a read-modify-write, because loom has a total order only for these.
     fn signal(&self) {
         self.0.swap(true, AcqRel);
     }
@@ -28,15 +29,17 @@ impl Eventfd {
     }
 }
 
-/// Runs a publisher and a sleeper. `publish` publishes an entry and returns whether a notification is wanted; `consume`
-/// consumes all entries from a number on, asks for a notification, and returns the number of the next one.
+/// Runs a publisher and a sleeper. `publish` publishes an entry and returns whether a notification is
+/// wanted; `consume` consumes all entries from a given number on, requests a notification, and returns the
+/// number of the next entry.
 fn run<S: Send + Sync + 'static>(
     shared: fn() -> S,
     publish: fn(&S, u16) -> bool,
     consume: fn(&S, u16) -> u16,
 ) {
     let mut model = loom::model::Builder::new();
-    // A lost notification takes two switches between the threads. All interleavings take a minute.
+    // A lost notification takes only two switches between the threads. Exploring all interleavings would
+    // take a minute.
     model.preemption_bound = Some(3);
     model.check(move || {
         let both = Arc::new((shared(), Eventfd(AtomicBool::new(false))));
@@ -103,7 +106,7 @@ fn models_of_flags_lose_no_notification() {
 /// The shared words of a packed ring: event suppression, and the flags of its descriptors.
 struct Packed(AtomicU32, [AtomicU16; COUNT as usize]);
 
-/// The position of an entry; the ring has as many descriptors as entries are published.
+/// Returns the position of an entry; the ring has as many descriptors as entries are published.
 fn cursor(number: u16) -> Cursor {
     let mut cursor = Cursor::START;
     cursor.advance(number, COUNT);

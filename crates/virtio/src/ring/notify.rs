@@ -1,10 +1,11 @@
-//! Notification suppression: how a side that publishes entries and a side that sleeps agree on a notification.
+//! Notification suppression: the protocol by which a publishing side and a sleeping side agree on a
+//! notification.
 //!
-//! The sleeping side states what it wants to be notified of, and then checks again for entries. The publishing
-//! side publishes, and then reads what is wanted. A full fence between the two steps on each side guarantees
-//! that at least one of them sees the other: either the notification is sent, or the entry is found. Both
-//! directions, driver to device (kicks) and device to driver (interrupts), use these functions; `models` tries
-//! all their interleavings with loom.
+//! The sleeping side states which entry it wants to be notified of, and then checks again for entries. The
+//! publishing side publishes, and then reads which notification is wanted. A full fence between the two
+//! steps on each side guarantees that at least one side sees the other's store: either the notification is
+//! sent, or the entry is found. Both directions, driver to device (kicks) and device to driver
+//! (interrupts), use these functions; `models` checks their interleavings with loom.
 
 use super::packed::Cursor;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, SeqCst};
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, fence};
 pub(crate) trait Word<T> {
     fn get(&self, order: Ordering) -> T;
     fn set(&self, value: T, order: Ordering);
-    /// Orders all accesses before it before all accesses after it, those of other words included.
+    /// Orders all earlier accesses, including those of other words, before all later ones.
     fn full_fence();
 }
 
@@ -46,8 +47,8 @@ word!(loom::sync::atomic::AtomicU16, u16, loom::sync::atomic::fence);
 #[cfg(loom)]
 word!(loom::sync::atomic::AtomicU32, u32, loom::sync::atomic::fence);
 
-/// Asks for a notification when the index `next` is published. Returns whether it is published already; then
-/// none may come.
+/// Requests a notification when the index `next` is published. Returns whether it is already published, in
+/// which case none may come.
 #[inline]
 pub(crate) fn arm_at<W: Word<u16>>(event: &W, published: &W, next: u16) -> bool {
     event.set(next, Relaxed);
@@ -55,8 +56,8 @@ pub(crate) fn arm_at<W: Word<u16>>(event: &W, published: &W, next: u16) -> bool 
     published.get(Acquire) != next
 }
 
-/// Asks for a notification whenever an index is published, by clearing the flag that suppresses it. Returns
-/// whether an index other than `next` is published already.
+/// Requests a notification whenever an index is published, by clearing the flag that suppresses it. Returns
+/// whether an index other than `next` is already published.
 #[inline]
 pub(crate) fn arm_flag<W: Word<u16>>(flags: &W, published: &W, next: u16) -> bool {
     flags.set(0, Relaxed);
@@ -64,14 +65,15 @@ pub(crate) fn arm_flag<W: Word<u16>>(flags: &W, published: &W, next: u16) -> boo
     published.get(Acquire) != next
 }
 
-/// Returns whether the other side wants to be notified of the indexes from `old`, which were published.
+/// Returns whether the other side wants to be notified of the published indexes from `old` up to but not
+/// including `new`.
 #[inline]
 pub(crate) fn is_wanted_at<W: Word<u16>>(event: &W, old: u16, new: u16) -> bool {
     W::full_fence();
     crosses(event.get(Relaxed), old, new)
 }
 
-/// Returns whether the other side has not set the flag that suppresses notifications.
+/// Returns whether the other side allows notifications: it has not set the flag that suppresses them.
 #[inline]
 pub(crate) fn is_wanted_by_flag<W: Word<u16>>(flags: &W) -> bool {
     W::full_fence();
@@ -97,7 +99,7 @@ const USED: u16 = 1 << 15;
 pub(crate) const EVENT_ENABLE: u32 = 0;
 /// `RING_EVENT_FLAGS_DISABLE`.
 pub(crate) const EVENT_DISABLE: u32 = 1 << 16;
-/// `RING_EVENT_FLAGS_DESC`: at the descriptor in the low half.
+/// `RING_EVENT_FLAGS_DESC`: notify at the descriptor in the low half.
 const EVENT_AT: u32 = 2 << 16;
 const EVENT_FLAGS: u32 = 3 << 16;
 
@@ -113,26 +115,26 @@ pub(crate) fn is_used(flags: u16, wrap: bool) -> bool {
     (flags & AVAILABLE != 0) == wrap && (flags & USED != 0) == wrap
 }
 
-/// Flags with which a driver makes a descriptor available.
+/// Returns the flags with which a driver makes a descriptor available.
 #[inline]
 pub(crate) fn available_flags(wrap: bool) -> u16 {
     if wrap { AVAILABLE } else { USED }
 }
 
-/// Flags with which a device marks a descriptor used.
+/// Returns the flags with which a device marks a descriptor used.
 #[inline]
 pub(crate) fn used_flags(wrap: bool) -> u16 {
     if wrap { AVAILABLE | USED } else { 0 }
 }
 
-/// The event suppression that asks for a notification at a descriptor.
+/// Returns the event suppression that requests a notification at a descriptor.
 #[inline]
 pub(crate) fn event_at(cursor: Cursor) -> u32 {
     EVENT_AT | u32::from(cursor.bits())
 }
 
-/// Asks for a notification as `event` says. Returns whether the next descriptor, whose flags these are, has been
-/// handed over already.
+/// Requests a notification as specified by `event`. Returns whether the next descriptor, whose flags are
+/// given, has already been handed over.
 #[inline]
 pub(crate) fn arm_packed<E: Word<u32>, F: Word<u16>>(
     suppression: &E,
@@ -145,8 +147,7 @@ pub(crate) fn arm_packed<E: Word<u32>, F: Word<u16>>(
     is_handed_over(flags.get(Acquire))
 }
 
-/// Returns whether the other side wants to be notified of the `added` descriptors before `next`, which were
-/// published.
+/// Returns whether the other side wants to be notified of the `added` published descriptors before `next`.
 #[inline]
 pub(crate) fn is_wanted_packed<E: Word<u32>>(suppression: &E, next: Cursor, added: u16, size: u16) -> bool {
     E::full_fence();
@@ -155,11 +156,11 @@ pub(crate) fn is_wanted_packed<E: Word<u32>>(suppression: &E, next: Cursor, adde
         EVENT_DISABLE => false,
         EVENT_AT => {
             let (index, wrap) = (event as u16 & 0x7fff, event & 0x8000 != 0);
-            // An event of the previous lap is that many descriptors before the start of this one.
+            // An event of the previous lap lies `size` descriptors earlier.
             let index = if wrap == next.wrap { index } else { index.wrapping_sub(size) };
             crosses(index, next.index.wrapping_sub(added), next.index)
         }
-        // Also for the reserved value: a notification too many does no harm.
+        // The reserved value counts as well: an unnecessary notification does no harm.
         _ => true,
     }
 }

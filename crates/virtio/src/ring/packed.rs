@@ -14,7 +14,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// An index of the descriptor ring, and the wrap counter that belongs to it.
+/// An index of the descriptor ring, and its wrap counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Cursor {
     pub(crate) index: u16,
@@ -24,7 +24,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     pub(crate) const START: Cursor = Cursor { index: 0, wrap: true };
 
-    /// Moves by `count` descriptors, at most once around the ring.
+    /// Advances by `count` descriptors, at most once around the ring.
     #[inline]
     pub(crate) fn advance(&mut self, count: u16, size: u16) {
         let next = u32::from(self.index) + u32::from(count);
@@ -33,7 +33,7 @@ impl Cursor {
         self.index = if wraps { next - u32::from(size) } else { next } as u16;
     }
 
-    /// The index with the wrap counter in bit 15, as event suppression has it.
+    /// Returns the index with the wrap counter in bit 15, as event suppression encodes it.
     #[inline]
     pub(crate) fn bits(self) -> u16 {
         self.index | u16::from(self.wrap) << 15
@@ -47,12 +47,12 @@ pub(super) struct PackedRing {
     next: Cursor,
     /// Next descriptor to push to.
     used: Cursor,
-    /// Where `used` was when a batch was last published.
+    /// Position of `used` when a batch was last published.
     used_published: Cursor,
-    /// Flags of the first descriptor of a batch. They are stored last, so that the driver sees none of the batch
-    /// before all of it.
+    /// Index and flags of a batch's first descriptor. They are stored last, so that the driver sees nothing
+    /// of the batch before all of it is stored.
     first: Option<(u16, u16)>,
-    /// Descriptors published since the driver was last asked whether it wants an interrupt.
+    /// Number of descriptors published since the last check whether the driver wants an interrupt.
     added: u16,
     chain_max: u16,
     has_indirect: bool,
@@ -112,15 +112,17 @@ impl PackedRing {
         }
     }
 
-    /// Records requests from now on, and continues with those of a record that is not new. Returns their number.
+    /// Records requests from now on, and continues with the chains of an existing record. Returns their
+    /// number.
     pub(super) fn track(&mut self, words: Words) -> usize {
         let (record, used) = PackedRecord::open(words, &self.area, self.used);
         let again = record.again();
-        // What was popped before is either in flight or used.
+        // Everything popped earlier is either in flight or used.
         (self.used, self.used_published, self.next) = (used, used, used);
         self.next.advance(record.descriptors(), self.area.size());
-        // The process that died may have marked descriptors used without the first of its batch, which would have shown
-        // them to the driver. They are put back before one in front of them is used.
+        // The process that died may have marked descriptors used, but not the first of its batch, which
+        // would have made them visible to the driver. They are restored before a descriptor in front of
+        // them is used.
         let mut at = used;
         for _ in 0..record.descriptors() {
             self.area.flags(at.index).set(notify::available_flags(at.wrap), Relaxed);
@@ -135,7 +137,7 @@ impl PackedRing {
         self.record.as_ref().is_some_and(|record| record.next_again().is_some())
     }
 
-    /// Reads the next chain that is to be popped again, from the copies of its descriptors.
+    /// Reads the next chain to be popped again, from the copies of its descriptors.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         let Some(record) = self.record.take() else { return Ok(false) };
@@ -199,7 +201,7 @@ impl PackedRing {
                 index = if index + 1 == size { 0 } else { index + 1 };
                 descriptor = self.area.descriptor(index);
                 flags = descriptor.fourth();
-                // 2.8.19: no indirect descriptor in a list.
+                // 2.8.19: a list must not contain indirect descriptors.
                 if flags & INDIRECT != 0 {
                     return Err(RingError::Indirect);
                 }
@@ -219,7 +221,7 @@ impl PackedRing {
             return Err(RingError::Index);
         }
         let (area, mut at) = (&self.area, self.next);
-        // The guest may have changed them meanwhile: the next process checks them as this one does.
+        // The guest may have changed them in the meantime; the next process checks them as this one does.
         let descriptors = (0..count).map(|_| {
             let descriptor = area.descriptor(at.index);
             at.advance(1, area.size());
@@ -228,8 +230,8 @@ impl PackedRing {
         record.popped(descriptors).ok_or(RingError::Index)
     }
 
-    /// Reads a table of indirect descriptors, all of which belong to the chain. Flags other than that of writable
-    /// memory are ignored in it (2.8.7).
+    /// Reads a table of indirect descriptors, all of which belong to the chain. In it, all flags except the
+    /// one for writable memory are ignored (2.8.7).
     #[inline]
     fn read_table(
         &mut self,
