@@ -1,28 +1,29 @@
 //! A bounded cache of metadata clusters: L2 tables by L1 index, or refcount blocks by their index.
 //!
-//! Owned by [`crate::meta::Meta`], under its mutex. A table that is dirty, or being written, stays until a
-//! flush has made it durable: so the cache may exceed its bound for a moment, and a caller that changes
-//! tables flushes first when [`Cache::is_strained`].
+//! The cache is owned by [`crate::meta::Meta`], under its mutex. A table that is dirty, or being written,
+//! stays until a flush has made it durable. So the cache may exceed its bound temporarily, and a caller
+//! that changes tables flushes first if [`Cache::is_strained`].
 
 use std::collections::HashMap;
 
-/// Unit of tearing in a power cut.
+/// Unit of writes, in bytes, that a power cut cannot tear.
 pub(crate) const SECTOR: usize = 512;
 
 /// A metadata cluster with its current content.
 #[derive(Debug)]
 pub(crate) struct Table {
-    /// Its key in the cache.
+    /// Key of the table in the cache.
     pub(crate) index: u64,
-    /// Offset in the file.
+    /// Offset in the file, in bytes.
     pub(crate) at: u64,
     pub(crate) bytes: Box<[u8]>,
-    /// Bitmap of sectors changed since the last flush started.
+    /// Bitmap of the sectors changed since the last flush started.
     changed: Box<[u64]>,
     is_changed: bool,
-    /// Nothing on disk refers to it yet: the next flush writes all of it, before anything that refers to it.
+    /// Whether nothing on disk refers to it yet: the next flush writes all of it, before anything that
+    /// refers to it.
     pub(crate) fresh: bool,
-    /// A flush in progress has taken a copy of its changes.
+    /// Whether a flush in progress has taken a copy of its changes.
     flushing: bool,
     used: bool,
 }
@@ -39,7 +40,7 @@ impl Table {
         !self.is_changed && !self.flushing
     }
 
-    /// Runs of changed sectors, as offset in the table and bytes. The whole table if it is fresh.
+    /// Returns runs of changed sectors, as offset in the table and bytes; the whole table if it is fresh.
     fn pieces(&self) -> Vec<(usize, Vec<u8>)> {
         if self.fresh {
             return vec![(0, self.bytes.to_vec())];
@@ -66,7 +67,7 @@ pub(crate) struct Part {
     pub(crate) pieces: Vec<(usize, Vec<u8>)>,
 }
 
-/// The cache.
+/// Cached tables, with their slots by key.
 #[derive(Debug)]
 pub(crate) struct Cache {
     slots: Vec<Table>,
@@ -77,29 +78,29 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Creates a cache of at most `max` tables, unless more are dirty.
+    /// Creates a cache of at most `max` tables, which dirty tables may exceed.
     pub(crate) fn new(max: usize) -> Cache {
         Cache { slots: Vec::new(), places: HashMap::new(), hand: 0, max: max.max(4), changed: 0 }
     }
 
-    /// Whether so many tables are dirty that a flush is due.
+    /// Returns whether so many tables are dirty that a flush is due.
     pub(crate) fn is_strained(&self) -> bool {
         self.changed * 2 > self.max
     }
 
-    /// Whether any table is dirty.
+    /// Returns whether any table is dirty.
     pub(crate) fn has_changes(&self) -> bool {
         self.changed > 0
     }
 
-    /// Finds the slot of a cached table.
+    /// Returns the slot of a cached table.
     pub(crate) fn find(&mut self, index: u64) -> Option<usize> {
         let slot = *self.places.get(&index)?;
         self.slots[slot].used = true;
         Some(slot)
     }
 
-    /// Whether nothing on disk refers to that table yet.
+    /// Returns whether nothing on disk refers to this table yet.
     pub(crate) fn is_fresh(&self, index: u64) -> bool {
         self.places.get(&index).is_some_and(|slot| self.slots[*slot].fresh)
     }
@@ -108,8 +109,8 @@ impl Cache {
         &self.slots[slot]
     }
 
-    /// Inserts a table, or replaces the one of the same index, which must be clean. The slot is valid until
-    /// the next call.
+    /// Inserts a table, or replaces the one with the same index, which must be clean. The slot is valid
+    /// until the next call.
     pub(crate) fn insert(&mut self, table: Table) -> usize {
         self.changed += usize::from(table.is_changed);
         if let Some(&slot) = self.places.get(&table.index) {
@@ -133,7 +134,8 @@ impl Cache {
         slot
     }
 
-    /// Finds a clean slot to evict, by second chance; `None`: the cache is not full, or no table is clean.
+    /// Finds a clean slot to evict, by the second-chance algorithm. Returns `None` if the cache is not
+    /// full, or no table is clean.
     fn victim(&mut self) -> Option<usize> {
         if self.slots.len() < self.max {
             return None;
@@ -159,7 +161,7 @@ impl Cache {
         table.is_changed = true;
     }
 
-    /// Takes copies of all changes, for a flush that ends with [`Cache::flushed`] or [`Cache::restore`].
+    /// Copies all changes, for a flush that ends with [`Cache::flushed`] or [`Cache::restore`].
     pub(crate) fn take_changes(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         for table in self.slots.iter_mut().filter(|table| table.is_changed) {
@@ -172,12 +174,13 @@ impl Cache {
         parts
     }
 
-    /// The flush of the taken changes has succeeded.
+    /// Records that the flush of the taken changes has succeeded.
     pub(crate) fn flushed(&mut self) {
         self.slots.iter_mut().for_each(|table| table.flushing = false);
     }
 
-    /// The flush has failed: marks the changes dirty again. `fresh`: fresh tables are still fresh.
+    /// Records that the flush has failed: marks the changes dirty again. `fresh`: fresh tables are still
+    /// fresh.
     pub(crate) fn restore(&mut self, parts: &[Part], fresh: bool) {
         self.flushed();
         for part in parts {

@@ -8,18 +8,18 @@ use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 
-/// Cache of the clusters decompressed last, by their offset: consecutive small requests read a cluster
-/// several times.
+/// Cache of the most recently decompressed clusters, by their offset: consecutive small requests read a
+/// cluster several times.
 ///
 /// Compressed data does not change as long as an entry refers to it, so the cache never becomes stale.
 #[derive(Debug, Default)]
 pub(crate) struct Decompressed(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 
-/// As many as there are threads that read an image.
+/// Maximum number of cached clusters: as many as threads that read an image.
 const CACHED_MAX: usize = 4;
 
 impl Decompressed {
-    /// Returns the cluster at `at`, decompressed by `expand` if it is not cached.
+    /// Returns the cluster at `at`, which `expand` decompresses if it is not cached.
     pub(crate) fn cluster(
         &self,
         at: u64,

@@ -1,7 +1,7 @@
 //! Interface to the driver's control side: executes a command with its buffer.
 //!
-//! [`KernelControl`](crate::KernelControl) sends commands to `/dev/ublk-control`. Their meaning is defined in
-//! [`Driver`](crate::Driver).
+//! [`KernelControl`](crate::KernelControl) sends commands to `/dev/ublk-control`. [`Driver`](crate::Driver)
+//! defines their meaning.
 
 use crate::abi::{ControlCommand, ControlOp};
 use std::fmt;
@@ -9,16 +9,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// A control command. Address and length of its buffer are set on execution.
+/// A control command. The address and length of its buffer are set on execution.
 #[derive(Clone, Debug)]
 pub struct Command {
     /// The command.
     pub op: ControlOp,
-    /// The device; `u32::MAX` in ADD_DEV: any free number.
+    /// The device; `u32::MAX` in ADD_DEV selects any free number.
     pub device: u32,
     /// Inline argument.
     pub data: u64,
-    /// Input and output buffer. Empty if the command has none.
+    /// Input and output buffer; empty if the command has none.
     pub buffer: Vec<u8>,
     /// Path of the character device, for devices that may be unprivileged.
     pub path: Option<String>,
@@ -27,7 +27,8 @@ pub struct Command {
 }
 
 impl Command {
-    /// The payload of its SQE without address, and its buffer, which starts with the path.
+    /// Returns the payload of the command's SQE without address, and its buffer, which starts with the
+    /// path.
     pub(crate) fn encoded(&self) -> (ControlCommand, Vec<u8>) {
         let mut buffer = Vec::new();
         if let Some(path) = &self.path {
@@ -39,7 +40,7 @@ impl Command {
         let command = ControlCommand {
             dev_id: self.device,
             queue_id: u16::MAX,
-            // The longest buffer is a path and a structure, so this fits.
+            // The longest buffer is a path and a structure, so the length fits.
             len: buffer.len() as u16,
             addr: 0,
             data: [self.data],
@@ -51,12 +52,12 @@ impl Command {
     }
 }
 
-/// Why a command failed.
+/// Reasons why a command failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// The driver returned a positive errno.
     Errno(i32),
-    /// The driver did not answer in time: the command may still be in flight.
+    /// The driver did not answer within this time; the command may still be in flight.
     NoAnswer(Duration),
 }
 
@@ -71,31 +72,32 @@ impl fmt::Display for Refusal {
 
 /// Executes commands of a driver.
 pub trait Control: Send + Sync {
-    /// Executes a command; returns its result and its output buffer. Blocks the calling thread at most for
-    /// the command's limit.
+    /// Executes a command; returns its result and its output buffer. Blocks the calling thread for at most
+    /// the command's time limit.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// See [`Refusal`].
     fn execute(&self, command: Command) -> Result<(u32, Vec<u8>), Refusal>;
 
     /// Opens a device's character device, once its node exists.
     ///
     /// # Errors
-    /// Errors of the operating system, or the time limit.
+    /// An error of the operating system, or the time limit was exceeded.
     fn open(&self, device: u32, limit: Duration) -> io::Result<OwnedFd>;
 
-    /// Waits until the character device may be opened: udev changes the owner of a node after creating it.
+    /// Waits until the character device may be opened, because udev changes the owner of a node after
+    /// creating it.
     ///
     /// # Errors
-    /// The time limit.
+    /// The time limit was exceeded.
     fn await_owned(&self, device: u32, limit: Duration) -> io::Result<()>;
 
     /// Waits until the block device's node exists.
     ///
     /// # Errors
-    /// The time limit.
+    /// The time limit was exceeded.
     fn await_node(&self, device: u32, limit: Duration) -> io::Result<()>;
 
-    /// Numbers of all devices, including those of other processes.
+    /// Returns the numbers of all devices, including those of other processes.
     fn devices(&self) -> Vec<u32>;
 }

@@ -10,28 +10,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Limit of commands that only query: they take no time on an idle machine.
+/// Time limit of commands that only query; they take almost no time on an idle machine.
 const ASK: Duration = Duration::from_secs(10);
-/// Limit of creating a device, which takes some 10 ms. On some kernels it hangs.
+/// Time limit of creating a device, which takes some 10 ms, but hangs on some kernels.
 const ADD: Duration = Duration::from_secs(10);
-/// Limit of starting a device, which waits for every tag to be fetched, and on older kernels for the
+/// Time limit of starting a device, which waits until every tag is fetched, and on older kernels for the
 /// partition scan.
 const START: Duration = Duration::from_secs(30);
-/// Limit of stopping a device, which waits for requests in flight.
+/// Time limit of stopping a device, which waits for requests in flight.
 const STOP: Duration = Duration::from_secs(60);
-/// Limit of deleting a device, which waits until its character device is closed, and for other deletions.
+/// Time limit of deleting a device, which waits until its character device is closed, and for other
+/// deletions.
 const DELETE: Duration = Duration::from_secs(30);
-/// Limit of waiting for a node, which devtmpfs or udev creates.
+/// Time limit of waiting for a node, which devtmpfs or udev creates.
 const NODE: Duration = Duration::from_secs(15);
-/// Any free number.
+/// Device number that selects any free number.
 const ANY: u32 = u32::MAX;
-/// Most CPUs in an affinity mask.
+/// Maximum number of CPUs in an affinity mask.
 const CPUS_MAX: usize = 8192;
 
 /// Parameters of a new device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewDevice {
-    /// Number of the device; `None`: any free one.
+    /// Number of the device; `None` selects any free one.
     pub number: Option<u32>,
     /// Number of hardware queues; the driver creates at most one per CPU.
     pub queues: u16,
@@ -45,7 +46,7 @@ pub struct NewDevice {
     pub server_flags: u64,
 }
 
-/// A control command failed.
+/// The error of a failed control command.
 #[derive(Debug)]
 pub struct DriverError {
     op: ControlOp,
@@ -54,7 +55,7 @@ pub struct DriverError {
 }
 
 impl DriverError {
-    /// The driver's error as a positive errno, if it answered.
+    /// Returns the driver's error as a positive errno, if the driver answered.
     pub fn errno(&self) -> Option<i32> {
         match self.why {
             Refusal::Errno(errno) => Some(errno),
@@ -62,17 +63,17 @@ impl DriverError {
         }
     }
 
-    /// Whether the device is in use.
+    /// Returns whether the device is in use.
     pub fn is_busy(&self) -> bool {
         self.errno() == Some(libc::EBUSY)
     }
 
-    /// Whether the command may still be in flight, which would keep its process from exiting.
+    /// Returns whether the command may still be in flight, which would keep the process from exiting.
     pub fn is_stuck(&self) -> bool {
         matches!(self.why, Refusal::NoAnswer(_))
     }
 
-    /// Advice to the user.
+    /// Returns advice for the user.
     fn advice(&self) -> &'static str {
         let Refusal::Errno(errno) = self.why else {
             return match self.op {
@@ -138,12 +139,12 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Uses `control`.
+    /// Creates a driver that uses `control`.
     pub fn new(control: Arc<dyn Control>) -> Driver {
         Driver { control, plain: None }
     }
 
-    /// A driver for commands to the device of `info`, which need no query for its features.
+    /// Returns a driver for commands to the device of `info`, which then need no query for its features.
     pub fn knowing(&self, info: &DeviceInfo) -> Driver {
         let plain = (!info.features().has(Features::UNPRIVILEGED_DEV)).then_some(info.dev_id);
         Driver { plain, ..self.clone() }
@@ -167,9 +168,9 @@ impl Driver {
         self.control.execute(command).map_err(|why| DriverError { op, device, why })
     }
 
-    /// Whether a command needs the path of the character device: for unprivileged devices, and to find out
-    /// whether a device is one. If even that query is denied, the path is passed as well: the device of
-    /// another user is refused either way.
+    /// Returns whether a command needs the path of the character device: it does for unprivileged devices,
+    /// and to find out whether a device is unprivileged. If even that query is denied, the path is passed
+    /// as well, because the device of another user is refused either way.
     fn wants_path(&self, op: ControlOp, device: u32) -> bool {
         match op {
             ControlOp::GetDevInfo2 => true,
@@ -179,8 +180,8 @@ impl Driver {
         }
     }
 
-    /// Features of the driver. `None`: it is older than Linux 6.5 and cannot report them; the features
-    /// granted to a new device are the answer then.
+    /// Returns the features of the driver. Returns `None` if it is older than Linux 6.5 and cannot report
+    /// them; only the features granted to a new device then show what it supports.
     ///
     /// # Errors
     /// [`DriverError`], here and below.
@@ -194,8 +195,8 @@ impl Driver {
         }
     }
 
-    /// Creates a device; returns its information. Features that the driver did not grant are missing, and
-    /// there may be fewer queues than requested.
+    /// Creates a device, and returns its information. Features that the driver did not grant are missing,
+    /// and there may be fewer queues than requested.
     ///
     /// # Errors
     /// `EEXIST` if the number is in use.
@@ -215,7 +216,7 @@ impl Driver {
         info_of(&answer, ControlOp::AddDev, number)
     }
 
-    /// Information about a device.
+    /// Returns information about a device.
     ///
     /// # Errors
     /// `ENODEV` if it does not exist.
@@ -223,8 +224,8 @@ impl Driver {
         let room = vec![0; size_of::<DeviceInfo>()];
         match self.exchange(ControlOp::GetDevInfo2, device, 0, room.clone(), ASK) {
             Ok((_, answer)) => info_of(&answer, ControlOp::GetDevInfo2, device),
-            // Drivers before Linux 6.3 have no unprivileged devices; a character device that has no node yet
-            // has no permissions to check.
+            // Drivers before Linux 6.3 have no unprivileged devices. A character device without a node has
+            // no permissions to check yet.
             Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOENT)) => {
                 let (_, answer) = self.exchange(ControlOp::GetDevInfo, device, 0, room, ASK)?;
                 info_of(&answer, ControlOp::GetDevInfo, device)
@@ -241,21 +242,21 @@ impl Driver {
         self.exchange(ControlOp::SetParams, device, 0, params.as_bytes().to_vec(), ASK).map(drop)
     }
 
-    /// Gets the parameters of a device, with its device numbers. Parts unknown to an older driver are not in
-    /// its types.
+    /// Returns the parameters of a device, including its device numbers. Parts unknown to an older driver
+    /// are missing in the types.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn params(&self, device: u32) -> Result<Params, DriverError> {
         let room = Params::new().as_bytes().to_vec();
         let (_, answer) = self.exchange(ControlOp::GetParams, device, 0, room, ASK)?;
         Ok(Params::read_from_bytes(&answer).unwrap_or_default())
     }
 
-    /// The CPUs whose requests a queue gets, in ascending order.
+    /// Returns the CPUs whose requests a queue gets, in ascending order.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn affinity(&self, device: u32, queue: u16) -> Result<Vec<usize>, DriverError> {
         let room = vec![0; CPUS_MAX / 8];
         let (_, mask) = self.exchange(ControlOp::GetQueueAffinity, device, queue.into(), room, ASK)?;
@@ -267,7 +268,7 @@ impl Driver {
     /// commands.
     ///
     /// # Errors
-    /// Errors of the operating system: `EACCES` if the owner is not changed in time.
+    /// An error of the operating system: `EACCES` if the owner is not changed in time.
     pub fn await_owned(&self, device: u32) -> io::Result<()> {
         self.control.await_owned(device, NODE)
     }
@@ -275,19 +276,20 @@ impl Driver {
     /// Opens the character device, once it has a node.
     ///
     /// # Errors
-    /// Errors of the operating system: `EBUSY` while another server has it open.
+    /// An error of the operating system: `EBUSY` while another server has it open.
     pub fn open(&self, device: u32) -> io::Result<OwnedFd> {
         self.control.open(device, NODE)
     }
 
-    /// Creates the block device. Every tag must have been fetched, or be about to be. `server`: the process
-    /// that has the character device open. The block device's node exists when this returns.
+    /// Creates the block device. Every tag must have been fetched, or be about to be fetched. `server` is
+    /// the process that has the character device open. The block device's node normally exists when this
+    /// returns.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn start(&self, device: u32, server: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StartDev, device, server.into(), START)?;
-        // Without a node the device can still be used by its number.
+        // If the node is still missing, the device can be used by its number.
         let _ = self.control.await_node(device, NODE);
         Ok(())
     }
@@ -295,7 +297,7 @@ impl Driver {
     /// Removes the block device, even if it is in use.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn stop(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::StopDev, device, 0, STOP).map(drop)
     }
@@ -303,7 +305,7 @@ impl Driver {
     /// Removes the block device unless it is open.
     ///
     /// # Errors
-    /// `EBUSY`: it is open. `EOPNOTSUPP`: the driver lacks the command.
+    /// `EBUSY` if it is open; `EOPNOTSUPP` if the driver lacks the command.
     pub fn try_stop(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::TryStopDev, device, 0, STOP).map(drop)
     }
@@ -311,7 +313,7 @@ impl Driver {
     /// Removes a stopped device, and waits until its number is free.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn delete(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::DelDev, device, 0, DELETE).map(drop)
     }
@@ -319,7 +321,7 @@ impl Driver {
     /// Removes a stopped device without waiting.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn delete_later(&self, device: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::DelDevAsync, device, 0, ASK).map(drop)
     }
@@ -333,38 +335,39 @@ impl Driver {
         self.execute(ControlOp::StartUserRecovery, device, 0, ASK).map(drop)
     }
 
-    /// Ends recovery after the new server has fetched every tag, or is about to: requests continue.
+    /// Ends recovery after the new server has fetched every tag, or is about to do so: requests then
+    /// continue.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn end_recovery(&self, device: u32, server: u32) -> Result<(), DriverError> {
         self.execute(ControlOp::EndUserRecovery, device, server.into(), START).map(drop)
     }
 
-    /// Stops delivering requests, and returns idle tags to the server, so that it can exit without a request
-    /// in flight. Needs [`Features::QUIESCE`].
+    /// Stops the delivery of requests, and returns idle tags to the server, so that it can exit without a
+    /// request in flight. Requires [`Features::QUIESCE`].
     ///
     /// # Errors
-    /// `EBUSY`: a queue had no idle tag for the time of `limit`.
+    /// `EBUSY` if a queue had no idle tag within `limit`.
     pub fn quiesce(&self, device: u32, limit: Duration) -> Result<(), DriverError> {
         let millis = limit.as_millis().clamp(1, u32::MAX.into()) as u64;
         self.execute(ControlOp::QuiesceDev, device, millis, limit + ASK).map(drop)
     }
 
-    /// Changes the size of a block device, in sectors. Needs [`Features::UPDATE_SIZE`].
+    /// Changes the size of a block device, in sectors. Requires [`Features::UPDATE_SIZE`].
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn update_size(&self, device: u32, sectors: u64) -> Result<(), DriverError> {
         self.execute(ControlOp::UpdateSize, device, sectors, STOP).map(drop)
     }
 
-    /// Registers memory shared with clients: `len` bytes at `addr` of this process. Requests whose data is in
-    /// that memory then refer to it instead of being copied. Returns the index of the memory. Needs
+    /// Registers memory shared with clients: `len` bytes at `addr` of this process. Requests whose data is
+    /// in that memory then refer to it instead of being copied. Returns the index of the memory. Requires
     /// [`Features::SHMEM_ZC`].
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// The driver refused the command: see [`DriverError`].
     pub fn share(&self, device: u32, addr: u64, len: u64) -> Result<u16, DriverError> {
         let memory = ShmemBufferReg { addr, len, ..ShmemBufferReg::default() };
         let (index, _) = self.exchange(ControlOp::RegBuf, device, 0, memory.as_bytes().to_vec(), ADD)?;
@@ -374,12 +377,12 @@ impl Driver {
     /// Unregisters shared memory.
     ///
     /// # Errors
-    /// `ENOENT` if there is none of that index.
+    /// `ENOENT` if no memory has this index.
     pub fn unshare(&self, device: u32, index: u16) -> Result<(), DriverError> {
         self.execute(ControlOp::UnregBuf, device, index.into(), ASK).map(drop)
     }
 
-    /// Numbers of all devices, including those of other processes.
+    /// Returns the numbers of all devices, including those of other processes.
     pub fn devices(&self) -> Vec<u32> {
         self.control.devices()
     }

@@ -1,10 +1,11 @@
-//! The kernel's ublk driver as its server uses it: the ABI, the control commands, and a model of the driver.
+//! The kernel's ublk driver, as its server uses it: the ABI, the control commands, and a model of the
+//! driver.
 //!
-//! [`abi`] is `linux/ublk_cmd.h` in Rust. [`Driver`] issues the control commands, through a [`Control`] that
-//! is the kernel's driver or the model. Requests do not pass through this crate: they go between the driver
-//! and a reactor's ring, with the structures of [`abi`].
+//! [`abi`] is `linux/ublk_cmd.h` in Rust. [`Driver`] issues the control commands through a [`Control`],
+//! which is either the kernel's driver or the model. Requests do not pass through this crate: they go
+//! between the driver and a reactor's ring, with the structures of [`abi`].
 //!
-//! *Invariant:* `unsafe` is in `kernel/` only.
+//! *Invariant:* only `kernel/` contains `unsafe` code.
 
 #![deny(unsafe_code)]
 

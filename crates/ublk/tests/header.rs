@@ -14,14 +14,14 @@ use std::process::{Command, Stdio};
 
 const SYSTEM_HEADER: &str = "/usr/include/linux/ublk_cmd.h";
 
-/// A Rust structure under its kernel name: its length, and offset and length of each field.
+/// A Rust structure under its kernel name: its length, and the offset and length of each field.
 struct Layout {
     name: &'static str,
     len: usize,
     fields: Vec<(&'static str, usize, usize)>,
 }
 
-/// Names of fields in older headers.
+/// Fields with their names in older headers.
 const RENAMED: [(&str, &str); 1] = [("io_desc_size", "pad0")];
 
 fn len_of<T, F>(_: fn(&T) -> &F) -> usize {
@@ -165,25 +165,25 @@ fn values() -> Vec<(String, u64)> {
     all
 }
 
-/// Whether the text contains the word as a whole.
+/// Returns whether the text contains the word as a whole.
 fn has_word(text: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word)
         .any(|(at, _)| !text[..at].ends_with(is_word) && !text[at + word.len()..].starts_with(is_word))
 }
 
-/// The body of a structure's definition.
+/// Returns the body of a structure's definition.
 fn body<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = header.split_once(&format!("struct {name} {{"))?;
     rest.split_once("\n};").map(|(body, _)| body)
 }
 
-/// The macro names in an expression, which the header must define.
+/// Returns the macro names in an expression, which the header must define.
 fn macros(expression: &str) -> Vec<&str> {
     expression.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| w.starts_with("UBLK")).collect()
 }
 
-/// Compiles and runs a probe that prints `NAME VALUE` lines. `None`: there is no compiler.
+/// Compiles and runs a probe that prints `NAME VALUE` lines. Returns `None` if there is no compiler.
 fn compile_and_run(source: &str) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("probe");
@@ -237,7 +237,7 @@ fn the_abi_matches_the_header() {
             let name = format!("{}.{field}", layout.name);
             expected.insert(format!("{name}@"), *offset as u64);
             source += &format!("printf(\"{name}@ %zu\\n\", offsetof(struct {}, {field}));\n", layout.name);
-            // In an older header, later fields are part of an earlier one.
+            // In an older header, an earlier field covers the later ones.
             if new.is_empty() {
                 expected.insert(format!("{name}#"), *len as u64);
                 source +=
@@ -264,7 +264,7 @@ fn the_abi_matches_the_header() {
     for line in output.lines() {
         let (name, value) = line.split_once(' ').unwrap();
         let value: u64 = value.parse().unwrap();
-        // A negative number has 64 bits there and the type's own bits here.
+        // A negative number is printed with 64 bits, but has the type's own bits here.
         assert_eq!(expected[name], value, "{name}, by {}", path.display());
         seen += 1;
     }

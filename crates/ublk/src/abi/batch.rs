@@ -15,9 +15,9 @@ pub struct BatchIo {
     pub nr_elem: u16,
     /// Bytes of an element.
     pub elem_bytes: u8,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u8,
-    /// Zero.
+    /// Must be zero.
     pub reserved2: u64,
 }
 
@@ -26,14 +26,14 @@ pub struct BatchIo {
 pub struct BatchFlags(pub u16);
 
 impl BatchFlags {
-    /// The sector of a zone append.
+    /// Elements have the sector of a zone append.
     pub const HAS_ZONE_LBA: BatchFlags = BatchFlags(1);
-    /// The address of the tag's buffer.
+    /// Elements have the address of the tag's buffer.
     pub const HAS_BUF_ADDR: BatchFlags = BatchFlags(2);
-    /// If automatic registration fails, the request is delivered anyway.
+    /// Requests are delivered even if automatic registration fails.
     pub const AUTO_BUF_REG_FALLBACK: BatchFlags = BatchFlags(4);
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub const fn element_len(self) -> u8 {
         let extra = (self.0 & Self::HAS_ZONE_LBA.0 != 0) as u8 + (self.0 & Self::HAS_BUF_ADDR.0 != 0) as u8;
         size_of::<ElementHeader>() as u8 + 8 * extra

@@ -7,15 +7,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum ControlOp {
-    /// The CPUs that a queue serves, as a bit mask.
+    /// Get the CPUs that a queue serves, as a bit mask.
     GetQueueAffinity = 0x01,
-    /// A device's [`DeviceInfo`].
+    /// Get a device's [`DeviceInfo`].
     GetDevInfo = 0x02,
     /// Create a device and its character device.
     AddDev = 0x04,
     /// Remove a device; waits until its character device is closed.
     DelDev = 0x05,
-    /// Create the block device; waits until every tag was fetched.
+    /// Create the block device; waits until every tag has been fetched.
     StartDev = 0x06,
     /// Remove the block device.
     StopDev = 0x07,
@@ -23,25 +23,25 @@ pub enum ControlOp {
     SetParams = 0x08,
     /// Get the parameters of the block device.
     GetParams = 0x09,
-    /// A new server is about to take over.
+    /// Announce that a new server is about to take over.
     StartUserRecovery = 0x10,
-    /// The new server has fetched every tag.
+    /// Report that the new server has fetched every tag.
     EndUserRecovery = 0x11,
-    /// [`GetDevInfo`](ControlOp::GetDevInfo) for unprivileged devices too.
+    /// [`GetDevInfo`](ControlOp::GetDevInfo) that also works for unprivileged devices.
     GetDevInfo2 = 0x12,
-    /// Features of the driver.
+    /// Get the features of the driver.
     GetFeatures = 0x13,
     /// Remove a device without waiting.
     DelDevAsync = 0x14,
     /// Change the size, in sectors.
     UpdateSize = 0x15,
-    /// Return every fetched tag to the server, for a planned change of server.
+    /// Return every fetched tag to the server, for a planned change of servers.
     QuiesceDev = 0x16,
     /// [`StopDev`](ControlOp::StopDev) unless the block device is open.
     TryStopDev = 0x17,
-    /// Register memory that is shared with clients.
+    /// Register memory shared with clients.
     RegBuf = 0x18,
-    /// Unregister such memory.
+    /// Unregister memory shared with clients.
     UnregBuf = 0x19,
 }
 
@@ -68,7 +68,7 @@ impl ControlOp {
         ControlOp::UnregBuf,
     ];
 
-    /// The ioctl-encoded number, which every kernel since 6.5 accepts.
+    /// Returns the ioctl-encoded number, which every kernel since 6.5 accepts.
     pub const fn code(self) -> u32 {
         let direction = match self {
             ControlOp::GetQueueAffinity
@@ -82,13 +82,13 @@ impl ControlOp {
         ioctl_number(direction, self as u8, size_of::<ControlCommand>())
     }
 
-    /// The bare number, which kernels before 6.5 require. `None` for commands that they lack.
+    /// Returns the bare number, which kernels before 6.5 require, or `None` for commands that they lack.
     pub const fn legacy_code(self) -> Option<u32> {
         let number = self as u8;
         if number <= ControlOp::GetDevInfo2 as u8 { Some(number as u32) } else { None }
     }
 
-    /// The kernel's name without its prefix.
+    /// Returns the kernel's name without its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             ControlOp::GetQueueAffinity => "GET_QUEUE_AFFINITY",
@@ -123,9 +123,9 @@ impl std::fmt::Display for ControlOp {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ControlCommand {
-    /// The device; `u32::MAX` in ADD_DEV: any free number.
+    /// The device; `u32::MAX` in ADD_DEV selects any free number.
     pub dev_id: u32,
-    /// The queue; `u16::MAX` for commands that refer to none.
+    /// The queue; `u16::MAX` for commands that do not refer to a queue.
     pub queue_id: u16,
     /// Length of the buffer at `addr`, in bytes.
     pub len: u16,
@@ -136,9 +136,9 @@ pub struct ControlCommand {
     /// For unprivileged devices: length of the character device's path at the start of the buffer, with its
     /// terminating zero.
     pub dev_path_len: u16,
-    /// Zero.
+    /// Must be zero.
     pub pad: u16,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
@@ -150,41 +150,41 @@ pub struct DeviceInfo {
     pub nr_hw_queues: u16,
     /// Tags per queue.
     pub queue_depth: u16,
-    /// A [`State`].
+    /// State of the device: a [`State`].
     pub state: u16,
-    /// Bytes of a descriptor, if set by the server with
-    /// [`Features::IO_DESC_SIZE`](super::Features::IO_DESC_SIZE). We pass 0; since Linux 7.3 the answer has
-    /// the size.
+    /// Bytes of a descriptor, if the server sets it with
+    /// [`Features::IO_DESC_SIZE`](super::Features::IO_DESC_SIZE). We pass 0; since Linux 7.3 the driver
+    /// returns the size.
     pub io_desc_size: u16,
     /// Largest request in bytes.
     pub max_io_buf_bytes: u32,
-    /// The N of `/dev/ublkbN` and `/dev/ublkcN`.
+    /// Number of the device: the N of `/dev/ublkbN` and `/dev/ublkcN`.
     pub dev_id: u32,
     /// Process id of the server in its own PID namespace; -1 if there is none.
     pub ublksrv_pid: i32,
-    /// Zero.
+    /// Must be zero.
     pub pad1: u32,
     /// [`Features`] in use.
     pub flags: u64,
     /// Private flags of the server; the driver stores them without interpretation.
     pub ublksrv_flags: u64,
-    /// User that created the device.
+    /// User id of the device's creator.
     pub owner_uid: u32,
-    /// Group that created the device.
+    /// Group id of the device's creator.
     pub owner_gid: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved1: u64,
-    /// Zero.
+    /// Must be zero.
     pub reserved2: u64,
 }
 
 impl DeviceInfo {
-    /// Features in use.
+    /// Returns the features in use.
     pub const fn features(&self) -> Features {
         Features(self.flags)
     }
 
-    /// State of the device; `None` for an unknown one.
+    /// Returns the state of the device, or `None` if it is unknown.
     pub const fn state(&self) -> Option<State> {
         State::from_number(self.state)
     }
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    /// Name in listings.
+    /// Returns the name in listings.
     pub const fn name(self) -> &'static str {
         match self {
             State::Dead => "dead",
@@ -237,11 +237,11 @@ pub struct ShmemBufferReg {
     pub len: u64,
     /// [`ShmemBufferReg::READ_ONLY`] or 0.
     pub flags: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
 impl ShmemBufferReg {
-    /// Pinned without write access: for memory sealed against writing.
+    /// Pin the memory without write access: for memory that is sealed against writing.
     pub const READ_ONLY: u32 = 1;
 }

@@ -25,13 +25,13 @@ features! {
     URING_CMD_COMP_IN_TASK = 1,
     /// The server provides the buffer for a write's data after it has seen the write.
     NEED_GET_DATA = 2,
-    /// The block device survives its server: requests in flight fail then, later ones wait.
+    /// The block device survives its server: requests in flight fail, later ones wait.
     USER_RECOVERY = 3,
     /// With USER_RECOVERY: requests in flight are reissued to the next server.
     USER_RECOVERY_REISSUE = 4,
-    /// Can be created and used without privileges.
+    /// The device can be created and used without privileges.
     UNPRIVILEGED_DEV = 5,
-    /// Commands have ioctl-encoded numbers.
+    /// Commands may have ioctl-encoded numbers.
     CMD_IOCTL_ENCODE = 6,
     /// The server copies data itself, with `pread` and `pwrite` on the character device.
     USER_COPY = 7,
@@ -43,21 +43,21 @@ features! {
     UPDATE_SIZE = 10,
     /// Request buffers are registered with the server's io_uring automatically.
     AUTO_BUF_REG = 11,
-    /// A planned change of server.
+    /// The server can be changed in a planned way (QUIESCE_DEV).
     QUIESCE = 12,
-    /// Each tag may have a thread of its own.
+    /// Each tag may have its own thread.
     PER_IO_DAEMON = 13,
     /// Buffers may be registered from any thread.
     BUF_REG_OFF_DAEMON = 14,
     /// Commands for many tags at once.
     BATCH_IO = 15,
-    /// Requests carry integrity data.
+    /// Requests have integrity data.
     INTEGRITY = 16,
-    /// Supports TRY_STOP_DEV: stop unless in use.
+    /// TRY_STOP_DEV is supported: stop unless in use.
     SAFE_STOP_DEV = 17,
-    /// No partition scan when the device is started.
+    /// Partitions are not scanned when the device is started.
     NO_AUTO_PART_SCAN = 18,
-    /// Zero copy for memory shared with clients.
+    /// Zero copy is supported for memory shared with clients.
     SHMEM_ZC = 19,
     /// The server sets the size of request descriptors; bytes beyond our size are padding so far.
     IO_DESC_SIZE = 20,
@@ -78,35 +78,35 @@ impl Features {
         Features(all)
     };
 
-    /// Whether this set contains all features of `other`.
+    /// Returns whether this set contains all features of `other`.
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: Features) -> Features {
         Features(self.0 | other.0)
     }
 
-    /// Difference: this set without the features of `other`.
+    /// Returns the difference: this set without the features of `other`.
     #[must_use]
     pub const fn without(self, other: Features) -> Features {
         Features(self.0 & !other.0)
     }
 
-    /// Intersection of both sets.
+    /// Returns the intersection of both sets.
     #[must_use]
     pub const fn common(self, other: Features) -> Features {
         Features(self.0 & other.0)
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Names in order of their bits; unknown bits are `bit N`.
+    /// Returns the names in order of their bits; unknown bits are `bit N`.
     pub fn names(self) -> Vec<String> {
         let name = |bit: u32| {
             let named = Features::NAMED.iter().find(|(feature, _)| feature.0 == 1 << bit);

@@ -3,13 +3,13 @@
 use super::{BatchIo, READ_WRITE, ioctl_number};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Most tags of a queue.
+/// Maximum number of tags of a queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
-/// Most queues of a device.
+/// Maximum number of queues of a device.
 pub const QUEUES_MAX: u16 = 4096;
-/// Bits of an offset for the byte within a request's buffer.
+/// Number of offset bits for the byte within a request's buffer.
 const BUFFER_BITS: u32 = 25;
-/// Bits of an offset for the tag.
+/// Number of offset bits for the tag.
 const TAG_BITS: u32 = 16;
 /// The largest request, in bytes: 32 MiB.
 pub const IO_BUFFER_BYTES_MAX: u32 = 1 << BUFFER_BITS;
@@ -18,35 +18,35 @@ const BUFFERS_START: u64 = 0x8000_0000;
 /// Bit of an offset that selects integrity data.
 const INTEGRITY_FLAG: u64 = 1 << 62;
 
-/// Offset of a queue's descriptors in the mapping of the character device, in bytes. `page`: page size of the
-/// system.
+/// Returns the offset of a queue's descriptors in the mapping of the character device, in bytes. `page` is
+/// the page size of the system.
 pub const fn descriptors_offset(queue: u16, page: u64) -> u64 {
     // The driver's layout assumes the maximum number of tags for every queue.
     let most = QUEUE_DEPTH_MAX as u64 * size_of::<IoDescriptor>() as u64;
     queue as u64 * most.next_multiple_of(page)
 }
 
-/// Bytes of a queue's descriptors, rounded up to pages for the mapping.
+/// Returns the bytes of a queue's descriptors, rounded up to pages for the mapping.
 pub const fn descriptors_len(depth: u16, page: u64) -> u64 {
     (depth as u64 * size_of::<IoDescriptor>() as u64).next_multiple_of(page)
 }
 
-/// Offset of byte `skip` of a request's data, for `pread` and `pwrite` on the character device.
+/// Returns the offset of byte `skip` of a request's data, for `pread` and `pwrite` on the character device.
 pub const fn user_copy_offset(queue: u16, tag: u16, skip: u32) -> u64 {
     BUFFERS_START + ((queue as u64) << (BUFFER_BITS + TAG_BITS) | (tag as u64) << BUFFER_BITS | skip as u64)
 }
 
-/// Offset of byte `skip` of a request's integrity data.
+/// Returns the offset of byte `skip` of a request's integrity data.
 pub const fn user_copy_integrity_offset(queue: u16, tag: u16, skip: u32) -> u64 {
     user_copy_offset(queue, tag, skip) | INTEGRITY_FLAG
 }
 
-/// Index of the shared buffer of an address with [`IoFlags::SHMEM_ZC`].
+/// Returns the index of the shared buffer in an address with [`IoFlags::SHMEM_ZC`].
 pub const fn shmem_index(addr: u64) -> u16 {
     (addr >> 32) as u16
 }
 
-/// Offset in that buffer, in bytes.
+/// Returns the offset within that buffer, in bytes.
 pub const fn shmem_offset(addr: u64) -> u32 {
     addr as u32
 }
@@ -63,7 +63,7 @@ pub enum IoOp {
     NeedGetData = 0x22,
     /// Register a request's buffer with this io_uring.
     RegisterIoBuf = 0x23,
-    /// Unregister it.
+    /// Unregister a request's buffer.
     UnregisterIoBuf = 0x24,
     /// Batch: prepare tags.
     PrepIoCmds = 0x25,
@@ -74,7 +74,7 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    /// The ioctl-encoded number.
+    /// Returns the ioctl-encoded number.
     pub const fn code(self) -> u32 {
         let size = match self {
             IoOp::PrepIoCmds | IoOp::CommitIoCmds | IoOp::FetchIoCmds => size_of::<BatchIo>(),
@@ -83,7 +83,7 @@ impl IoOp {
         ioctl_number(READ_WRITE, self as u8, size)
     }
 
-    /// The bare number, for kernels before 6.5. `None` for commands that they lack.
+    /// Returns the bare number, for kernels before 6.5, or `None` for commands that they lack.
     pub const fn legacy_code(self) -> Option<u32> {
         match self {
             IoOp::FetchReq | IoOp::CommitAndFetchReq | IoOp::NeedGetData => Some(self as u32),
@@ -110,13 +110,13 @@ impl IoOp {
 /// Result of a command for a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoResult {
-    /// The tag has a request, described in its descriptor.
+    /// The tag has a request, which its descriptor describes.
     Request,
     /// The request is a write: provide a buffer with [`IoOp::NeedGetData`].
     NeedGetData,
     /// The tag must not be fetched again: the device is being stopped or quiesced.
     Abort,
-    /// The command was refused: a positive errno.
+    /// The command was refused with a positive errno.
     Refused(i32),
 }
 
@@ -131,7 +131,7 @@ impl IoResult {
         }
     }
 
-    /// Converts to the result of a completion.
+    /// Returns the result of a completion.
     pub const fn to_result(self) -> i32 {
         match self {
             IoResult::Request => 0,
@@ -152,12 +152,13 @@ pub struct IoCommand {
     pub tag: u16,
     /// For a commit: bytes done, or a negative errno.
     pub result: i32,
-    /// Address of the tag's buffer; index of a buffer to register; sector of a zone append.
+    /// Depending on the command: address of the tag's buffer, index of a buffer to register, or sector of a
+    /// zone append.
     pub addr: u64,
 }
 
 impl IoCommand {
-    /// The bytes in an SQE.
+    /// Returns the bytes in an SQE.
     #[inline]
     pub fn to_bytes(self) -> [u8; 16] {
         zerocopy::transmute!(self)
@@ -174,7 +175,7 @@ impl IoCommand {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IoDescriptor {
-    /// Bits 0 to 7: a [`KernelOp`]. The others: [`IoFlags`].
+    /// Bits 0 to 7: a [`KernelOp`]; higher bits: [`IoFlags`].
     pub op_flags: u32,
     /// Length in sectors; for a zone report the number of zones.
     pub nr_sectors: u32,
@@ -185,12 +186,12 @@ pub struct IoDescriptor {
 }
 
 impl IoDescriptor {
-    /// The operation; `None` if unknown.
+    /// Returns the operation, or `None` if it is unknown.
     pub const fn op(&self) -> Option<KernelOp> {
         KernelOp::from_number(self.op_flags as u8)
     }
 
-    /// The flags.
+    /// Returns the flags.
     pub const fn flags(&self) -> IoFlags {
         IoFlags(self.op_flags & !0xff)
     }
@@ -208,7 +209,7 @@ pub enum KernelOp {
     Flush = 2,
     /// Discard.
     Discard = 3,
-    /// Write same; no longer sent by any kernel.
+    /// Write same, which kernels no longer send.
     WriteSame = 4,
     /// Write zeroes.
     WriteZeroes = 5,
@@ -229,7 +230,7 @@ pub enum KernelOp {
 }
 
 impl KernelOp {
-    /// Converts bits 0 to 7 of `op_flags`.
+    /// Converts bits 0 to 7 of `op_flags`. Returns `None` if the operation is unknown.
     pub const fn from_number(number: u8) -> Option<KernelOp> {
         Some(match number {
             0 => KernelOp::Read,
@@ -266,27 +267,27 @@ impl IoFlags {
     pub const FAILFAST_TRANSPORT: IoFlags = IoFlags(1 << 9);
     /// Do not retry driver errors.
     pub const FAILFAST_DRIVER: IoFlags = IoFlags(1 << 10);
-    /// File system metadata.
+    /// The request is for file system metadata.
     pub const META: IoFlags = IoFlags(1 << 11);
-    /// On stable storage before completion.
+    /// The data must be on stable storage before completion.
     pub const FUA: IoFlags = IoFlags(1 << 13);
     /// Write zeroes must not deallocate.
     pub const NOUNMAP: IoFlags = IoFlags(1 << 15);
-    /// Swap.
+    /// The request is for swap.
     pub const SWAP: IoFlags = IoFlags(1 << 16);
     /// The buffer was not registered automatically: register it by command.
     pub const NEED_REG_BUF: IoFlags = IoFlags(1 << 17);
-    /// There is integrity data.
+    /// The request has integrity data.
     pub const INTEGRITY: IoFlags = IoFlags(1 << 18);
     /// The data is in memory registered with [`ControlOp::RegBuf`](super::ControlOp::RegBuf).
     pub const SHMEM_ZC: IoFlags = IoFlags(1 << 19);
 
-    /// Whether this set contains all flags of `other`.
+    /// Returns whether this set contains all flags of `other`.
     pub const fn has(self, other: IoFlags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: IoFlags) -> IoFlags {
         IoFlags(self.0 | other.0)
@@ -301,9 +302,9 @@ pub struct AutoBufReg {
     pub index: u16,
     /// [`AutoBufReg::FALLBACK`] or 0.
     pub flags: u8,
-    /// Zero.
+    /// Must be zero.
     pub reserved0: u8,
-    /// Zero.
+    /// Must be zero.
     pub reserved1: u32,
 }
 
@@ -311,7 +312,7 @@ impl AutoBufReg {
     /// If registration fails, deliver the request with [`IoFlags::NEED_REG_BUF`] instead of failing it.
     pub const FALLBACK: u8 = 1;
 
-    /// Encodes for `sqe->addr`.
+    /// Returns the encoding for `sqe->addr`.
     pub const fn to_sqe_addr(self) -> u64 {
         self.index as u64
             | (self.flags as u64) << 16

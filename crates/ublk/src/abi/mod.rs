@@ -1,10 +1,10 @@
 //! `linux/ublk_cmd.h` in Rust: structures, command numbers, flags and encodings of the newest header.
 //!
-//! Structures and fields have the kernel's names. All are plain data without implicit padding, so they can be
-//! passed to and from the kernel as bytes. `tests/header.rs` checks every size, offset and value against a C
-//! compiler's view of the header.
+//! Structures and fields have the kernel's names. All are plain data without implicit padding, so they can
+//! be passed to and from the kernel as bytes. `tests/header.rs` checks every size, offset and value against
+//! the header, as a C compiler reports them.
 //!
-//! It does not depend on the kernel's version: [`Features`] says what a kernel supports.
+//! The module does not depend on the kernel's version: [`Features`] reports what a kernel supports.
 
 mod batch;
 mod control;
@@ -25,7 +25,7 @@ pub use params::{
     ParamZoned, Params, SEGMENT_SIZE_MIN,
 };
 
-/// An ioctl number of type `u`, as `_IOC` makes it. Direction: 2 read, 3 read and write.
+/// Returns an ioctl number of type `u`, as `_IOC` computes it. Direction: 2 read, 3 read and write.
 const fn ioctl_number(direction: u32, number: u8, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | number as u32
 }

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Smallest maximum segment size of [`ParamSegment`], in bytes.
+/// Lower bound of [`ParamSegment`]'s maximum segment size, in bytes.
 pub const SEGMENT_SIZE_MIN: u32 = 4096;
 
 /// Attributes of a device.
@@ -10,28 +10,28 @@ pub const SEGMENT_SIZE_MIN: u32 = 4096;
 pub struct Attributes(pub u32);
 
 impl Attributes {
-    /// Read-only.
+    /// The device is read-only.
     pub const READ_ONLY: Attributes = Attributes(1);
-    /// Rotational: seeks are slow.
+    /// The device is rotational: seeks are slow.
     pub const ROTATIONAL: Attributes = Attributes(2);
-    /// Has a volatile write cache: flushes are needed for durability.
+    /// The device has a volatile write cache, so durability requires flushes.
     pub const VOLATILE_CACHE: Attributes = Attributes(4);
-    /// Supports FUA writes.
+    /// The device supports FUA writes.
     pub const FUA: Attributes = Attributes(8);
 
-    /// Adds `other` if `wanted`.
+    /// Returns the attributes, with `other` added if `wanted`.
     #[must_use]
     pub const fn with(self, other: Attributes, wanted: bool) -> Attributes {
         if wanted { Attributes(self.0 | other.0) } else { self }
     }
 
-    /// Whether this set contains all attributes of `other`.
+    /// Returns whether this set contains all attributes of `other`.
     pub const fn has(self, other: Attributes) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// The valid parts of [`Params`].
+/// Set of the valid parts of [`Params`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ParamTypes(pub u32);
 
@@ -40,7 +40,7 @@ impl ParamTypes {
     pub const BASIC: ParamTypes = ParamTypes(1);
     /// [`Params::discard`].
     pub const DISCARD: ParamTypes = ParamTypes(2);
-    /// [`Params::devt`]; set by the driver.
+    /// [`Params::devt`], set by the driver.
     pub const DEVT: ParamTypes = ParamTypes(4);
     /// [`Params::zoned`].
     pub const ZONED: ParamTypes = ParamTypes(8);
@@ -51,12 +51,12 @@ impl ParamTypes {
     /// [`Params::integrity`].
     pub const INTEGRITY: ParamTypes = ParamTypes(64);
 
-    /// Whether this set contains all types of `other`.
+    /// Returns whether this set contains all types of `other`.
     pub const fn has(self, other: ParamTypes) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Union of both sets.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: ParamTypes) -> ParamTypes {
         ParamTypes(self.0 | other.0)
@@ -79,11 +79,12 @@ pub struct ParamBasic {
     pub io_min_shift: u8,
     /// Largest request, in sectors.
     pub max_sectors: u32,
-    /// Requests do not cross multiples of this, in sectors; 0: no limit. For zoned devices the zone size.
+    /// Boundary that requests do not cross multiples of, in sectors; 0 for none. For zoned devices the zone
+    /// size.
     pub chunk_sectors: u32,
     /// Size in sectors.
     pub dev_sectors: u64,
-    /// Gaps between segments must lie on multiples of this plus one, in bytes.
+    /// Mask of the boundary at which gaps between segments must lie: the boundary in bytes, minus one.
     pub virt_boundary_mask: u64,
 }
 
@@ -99,9 +100,9 @@ pub struct ParamDiscard {
     pub max_discard_sectors: u32,
     /// Largest write-zeroes request, in sectors.
     pub max_write_zeroes_sectors: u32,
-    /// Most ranges of a discard: the driver accepts 1 only.
+    /// Maximum number of ranges of a discard; the driver accepts only 1.
     pub max_discard_segments: u16,
-    /// Zero.
+    /// Must be zero.
     pub reserved0: u16,
 }
 
@@ -113,7 +114,7 @@ pub struct ParamDevt {
     pub char_major: u32,
     /// Minor number of `/dev/ublkcN`.
     pub char_minor: u32,
-    /// Major number of `/dev/ublkbN`; 0 until it is started.
+    /// Major number of `/dev/ublkbN`, or 0 until it is started.
     pub disk_major: u32,
     /// Minor number of `/dev/ublkbN`.
     pub disk_minor: u32,
@@ -123,13 +124,13 @@ pub struct ParamDevt {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamZoned {
-    /// Most open zones; 0: no limit.
+    /// Maximum number of open zones; 0 for no limit.
     pub max_open_zones: u32,
-    /// Most active zones; 0: no limit.
+    /// Maximum number of active zones; 0 for no limit.
     pub max_active_zones: u32,
     /// Largest zone append, in sectors; not 0.
     pub max_zone_append_sectors: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: [u8; 20],
 }
 
@@ -137,9 +138,9 @@ pub struct ParamZoned {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamDmaAlign {
-    /// Alignment of buffers for direct I/O, less one, in bytes.
+    /// Alignment of buffers for direct I/O in bytes, minus one.
     pub alignment: u32,
-    /// Zero.
+    /// Must be zero.
     pub pad: [u8; 4],
 }
 
@@ -147,13 +148,13 @@ pub struct ParamDmaAlign {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ParamSegment {
-    /// Segments do not cross multiples of this plus one, in bytes.
+    /// Mask of the boundary that segments must not cross: the boundary in bytes, minus one.
     pub seg_boundary_mask: u64,
     /// Longest segment, in bytes; at least [`SEGMENT_SIZE_MIN`].
     pub max_segment_size: u32,
-    /// Most segments of a request.
+    /// Maximum number of segments of a request.
     pub max_segments: u16,
-    /// Zero.
+    /// Must be zero.
     pub pad: [u8; 2],
 }
 
@@ -163,7 +164,7 @@ pub struct ParamSegment {
 pub struct ParamIntegrity {
     /// `LBMD_PI_CAP_*` of `linux/fs.h`.
     pub flags: u32,
-    /// Most segments of integrity data; 0: no limit.
+    /// Maximum number of segments of integrity data; 0 for no limit.
     pub max_integrity_segments: u16,
     /// `log2` of the data bytes that one tuple protects.
     pub interval_exp: u8,
@@ -175,25 +176,25 @@ pub struct ParamIntegrity {
     pub csum_type: u8,
     /// Bytes of application tag.
     pub tag_size: u8,
-    /// Zero.
+    /// Must be zero.
     pub pad: [u8; 5],
 }
 
 impl ParamIntegrity {
-    /// In `flags`: tuples are generated and verified by the block layer (`LBMD_PI_CAP_INTEGRITY`).
+    /// Bit of `flags`: the block layer generates and verifies tuples (`LBMD_PI_CAP_INTEGRITY`).
     pub const CAN_GUARD: u32 = 1;
-    /// In `flags`: tuples have a reference tag (`LBMD_PI_CAP_REFTAG`).
+    /// Bit of `flags`: tuples have a reference tag (`LBMD_PI_CAP_REFTAG`).
     pub const HAS_REF_TAG: u32 = 2;
-    /// A `csum_type`: no checksum; tuples are not verified.
+    /// Value of `csum_type`: no checksum; tuples are not verified.
     pub const CSUM_NONE: u8 = 0;
-    /// A `csum_type`: T10 PI with the IP checksum.
+    /// Value of `csum_type`: T10 PI with the IP checksum.
     pub const CSUM_IP: u8 = 1;
-    /// A `csum_type`: T10 PI with CRC-16.
+    /// Value of `csum_type`: T10 PI with CRC-16.
     pub const CSUM_CRC16: u8 = 2;
-    /// A `csum_type`: NVMe protection information with CRC-64.
+    /// Value of `csum_type`: NVMe protection information with CRC-64.
     pub const CSUM_CRC64: u8 = 4;
 
-    /// Bytes of the tuple that the driver interprets; `None`: unknown type.
+    /// Returns the bytes of the tuple that the driver interprets, or `None` for an unknown type.
     pub const fn tuple_len(&self) -> Option<u8> {
         match self.csum_type {
             ParamIntegrity::CSUM_NONE => Some(0),
@@ -204,14 +205,14 @@ impl ParamIntegrity {
     }
 }
 
-/// `struct ublk_params`. A driver with a shorter structure uses the beginning and returns its length in
-/// `len`.
+/// `struct ublk_params`. A driver with a shorter structure uses only the beginning, and returns its own
+/// length in `len`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Params {
     /// Bytes of the structure.
     pub len: u32,
-    /// [`ParamTypes`].
+    /// Valid parts: [`ParamTypes`].
     pub types: u32,
     /// Basic parameters.
     pub basic: ParamBasic,
@@ -223,7 +224,7 @@ pub struct Params {
     pub zoned: ParamZoned,
     /// Memory alignment.
     pub dma: ParamDmaAlign,
-    /// Padding that a C compiler inserts to align the next field. Zero.
+    /// Padding that a C compiler inserts to align the next field; must be zero.
     pub gap: [u8; 4],
     /// Segments.
     pub seg: ParamSegment,
@@ -232,7 +233,7 @@ pub struct Params {
 }
 
 impl Params {
-    /// Parameters without any valid part.
+    /// Creates parameters without any valid part.
     pub fn new() -> Params {
         Params {
             len: size_of::<Params>() as u32,
@@ -248,12 +249,12 @@ impl Params {
         }
     }
 
-    /// The valid parts.
+    /// Returns the valid parts.
     pub const fn types(&self) -> ParamTypes {
         ParamTypes(self.types)
     }
 
-    /// The attributes.
+    /// Returns the attributes.
     pub const fn attributes(&self) -> Attributes {
         Attributes(self.basic.attrs)
     }

@@ -1,6 +1,6 @@
 //! Request descriptors of a queue: memory that the driver writes and the server reads.
 //!
-//! The kernel maps one array per queue, read-only; the model shares memory in its place. The server owns an
+//! The kernel maps one read-only array per queue; the model uses shared memory instead. The server owns an
 //! entry from the completion that announces it until its commit, and a completion is read with acquire
 //! semantics, so plain atomic loads see the whole entry.
 #![allow(unsafe_code)]
@@ -25,7 +25,7 @@ pub struct Descriptors {
 
 #[derive(Debug)]
 enum Memory {
-    /// `len` bytes mapped from the kernel.
+    /// Memory of `len` bytes that is mapped from the kernel.
     Mapped { base: NonNull<AtomicU64>, len: usize },
     /// Memory of the model.
     Shared(Arc<[AtomicU64]>),
@@ -37,10 +37,10 @@ unsafe impl Send for Descriptors {}
 unsafe impl Sync for Descriptors {}
 
 impl Descriptors {
-    /// Maps the descriptors of a queue of a character device. Only the process that has it open may.
+    /// Maps the descriptors of a queue of a character device. Only the process that has it open may do so.
     ///
     /// # Errors
-    /// Errors of `mmap`.
+    /// `mmap` failed.
     pub fn map(device: BorrowedFd<'_>, queue: u16, depth: u16) -> io::Result<Descriptors> {
         // SAFETY: it returns a number and accesses no memory.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
@@ -58,10 +58,10 @@ impl Descriptors {
         Ok(Descriptors { memory: Memory::Mapped { base, len }, depth })
     }
 
-    /// Copies a tag's entry. It is meaningful once a command of the tag has completed with a request.
+    /// Copies a tag's entry. It is meaningful once a command for the tag has completed with a request.
     ///
     /// # Panics
-    /// If the queue has no such tag.
+    /// If the queue does not have this tag.
     #[inline]
     #[track_caller]
     pub fn read(&self, tag: u16) -> IoDescriptor {
@@ -79,7 +79,7 @@ impl Descriptors {
         IoDescriptor::read_from_bytes(words.as_bytes()).unwrap_or_default()
     }
 
-    /// Number of tags.
+    /// Returns the number of tags.
     pub fn depth(&self) -> u16 {
         self.depth
     }
@@ -107,7 +107,7 @@ impl SharedDescriptors {
     /// Stores a tag's descriptor. The server must not have been notified of it yet.
     ///
     /// # Panics
-    /// If the queue has no such tag.
+    /// If the queue does not have this tag.
     #[track_caller]
     pub fn store(&self, tag: u16, descriptor: &IoDescriptor) {
         let entry = &self.0[usize::from(tag) * WORDS..][..WORDS];
@@ -116,7 +116,7 @@ impl SharedDescriptors {
         }
     }
 
-    /// The reading end, for the server.
+    /// Returns the reading end, for the server.
     pub fn reader(&self) -> Descriptors {
         let depth = (self.0.len() / WORDS) as u16;
         Descriptors { memory: Memory::Shared(self.0.clone()), depth }

@@ -1,8 +1,9 @@
-//! The kernel's driver: control commands through io_uring, device nodes, descriptors in shared memory.
+//! Access to the kernel's driver: control commands through io_uring, device nodes, descriptors in shared
+//! memory.
 //!
-//! Each command uses a ring of its own while it runs, taken from a small pool. The kernel executes most
-//! commands on a worker thread, so the caller waits with a time limit; a command that never completes leaks
-//! its ring and its buffer, which the kernel may still write to.
+//! Each command uses its own ring while it runs, taken from a small pool. The kernel executes most commands
+//! on a worker thread, so the caller waits with a time limit. A command that never completes leaks its ring
+//! and its buffer, because the kernel may still write to the buffer.
 //!
 //! *Invariant:* the memory that a command refers to outlives the command.
 
@@ -33,17 +34,17 @@ const MISC_NAME: &str = "ublk-control";
 
 /// A number that no device has: the driver's numbers are far below it.
 const NO_DEVICE: u32 = i32::MAX as u32;
-/// A command of this process never completed. The kernel waits for it when the process exits.
+/// Whether a command of this process never completed. The kernel waits for it when the process exits.
 static STUCK: AtomicBool = AtomicBool::new(false);
-/// Most rings kept for later commands.
+/// Maximum number of rings kept for later commands.
 const IDLE_MAX: usize = 4;
-/// Limit of commands that only query.
+/// Time limit of the first queries of the driver.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// Why the kernel's driver cannot be used.
+/// Reasons why the kernel's driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// There is no driver.
+    /// The driver is not loaded.
     #[error("this kernel has no ublk driver (run modprobe ublk_drv; it needs Linux 6.0 or later)")]
     NoDriver,
     /// The driver exists, but its device node is missing.
@@ -51,7 +52,7 @@ pub enum Unusable {
         "the ublk driver is loaded, but {CONTROL_PATH} is missing (mount devtmpfs on /dev, or pass the node through)"
     )]
     NoNode,
-    /// The node may not be opened.
+    /// The node cannot be opened.
     #[error("{CONTROL_PATH}: {0} (run as root, or let your user open it)")]
     Denied(#[source] io::Error),
     /// io_uring is missing, forbidden, or lacks 128-byte submissions.
@@ -61,30 +62,30 @@ pub enum Unusable {
     NoUring(#[source] io::Error),
 }
 
-/// The kernel's driver.
+/// Control access to the kernel's driver.
 #[derive(Debug)]
 pub struct KernelControl {
     device: File,
     /// Unused rings.
     idle: Mutex<Vec<CommandRing>>,
-    /// The driver is older than Linux 6.4 and accepts bare command numbers only.
+    /// Whether the driver is older than Linux 6.4 and accepts only bare command numbers.
     legacy: bool,
-    /// The driver's features, which cannot change while its control device is open. `None`: it cannot report
-    /// them.
+    /// The driver's features, which cannot change while its control device is open; `None` if it cannot
+    /// report them.
     offered: Option<Vec<u8>>,
 }
 
 impl KernelControl {
     /// Opens the control device.
+    ///
     /// # Errors
-    /// [`Unusable`].
     /// See [`Unusable`].
     pub fn open() -> Result<KernelControl, Unusable> {
         let device = OpenOptions::new().read(true).write(true).open(CONTROL_PATH).map_err(|why| {
             match why.kind() {
                 io::ErrorKind::NotFound if has_driver() => Unusable::NoNode,
                 io::ErrorKind::NotFound => Unusable::NoDriver,
-                // A node without a driver.
+                // The node exists, but the driver does not.
                 _ if matches!(why.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)) => Unusable::NoDriver,
                 _ => Unusable::Denied(why),
             }
@@ -98,14 +99,14 @@ impl KernelControl {
             control.offered = Some(offered);
             return Ok(control);
         }
-        // To an unknown encoded number an old driver answers differently than to an unknown device.
+        // An old driver answers an unknown encoded number differently from an unknown device.
         let probe = control.execute(command(ControlOp::GetDevInfo, NO_DEVICE, size_of::<DeviceInfo>()));
         control.legacy = matches!(probe, Err(Refusal::Errno(libc::EINVAL | libc::EOPNOTSUPP)));
         Ok(control)
     }
 }
 
-/// Whether a command of this process never completed.
+/// Returns whether a command of this process never completed.
 pub fn is_stuck() -> bool {
     STUCK.load(Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Device nodes and waiting for them. devtmpfs or udev creates them after the driver has answered.
+//! Device nodes, which devtmpfs or udev creates after the driver has answered, and waiting for them.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -6,17 +6,17 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Interval of retries: devtmpfs takes less, udev a few times as long.
+/// Interval of retries: devtmpfs takes less time, udev a few times as much.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Directory in which the kernel lists the character devices of the driver.
 const CLASS: &str = "/sys/class/ublk-char";
 
-/// Path of the character device, for the server.
+/// Returns the path of the character device, for the server.
 pub fn char_path(device: u32) -> String {
     format!("/dev/ublkc{device}")
 }
 
-/// Path of the block device, for its users.
+/// Returns the path of the block device, for its users.
 pub fn block_path(device: u32) -> String {
     format!("/dev/ublkb{device}")
 }
@@ -27,7 +27,7 @@ pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
     retried(
         limit,
         |error| {
-            // udev may not have changed its owner yet.
+            // udev may not have changed the node's owner yet.
             error.kind() == io::ErrorKind::NotFound
                 || error.kind() == io::ErrorKind::PermissionDenied
                 || error.raw_os_error() == Some(libc::EBUSY)
@@ -36,7 +36,7 @@ pub(super) fn open_char(device: u32, limit: Duration) -> io::Result<OwnedFd> {
     )
 }
 
-/// Waits until a character device may be opened, without opening it: the driver would take closing it for the
+/// Waits until a character device may be opened, without opening it: the driver would treat a close as the
 /// death of the server.
 pub(super) fn await_owned(device: u32, limit: Duration) -> io::Result<()> {
     use rustix::fs::{Access, access};
@@ -53,7 +53,7 @@ pub(super) fn await_node(path: &Path, limit: Duration) -> io::Result<()> {
     retried(limit, |error| error.kind() == io::ErrorKind::NotFound, || fs::metadata(path).map(drop))
 }
 
-/// Retries until it succeeds, fails for another reason, or the limit is over.
+/// Retries a call until it succeeds, fails for another reason, or the time limit is exceeded.
 fn retried<T>(
     limit: Duration,
     again: impl Fn(&io::Error) -> bool,
@@ -68,7 +68,7 @@ fn retried<T>(
     }
 }
 
-/// Numbers of all devices; without sysfs, of those that have nodes.
+/// Returns the numbers of all devices; without sysfs, only of those that have nodes.
 pub(super) fn devices() -> Vec<u32> {
     let numbers = |folder: &str| -> Vec<u32> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// Result and buffer of a command, or why there is none.
+/// Result and buffer of a command, or the reason why it failed.
 pub(super) type Answer = Result<(u32, Vec<u8>), Refusal>;
 
 /// A ring without a command in flight.
@@ -28,7 +28,7 @@ impl CommandRing {
         IoUring::builder().build(2).map(CommandRing)
     }
 
-    /// Executes the command. Returns the ring as well, unless the command is still in flight.
+    /// Executes the command. Also returns the ring, unless the command is still in flight.
     pub(super) fn execute(
         self,
         device: &File,
@@ -66,7 +66,7 @@ impl CommandRing {
     }
 }
 
-/// The command's result; `None` if there is none in time.
+/// Returns the command's result, or `None` if it did not arrive in time.
 fn wait(ring: &mut Ring, limit: Duration) -> Option<i32> {
     let started = Instant::now();
     loop {
@@ -79,7 +79,7 @@ fn wait(ring: &mut Ring, limit: Duration) -> Option<i32> {
         match ring.submitter().submit_with_args(1, &arguments) {
             Ok(_) => {}
             Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EAGAIN)) => {}
-            // The submission itself failed: no command is in flight.
+            // The submission itself failed, so no command is in flight.
             Err(error) => return Some(-error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }

@@ -1,4 +1,4 @@
-//! Memory shared between clients of a device and its server: a file that both map.
+//! Memory shared between clients of a device and its server, as a file that both map.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A mapped file whose address is passed to the driver, which looks up its pages. It is not accessed here.
+/// A mapped file whose address is passed to the driver, which looks up its pages. The contents are not
+/// accessed here.
 #[derive(Debug)]
 pub struct SharedFile {
     file: File,
@@ -22,14 +23,14 @@ unsafe impl Send for SharedFile {}
 unsafe impl Sync for SharedFile {}
 
 impl SharedFile {
-    /// Offsets in shared memory have 32 bits.
+    /// Maximum length in bytes: offsets in shared memory have 32 bits.
     const LEN_MAX: u64 = 1 << 32;
 
     /// Maps a whole file.
     ///
     /// # Errors
-    /// Errors of the operating system; [`io::ErrorKind::InvalidInput`] if it is empty, longer than 4 GiB or
-    /// not a multiple of the page size.
+    /// An error of the operating system; [`io::ErrorKind::InvalidInput`] if the file is empty, longer than
+    /// 4 GiB or not a multiple of the page size.
     pub fn open(path: &Path) -> io::Result<SharedFile> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let len = file.metadata()?.len();
@@ -49,17 +50,17 @@ impl SharedFile {
         Ok(SharedFile { file, base, len })
     }
 
-    /// Address of the mapping.
+    /// Returns the address of the mapping.
     pub fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it is empty; always false.
+    /// Returns whether the file is empty, which is never true.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,18 +1,18 @@
-//! Model of commands for many tags at once: tags are passed to the driver by one command, requests announced
-//! by another, and committed by a third.
+//! Model of commands for many tags at once: one command passes tags to the driver, a second announces
+//! requests, and a third commits them.
 
 use super::device::{Device, Fetcher, Held};
 use super::server::{CharDevice, RingId, ServerMemory, TagCommand, Taken, commit, fetch};
 use crate::abi::{AutoBufReg, BatchFlags, BatchIo, ElementHeader, Features, IoCommand, IoOp};
 use zerocopy::FromBytes;
 
-/// A fetch ends after this many tags, as in the kernel when it runs out of buffers.
+/// Number of tags after which a fetch ends, as in the kernel when it runs out of buffers.
 const TAGS_OF_A_FETCH: u32 = 50;
 
 impl CharDevice {
-    /// A thread sends a command for many tags; it completes with `token` on its ring. `elements` is the
-    /// content of the memory that the command refers to. Fetched tags complete with result 0 and the token
-    /// with the tag in its lower 32 bits.
+    /// Sends a command for many tags from a thread; it completes with `token` on its ring. `elements` is
+    /// the content of the memory that the command refers to. Fetched tags complete with result 0 and the
+    /// token with the tag in its lower 32 bits.
     pub fn batch(
         &self,
         (ring, thread, token): (RingId, u64, u64),
@@ -59,7 +59,7 @@ impl CharDevice {
     }
 }
 
-/// Adds a fetch command, with which requests are announced.
+/// Adds a fetch command, through which requests are announced.
 fn take_fetch(there: &mut Device, index: usize, held: Held) -> Taken {
     let queue = &mut there.queues[index];
     if queue.canceling || queue.force_abort {
@@ -69,7 +69,7 @@ fn take_fetch(there: &mut Device, index: usize, held: Held) -> Taken {
     Taken::Kept
 }
 
-/// Records that the driver owns a tag without a command of its own.
+/// Records that the driver owns a tag that has no command of its own.
 fn settle(there: &mut Device, asked: &TagCommand, done: &Taken) {
     if matches!(done, Taken::Kept) {
         let slot = &mut there.queues[usize::from(asked.command.q_id)].slots[usize::from(asked.command.tag)];
@@ -77,8 +77,8 @@ fn settle(there: &mut Device, asked: &TagCommand, done: &Taken) {
     }
 }
 
-/// Calls `each` for every element until the driver refuses one: returns bytes done, or a negative errno if it
-/// refused the first.
+/// Calls `each` for every element until the driver refuses one. Returns the number of bytes done, or a
+/// negative errno if it refused the first one.
 fn walk(
     there: &mut Device,
     batch: &BatchIo,

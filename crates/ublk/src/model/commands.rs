@@ -1,4 +1,4 @@
-//! Model of the control side: each command's checks, in the driver's order, and its effect.
+//! Model of the control side: the checks of each command, in the driver's order, and its effect.
 
 use super::device::Device;
 use super::{Model, World};
@@ -10,7 +10,7 @@ use crate::control::{Command, Refusal};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most devices (`UBLK_MINORS`).
+/// Maximum number of devices (`UBLK_MINORS`).
 const DEVICES_MAX: u32 = 1 << 20;
 const PAGE: u32 = 4096;
 /// `log2` of the largest physical block, 256 MiB.
@@ -23,7 +23,7 @@ const ALWAYS: Features = Features::CMD_IOCTL_ENCODE
     .with(Features::SAFE_STOP_DEV);
 const RECOVERIES: Features =
     Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE).with(Features::USER_RECOVERY_FAIL_IO);
-/// Features with which the server accesses data by itself.
+/// Features with which the server accesses request data itself.
 const BY_SERVER: Features =
     Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
 
@@ -33,7 +33,7 @@ const fn refused(errno: i32) -> Refusal {
     Refusal::Errno(errno)
 }
 
-/// The feature without which a driver does not know a command.
+/// Returns the feature without which a driver does not know a command.
 fn needs(op: ControlOp) -> Features {
     match op {
         ControlOp::GetDevInfo2 => Features::UNPRIVILEGED_DEV,
@@ -54,7 +54,7 @@ pub(super) fn execute(model: &Model, command: Command) -> Answer {
     }
     match command.op {
         ControlOp::GetFeatures => Ok((0, config.features.0.as_bytes().to_vec())),
-        // Where the driver's own code hangs, there is no answer; the model returns at once.
+        // Where the kernel's driver would hang, the model returns at once without an answer.
         ControlOp::AddDev if config.hangs => Err(Refusal::NoAnswer(command.limit)),
         ControlOp::AddDev => model.change(|world| add(world, &command)),
         ControlOp::DelDev => delete(model, &command),
@@ -67,7 +67,7 @@ pub(super) fn execute(model: &Model, command: Command) -> Answer {
     }
 }
 
-/// The device of a command, if the caller has permission.
+/// Returns the device of a command, if the caller has permission.
 fn device(world: &mut World, number: u32) -> Result<&mut Device, Refusal> {
     let privileged = world.config.privileged;
     let there = world.devices.get_mut(&number).ok_or(refused(libc::ENODEV))?;
@@ -257,7 +257,7 @@ fn affinity(cpus: u16, queues: u16, command: Command) -> Answer {
     Ok((0, mask))
 }
 
-/// The checks common to START_DEV and END_USER_RECOVERY.
+/// Performs the checks that START_DEV and END_USER_RECOVERY have in common.
 fn server_of(there: &Device, pid: u64) -> Result<u32, Refusal> {
     match there.open_by {
         Some(process) if u64::from(process) == pid => Ok(process),

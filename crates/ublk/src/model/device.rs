@@ -19,13 +19,13 @@ pub(super) struct Held {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fetcher {
     pub(super) held: Held,
-    /// It ends after this many further tags.
+    /// Number of further tags after which it ends.
     pub(super) left: u32,
 }
 
 impl Fetcher {
-    /// Announces a tag with the first fetch command; returns the command to complete. After its last tag, the
-    /// fetch itself completes.
+    /// Announces a tag with the first fetch command, and returns the command to complete. After its last
+    /// tag, the fetch itself completes.
     pub(super) fn use_for(
         all: &mut VecDeque<Fetcher>,
         tag: u16,
@@ -71,36 +71,36 @@ impl Active {
     }
 }
 
-/// A tag.
+/// State of a tag.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     /// The server's command, while the driver holds it.
     pub(super) command: Option<Held>,
-    /// The driver owns the tag without a command of its own.
+    /// Whether the driver owns the tag although it has no command of its own.
     pub(super) by_batch: bool,
-    /// Its command was cancelled, and it must not be fetched again.
+    /// Whether the tag's command was cancelled, so that it must not be fetched again.
     pub(super) cancelled: bool,
-    /// The server has the request.
+    /// Whether the server has the request.
     pub(super) with_server: bool,
-    /// The server must provide a buffer for the announced write.
+    /// Whether the server must provide a buffer for the announced write.
     pub(super) wants_data: bool,
-    /// The thread that fetched it.
+    /// The thread that fetched the tag.
     pub(super) thread: Option<u64>,
-    /// Address of its buffer.
+    /// Address of the tag's buffer.
     pub(super) addr: u64,
     pub(super) auto: AutoBufReg,
-    /// Where its buffer was registered automatically.
+    /// Ring and index at which the buffer was registered automatically.
     pub(super) registered: Option<(RingId, u16)>,
-    /// Registrations that keep its request from completing.
+    /// Number of registrations that keep the request from completing.
     pub(super) references: u32,
-    /// Result committed by the server while registrations are left.
+    /// Result that the server committed while registrations remained.
     pub(super) committed: Option<i32>,
     /// The request that has the tag.
     pub(super) active: Option<Active>,
 }
 
 impl Slot {
-    /// Whether the driver owns it and can announce a request.
+    /// Returns whether the driver owns the tag and can announce a request.
     pub(super) fn is_ready(&self) -> bool {
         self.command.is_some() || self.by_batch
     }
@@ -111,11 +111,11 @@ pub(super) struct Queue {
     pub(super) slots: Vec<Slot>,
     pub(super) descriptors: SharedDescriptors,
     pub(super) ready: usize,
-    /// There is no server that takes requests.
+    /// Whether there is no server that takes requests.
     pub(super) canceling: bool,
-    /// Requests fail until there is a server.
+    /// Whether requests fail until there is a server.
     pub(super) fail_io: bool,
-    /// Requests fail for good.
+    /// Whether requests fail permanently.
     pub(super) force_abort: bool,
     /// Requests without a tag.
     pub(super) waiting: VecDeque<Active>,
@@ -127,7 +127,7 @@ pub(super) struct Queue {
     pub(super) fetchers: VecDeque<Fetcher>,
 }
 
-/// A device.
+/// State of a device.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) info: DeviceInfo,
@@ -136,15 +136,15 @@ pub(super) struct Device {
     /// The process that has the character device open.
     pub(super) open_by: Option<u32>,
     pub(super) openers: u32,
-    /// The block device cannot be opened any more.
+    /// Whether the block device can no longer be opened.
     pub(super) closed_to_openers: bool,
     pub(super) deleted: bool,
     pub(super) finished: Vec<Finished>,
-    /// Completed commands: ring, token, result, in order.
+    /// Completed commands in order: ring, token, result.
     pub(super) ended: VecDeque<(RingId, u64, i32)>,
-    /// Memory shared with clients: its address in the server and its length.
+    /// Memory shared with clients: its address in the server, and its length.
     pub(super) client_memory: Vec<Option<(u64, u64)>>,
-    /// Registered buffers: ring, index, queue, tag.
+    /// Registered buffers: ring, index, queue and tag.
     pub(super) buffers: Vec<(RingId, u16, usize, u16)>,
 }
 
@@ -193,7 +193,7 @@ impl Device {
         self.state() != State::Dead
     }
 
-    /// Whether every tag of every queue was fetched.
+    /// Returns whether every tag of every queue was fetched.
     pub(super) fn is_ready(&self) -> bool {
         self.queues.iter().all(|queue| queue.ready == queue.slots.len())
     }
@@ -202,25 +202,25 @@ impl Device {
         matches!(self.state(), State::Quiesced | State::FailIo)
     }
 
-    /// Whether requests wait while there is no server.
+    /// Returns whether requests wait while there is no server.
     fn queues_without_server(&self) -> bool {
         self.features().has(Features::USER_RECOVERY) && !self.features().has(Features::USER_RECOVERY_FAIL_IO)
     }
 
-    /// Address in the server of a request's data in shared memory.
+    /// Returns the server's address of a request's data in shared memory.
     pub(super) fn shared_at(&self, place: u64, len: usize) -> Option<u64> {
         let (addr, whole) = (*self.client_memory.get(usize::from(shmem_index(place)))?)?;
         let offset = u64::from(shmem_offset(place));
         (offset + len as u64 <= whole).then_some(addr + offset)
     }
 
-    /// Whether the driver copies data.
+    /// Returns whether the driver copies data.
     pub(super) fn copies(&self) -> bool {
         let by_server = Features::USER_COPY.with(Features::SUPPORT_ZERO_COPY).with(Features::AUTO_BUF_REG);
         self.features().common(by_server).is_empty()
     }
 
-    /// A request arrives, handled as in the driver's `queue_rq`.
+    /// Handles the arrival of a request, as the driver's `queue_rq` does.
     pub(super) fn submit(&mut self, queue: usize, number: u64, request: ClientRequest) {
         let index = queue % self.queues.len();
         // Memory that is not, or no longer, registered is private to the client.
@@ -284,7 +284,7 @@ impl Device {
             // The kernel maps unknown errnos to EIO; the model keeps the server's.
             self.finish(active, -failed);
         } else if active.has_data() && result < len {
-            // Short: the rest is sent to the server again.
+            // The transfer was short: send the rest to the server again.
             let done = (result / 512) as u32;
             let rest = active.request.data.split_off(done as usize * 512);
             active.before.append(&mut active.request.data);
@@ -342,12 +342,12 @@ impl Device {
         }
     }
 
-    /// Whether a request is in flight.
+    /// Returns whether a request is in flight.
     pub(super) fn is_busy(&self) -> bool {
         self.queues.iter().any(|queue| queue.slots.iter().any(|slot| slot.active.is_some()))
     }
 
-    /// Removes the block device. No request may be in flight.
+    /// Removes the block device. There must be no request in flight.
     pub(super) fn detach(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.force_abort = true);
         for index in 0..self.queues.len() {
@@ -359,7 +359,7 @@ impl Device {
         self.info.ublksrv_pid = -1;
     }
 
-    /// The server has closed the character device, or died.
+    /// Handles the end of the server, which has closed the character device, or died.
     pub(super) fn release(&mut self) {
         self.set_canceling(true);
         self.buffers.clear();

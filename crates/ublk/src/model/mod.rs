@@ -2,17 +2,17 @@
 //! order of commands, the life cycle of tags, the fate of requests when a server dies, and every error.
 //!
 //! It has three interfaces. The control side is [`Control`], as for the kernel. The server's side is a
-//! [`CharDevice`]: commands for tags go in, their completions come out, and data is copied when the driver
-//! copies it. Clients use [`Model::submit`] and [`Model::finished`].
+//! [`CharDevice`]: it takes commands for tags, returns their completions, and copies data when the driver
+//! would. Clients use [`Model::submit`] and [`Model::finished`].
 //!
 //! It has no clock and no thread. Control commands that wait for the server wait on a condition variable,
-//! within their limit; everything else happens in the call that causes it, in a fixed order, so a seeded test
-//! is reproducible.
+//! within their time limit; everything else happens in the call that causes it, in a fixed order, so a
+//! seeded test is reproducible.
 //!
 //! *Invariant:* a request completes exactly once, or waits for a server.
 //!
-//! Not modelled, and not offered: zones and descriptors of other sizes. Not modelled either: partitions,
-//! merging, and splitting by limits.
+//! Zones and descriptors of other sizes are not modelled, and not offered as features. Partitions, merging,
+//! and splitting by limits are not modelled either.
 
 mod batch;
 mod commands;
@@ -32,16 +32,16 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The kernel to model.
+/// Configuration of the kernel to model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModelConfig {
-    /// Features of its driver.
+    /// Features of the kernel's driver.
     pub features: Features,
-    /// Number of CPUs: no device gets more queues.
+    /// Number of CPUs, which limits the queues of a device.
     pub cpus: u16,
-    /// ADD_DEV hangs.
+    /// Whether ADD_DEV hangs.
     pub hangs: bool,
-    /// The caller has CAP_SYS_ADMIN.
+    /// Whether the caller has CAP_SYS_ADMIN.
     pub privileged: bool,
 }
 
@@ -76,12 +76,11 @@ pub struct ClientRequest {
     pub start: u64,
     /// Length in sectors.
     pub sectors: u32,
-    /// For a write, the data; for a read, a buffer to overwrite. As long as the request.
+    /// Data of a write, or a buffer to overwrite for a read; as long as the request.
     pub data: Vec<u8>,
-    /// The data is in memory shared with the server, at this address of a descriptor.
+    /// If the data is in memory shared with the server, its address as in a descriptor.
     pub shared: Option<u64>,
-    /// Integrity data, if the client has any, in the same way as `data`. Ignored by a device without
-    /// integrity data.
+    /// Integrity data, if the client has any; used like `data`. Ignored by a device without integrity data.
     pub tuples: Option<Vec<u8>>,
 }
 
@@ -92,9 +91,9 @@ pub struct Finished {
     pub number: u64,
     /// 0, or a positive errno.
     pub errno: i32,
-    /// For a read, the data.
+    /// Data of a read.
     pub data: Vec<u8>,
-    /// For a read, its integrity data.
+    /// Integrity data of a read.
     pub tuples: Vec<u8>,
 }
 
@@ -114,12 +113,12 @@ struct World {
     next_request: u64,
     next_ring: u64,
     finished: VecDeque<(u32, Finished)>,
-    /// Opened through [`Control::open`], until [`Model::take_opened`] takes it.
+    /// Devices opened through [`Control::open`] that [`Model::take_opened`] has not taken yet.
     opened: Vec<CharDevice>,
 }
 
 impl Model {
-    /// Creates a driver of that kernel, without devices.
+    /// Creates the driver of a kernel, without devices.
     pub fn new(config: ModelConfig) -> Model {
         let world = World {
             config,
@@ -136,7 +135,7 @@ impl Model {
         self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` returns a value, or the limit is over.
+    /// Waits until `done` returns a value, or the time limit is exceeded.
     fn wait<T>(&self, limit: Duration, mut done: impl FnMut(&mut World) -> Option<T>) -> Result<T, Refusal> {
         let started = Instant::now();
         let mut world = self.world();
@@ -159,7 +158,7 @@ impl Model {
     /// Submits a client's request to the queue of its CPU. Returns the number under which it completes.
     ///
     /// # Errors
-    /// A positive errno: there is no such block device.
+    /// A positive errno: the block device does not exist.
     pub fn submit(&self, device: u32, queue: u16, request: ClientRequest) -> Result<u64, i32> {
         self.change(|world| {
             let number = world.next_request;
@@ -171,7 +170,7 @@ impl Model {
         })
     }
 
-    /// The next completed request, in order of completion.
+    /// Returns the next completed request, in order of completion.
     pub fn finished(&self, device: u32) -> Option<Finished> {
         let mut world = self.world();
         let position = world.finished.iter().position(|(of, _)| *of == device)?;
@@ -187,10 +186,10 @@ impl Model {
         });
     }
 
-    /// Opens a character device as that process.
+    /// Opens a character device as the given process.
     ///
     /// # Errors
-    /// A positive errno: `ENOENT`, or `EBUSY` if it is open.
+    /// A positive errno: `ENOENT`, or `EBUSY` if it is already open.
     pub fn open_char(&self, device: u32, process: u32) -> Result<CharDevice, i32> {
         let mut world = self.world();
         let there = world.devices.get_mut(&device).filter(|there| !there.deleted).ok_or(libc::ENOENT)?;
@@ -201,8 +200,8 @@ impl Model {
         Ok(CharDevice::new(self.clone(), device))
     }
 
-    /// The character device that this process has opened through [`Control::open`]. The descriptor returned
-    /// there is only a placeholder.
+    /// Takes the character device that this process has opened through [`Control::open`], whose returned
+    /// descriptor is only a placeholder.
     pub fn take_opened(&self, device: u32) -> Option<CharDevice> {
         let mut world = self.world();
         let position = world.opened.iter().position(|open| open.device() == device)?;

@@ -1,4 +1,4 @@
-//! The server's side of the model: a character device, its rings, and commands for tags.
+//! The server's side of the model: a character device, its rings, and its commands for tags.
 
 use super::device::{Device, Fetcher, Held, Slot};
 use super::{Model, World};
@@ -13,11 +13,11 @@ use std::sync::Arc;
 /// Bit of an offset that selects integrity data.
 const INTEGRITY_FLAG: u64 = user_copy_integrity_offset(0, 0, 0) & !user_copy_offset(0, 0, 0);
 
-/// An io_uring of the server: identifies the ring of a completion or a registered buffer.
+/// An io_uring of the server; it identifies the ring of a completion or a registered buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RingId(pub(super) u64);
 
-/// The server's memory, accessed by the driver at the addresses in commands.
+/// The server's memory, which the driver accesses at the addresses in commands.
 pub trait ServerMemory {
     /// Reads `into.len()` bytes from `addr`.
     fn read(&self, addr: u64, into: &mut [u8]);
@@ -25,8 +25,8 @@ pub trait ServerMemory {
     fn write(&mut self, addr: u64, from: &[u8]);
 }
 
-/// An open character device. Clones refer to the same open file; when the last one is dropped the server has
-/// died.
+/// An open character device. Clones refer to the same open file; dropping the last clone means that the
+/// server has died.
 #[derive(Clone, Debug)]
 pub struct CharDevice(Arc<Open>);
 
@@ -58,7 +58,7 @@ pub(super) struct TagCommand {
     pub(super) address: u64,
 }
 
-/// Effect of a command: completed with a result, or kept by the driver.
+/// Effect of a command: the driver completes it with a result, or keeps it.
 pub(super) enum Taken {
     Ended(i32),
     Kept,
@@ -69,7 +69,7 @@ impl CharDevice {
         CharDevice(Arc::new(Open { model, device }))
     }
 
-    /// Number of the device.
+    /// Returns the number of the device.
     pub fn device(&self) -> u32 {
         self.0.device
     }
@@ -81,18 +81,18 @@ impl CharDevice {
         RingId(world.next_ring)
     }
 
-    /// The descriptors of a queue.
+    /// Returns the descriptors of a queue.
     ///
     /// # Errors
-    /// There is no such queue.
+    /// The queue does not exist.
     pub fn descriptors(&self, queue: u16) -> io::Result<Descriptors> {
         let world = self.0.model.world();
         let there = world.devices.get(&self.0.device).and_then(|there| there.queues.get(usize::from(queue)));
         there.map(|queue| queue.descriptors.reader()).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// A thread sends a command to the driver; it completes with `token` on its ring. `op` and `address` are
-    /// those of the SQE.
+    /// Sends a command from a thread to the driver; it completes with `token` on its ring. `op` and
+    /// `address` are those of the SQE.
     pub fn command(
         &self,
         (ring, thread, token): (RingId, u64, u64),
@@ -121,8 +121,8 @@ impl CharDevice {
         })
     }
 
-    /// The server polls a ring: requests are announced, data of writes is copied, and the next completion is
-    /// returned, with its token and result.
+    /// Polls a ring as the server: announces requests, copies the data of writes, and returns the next
+    /// completion, with its token and result.
     pub fn next_ended(&self, ring: RingId, memory: &mut dyn ServerMemory) -> Option<(u64, i32)> {
         self.change(|there| {
             for index in 0..there.queues.len() {
@@ -133,7 +133,7 @@ impl CharDevice {
         })?
     }
 
-    /// `pread` of request data by the server: bytes, or a negative errno.
+    /// Executes the server's `pread` of request data. Returns the number of bytes, or a negative errno.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> i64 {
         self.copy(offset, KernelOp::Write, |data| {
             let len = into.len().min(data.len());
@@ -142,7 +142,7 @@ impl CharDevice {
         })
     }
 
-    /// `pwrite` of request data by the server: bytes, or a negative errno.
+    /// Executes the server's `pwrite` of request data. Returns the number of bytes, or a negative errno.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> i64 {
         self.copy(offset, KernelOp::Read, |data| {
             let len = from.len().min(data.len());
@@ -186,8 +186,8 @@ impl CharDevice {
         done.unwrap_or(-i64::from(libc::EACCES))
     }
 
-    /// An operation of the server on a registered buffer: accesses the request's memory itself. `None`: no
-    /// buffer is registered there.
+    /// Executes an operation of the server on a registered buffer, which is the request's own memory.
+    /// Returns `None` if no buffer is registered at this index.
     pub fn with_buffer<T>(&self, ring: RingId, index: u16, act: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         self.change(|there| {
             let at = there.buffers.iter().find(|(of, at, ..)| (*of, *at) == (ring, index))?;
@@ -197,7 +197,7 @@ impl CharDevice {
     }
 }
 
-/// Announces requests whose commands came from that ring.
+/// Announces requests whose commands came from this ring.
 fn announce(there: &mut Device, index: usize, ring: RingId, memory: &mut dyn ServerMemory) {
     let mut later = Vec::new();
     while let Some(tag) = there.queues[index].work.pop_front() {
@@ -226,7 +226,7 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     slot.with_server = true;
     let mut result = 0;
     if let Some(addr) = shared {
-        // Shared memory has the client's data without a copy.
+        // Memory shared with the client has its data without a copy.
         memory.write(addr, &active.request.data);
     } else if copies && active.request.op == KernelOp::Write {
         if features.has(Features::NEED_GET_DATA) {
@@ -247,7 +247,7 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
             let marked = IoDescriptor { op_flags: reported.op_flags | IoFlags::NEED_REG_BUF.0, ..reported };
             queue.descriptors.store(tag, &marked);
         } else {
-            // The request fails, unseen by the server.
+            // The request fails without being announced to the server.
             slot.command = (!was_by_batch).then_some(held);
             slot.by_batch = was_by_batch;
             slot.with_server = false;
@@ -257,7 +257,7 @@ fn announce_one(there: &mut Device, index: usize, tag: u16, memory: &mut dyn Ser
     there.ended.push_back((held.ring, held.token, result));
 }
 
-/// Address in the server of a request's data, if that is in memory shared with the client.
+/// Returns the server's address of a request's data, if it is in memory shared with the client.
 fn shared_of(there: &Device, index: usize, tag: u16) -> Option<u64> {
     let request = &there.queues[index].slots[usize::from(tag)].active.as_ref()?.request;
     there.shared_at(request.shared?, request.data.len())
@@ -298,7 +298,7 @@ fn take(there: &mut Device, op: IoOp, asked: &TagCommand, memory: &mut dyn Serve
     }
 }
 
-/// Parameters of a tag's automatic registration, if the device uses it.
+/// Returns the parameters of a tag's automatic registration, if the device uses it.
 fn auto_of(there: &Device, address: u64) -> Result<AutoBufReg, i32> {
     if !there.features().has(Features::AUTO_BUF_REG) {
         return Ok(AutoBufReg::default());
@@ -412,7 +412,7 @@ fn register(there: &mut Device, index: usize, asked: &TagCommand) -> i32 {
     0
 }
 
-/// Unregisters a buffer; completes a request that was waiting for this.
+/// Unregisters a buffer, and completes a request that was waiting for this.
 fn unregister(there: &mut Device, ring: RingId, at: u16) -> i32 {
     let Some(position) = there.buffers.iter().position(|(of, used, ..)| (*of, *used) == (ring, at)) else {
         return -libc::EINVAL;

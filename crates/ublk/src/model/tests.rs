@@ -1,4 +1,4 @@
-//! Tests of the model from the view of clients and server.
+//! Tests the model from the perspective of clients and servers.
 
 use super::*;
 use crate::abi::{AutoBufReg, ControlOp, IoCommand, IoOp, ParamTypes, Params, State, user_copy_offset};
@@ -119,7 +119,7 @@ impl Rig {
         self.driver.info(self.number).unwrap().state().unwrap()
     }
 
-    /// The server dies, and a new one takes over.
+    /// Lets the server die, and a new one take over.
     fn recover(mut self) -> Rig {
         drop(self.server);
         self.driver.start_recovery(self.number).unwrap();

@@ -18,15 +18,15 @@ pub(super) struct SplitRing {
     area: SplitArea,
     /// Next index of the available ring.
     next: u16,
-    /// `avail->idx` as last loaded: entries up to there may be read.
+    /// Value of `avail->idx` as last loaded: entries before it may be read.
     published: u16,
     /// Next index of the used ring.
     used: u16,
-    /// `used->idx` as last stored.
+    /// Value of `used->idx` as last stored.
     used_published: u16,
-    /// `used->idx` when the driver was last asked whether it wants an interrupt.
+    /// Value of `used->idx` at the last check whether the driver wants an interrupt.
     asked: u16,
-    /// Most descriptors of a chain, those of an indirect table included.
+    /// Maximum number of descriptors of a chain, including those of an indirect table.
     chain_max: u16,
     has_indirect: bool,
     has_event_idx: bool,
@@ -37,7 +37,7 @@ pub(super) struct SplitRing {
 }
 
 impl SplitRing {
-    /// Starts at a position in the available ring; the used ring continues where its index is.
+    /// Starts at a position in the available ring; the used ring continues at its own index.
     pub(super) fn new(
         memory: Arc<GuestMemory>,
         layout: &Layout,
@@ -90,11 +90,12 @@ impl SplitRing {
         Ok(count)
     }
 
-    /// Records requests from now on, and continues with those of a record that is not new. Returns their number.
+    /// Records requests from now on, and continues with the chains of an existing record. Returns their
+    /// number.
     pub(super) fn track(&mut self, words: Words) -> usize {
         let record = SplitRecord::open(words, self.area.size(), self.used);
         let again = record.again();
-        // What was popped before is either in flight or used.
+        // Everything popped earlier is either in flight or used.
         self.next = self.used.wrapping_add(again as u16);
         self.published = self.next;
         self.record = Some(Box::new(record));
@@ -106,7 +107,7 @@ impl SplitRing {
         self.record.as_ref().is_some_and(|record| record.next_again().is_some())
     }
 
-    /// Reads the next chain that is to be popped again.
+    /// Reads the next chain to be popped again.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         let Some(head) = self.record.as_ref().and_then(|record| record.next_again()) else {
@@ -172,8 +173,9 @@ impl SplitRing {
         Ok(())
     }
 
-    /// Reads the chain in a table of indirect descriptors. 2.7.5.3.1: a descriptor with the flag has no next
-    /// one, a table no further table. 2.7.5.3.2: direct descriptors may come before it.
+    /// Reads the chain in a table of indirect descriptors. 2.7.5.3.1: an indirect descriptor must not have
+    /// a next descriptor, and a table must not contain another table. 2.7.5.3.2: direct descriptors may
+    /// precede it.
     #[inline]
     fn read_table(&mut self, descriptor: Descriptor, chain: &mut Chain) -> Result<(), RingError> {
         let len = descriptor.len();
@@ -246,7 +248,8 @@ impl SplitRing {
     #[inline]
     pub(super) fn suppress_kicks(&mut self) {
         match self.has_event_idx {
-            // The driver kicks when it publishes exactly this index, so one behind comes last.
+            // The driver kicks when it publishes exactly this index. The index before the next one is the
+            // last to be reached again.
             true => self.area.available_event().set(self.next.wrapping_sub(1), Relaxed),
             false => self.area.used_flags().set(SUPPRESS, Relaxed),
         }

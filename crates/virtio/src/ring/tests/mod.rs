@@ -15,7 +15,7 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const CHAIN_MAX: u16 = 34;
 
-/// Both sides of a queue over one region of memory, whose addresses are those of the front-end too.
+/// Both sides of a queue over one region of memory, at the same addresses as in the front-end.
 struct Rig {
     memory: Arc<GuestMemory>,
     layout: Layout,
@@ -23,7 +23,7 @@ struct Rig {
     driver: Driver,
     chain: Chain,
     place: Place,
-    /// Flag of descriptors that are available, in a packed ring.
+    /// Flag of available descriptors in a packed ring.
     available: u16,
 }
 
@@ -31,7 +31,7 @@ fn all() -> Features {
     Features::INDIRECT_DESC | Features::EVENT_IDX | Features::VERSION_1
 }
 
-/// Features of both kinds of ring.
+/// Returns the features of both kinds of ring.
 fn kinds() -> [Features; 2] {
     [all(), all() | Features::RING_PACKED]
 }
@@ -63,10 +63,10 @@ impl Rig {
         self.ring.pop(&mut self.chain)
     }
 
-    /// Writes descriptors from index 0 and makes the first available.
+    /// Writes descriptors from index 0 on, and makes the first one available.
     fn forge(&mut self, descriptors: &[(u64, u32, u16, u16)]) {
         let forge = self.driver.forge();
-        // The first one last: it makes a packed chain available.
+        // Write the first one last, because it makes a packed chain available.
         for (at, &(address, len, flags, link)) in descriptors.iter().enumerate().rev() {
             forge.descriptor(at as u16, address, len, flags | self.available, link);
         }
@@ -74,13 +74,13 @@ impl Rig {
         forge.available_index(1);
     }
 
-    /// Pops a chain of these descriptors.
+    /// Writes a chain of these descriptors, and pops it.
     fn popped(&mut self, descriptors: &[(u64, u32, u16, u16)]) -> Result<bool, RingError> {
         self.forge(descriptors);
         self.pop()
     }
 
-    /// Pops a chain of one indirect descriptor.
+    /// Writes a chain of one indirect descriptor, and pops it.
     fn popped_table(&mut self, len: u32, table: &[(u64, u32, u16, u16)]) -> Result<bool, RingError> {
         let address = self.place.take(4096, 16);
         self.driver.forge().write_table(address, table);
@@ -271,7 +271,7 @@ fn events_are_wanted_at_an_index_with_event_idx() {
         let one = [(START, 16)];
         for round in 0..70_000 {
             rig.driver.add(&one, &[]).unwrap();
-            // Kicked only when the device asked for exactly this chain.
+            // The driver kicks only when the device requested that for exactly this chain.
             let asked = round % 3 == 0;
             if asked {
                 assert!(!rig.ring.enable_kicks());

@@ -71,7 +71,7 @@ fn the_id_is_that_of_the_last_descriptor_and_may_be_any() {
 #[test]
 fn all_descriptors_of_a_table_belong_to_the_chain() {
     let mut rig = rig(4, packed());
-    // Flags other than WRITE are ignored.
+    // In a table, flags other than WRITE are ignored.
     let table = [(START, 5, NEXT | INDIRECT, 3), (START, 6, 0, 0), (START, 7, WRITE, 9)];
     assert_eq!(rig.popped_table(48, &table), Ok(true));
     assert_eq!((lens(rig.chain.readable()), lens(rig.chain.writable())), (vec![5, 6], vec![7]));
@@ -140,7 +140,8 @@ fn events_are_suppressed_without_event_idx() {
 
 #[test]
 fn a_descriptor_event_of_any_lap_is_met_once() {
-    // For every position and every number of descriptors in a batch, the event at each of the next 5 descriptors.
+    // Checks every position and every number of descriptors in a batch, with the event at each of the next
+    // 5 descriptors.
     let size = 5;
     for (start, wrap) in (0..size).flat_map(|start| [(start, false), (start, true)]) {
         for (ahead, added) in (0..size).flat_map(|ahead| (1..=size).map(move |added| (ahead, added))) {

@@ -10,7 +10,7 @@ fn chains_that_loop_are_refused() {
         assert_eq!(rig.popped(&chain), Err(RingError::TooLong));
         let mut rig = self::rig(8, all());
         assert_eq!(rig.popped_table(48, &chain), Err(RingError::TooLong));
-        // Without bytes, so that only the number of descriptors ends it.
+        // The descriptors are empty, so that only their number ends the chain.
         let mut rig = self::rig(8, all());
         assert_eq!(rig.popped_table(48, &chain.map(|(at, _, flags, next)| (at, 0, flags, next))), {
             Err(RingError::TooLong)
@@ -65,7 +65,7 @@ fn direct_descriptors_may_precede_an_indirect_one() {
 #[test]
 fn a_table_across_regions_is_read_and_one_across_the_end_is_refused() {
     let chain = [(START, 3, NEXT, 1), (START, 4, NEXT, 2), (START, 5, 0, 0)];
-    // At the end of the first region also with the boundary inside of a descriptor.
+    // At the end of the first region, the boundary is also inside a descriptor.
     for address in [START + LEN - 16, START + LEN - 24, START + LEN - 32] {
         let mut rig = rig(8, all());
         for (at, one) in chain.iter().enumerate() {
@@ -135,7 +135,7 @@ fn a_ring_continues_where_it_stopped() {
     assert_eq!(written, [9, 10, 10]);
 }
 
-/// Writes a descriptor that may cross a region byte by byte.
+/// Writes a descriptor byte by byte, because it may cross the end of a region.
 fn write(memory: &GuestMemory, at: u64, (address, len, flags, next): (u64, u32, u16, u16)) {
     let word = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
     let bytes = [address.to_le_bytes(), word.to_le_bytes()].concat();
