@@ -1,4 +1,4 @@
-//! Creates images.
+//! Creation of images.
 
 use crate::entry::Geometry;
 use crate::header::{L1_LEN_MAX, MAGIC};
@@ -11,20 +11,20 @@ use std::io;
 pub struct CreateOptions {
     /// Size of the disk in bytes.
     pub size: u64,
-    /// 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: u32,
-    /// Cluster size in bytes: a power of two, 512 to 2 MiB.
+    /// Cluster size in bytes: a power of two from 512 to 2 MiB.
     pub cluster_size: u64,
     /// `log2` of the bits of a refcount, 0 to 6; version 2 requires 4.
     pub refcount_order: u32,
-    /// Use subclusters; requires version 3 and clusters of at least 16 KiB.
+    /// Whether to use subclusters; requires version 3 and clusters of at least 16 KiB.
     pub extended_l2: bool,
     /// Name and format of the backing file.
     pub backing: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl CreateOptions {
-    /// QEMU's defaults.
+    /// Creates options with QEMU's defaults.
     pub fn new(size: u64) -> CreateOptions {
         CreateOptions {
             size,
@@ -39,7 +39,7 @@ impl CreateOptions {
     /// Checks that the options are consistent and that the format supports a disk of this size.
     ///
     /// # Errors
-    /// `Unsupported`; the message says which option is wrong.
+    /// `Unsupported`, with a message about the wrong option.
     pub fn check(&self) -> io::Result<()> {
         let refuse = |why: &str| Err(unsupported(why.into()));
         if !self.cluster_size.is_power_of_two() || !(512..=2 << 20).contains(&self.cluster_size) {
@@ -90,7 +90,7 @@ pub fn create(storage: &dyn Storage, options: &CreateOptions) -> io::Result<()> 
     let shape = options.shape();
     let bits = shape.cluster_bits;
     let l1_entries = options.size.div_ceil(shape.cluster()).div_ceil(shape.l2_entries());
-    // Header, refcount table, blocks, L1 table.
+    // The file consists of header, refcount table, refcount blocks and L1 table.
     let per_block = 1u64 << (bits + 3 - options.refcount_order);
     let l1_clusters = (l1_entries * 8).div_ceil(shape.cluster()).max(1);
     let (mut blocks, mut table_clusters) = (1, 1);

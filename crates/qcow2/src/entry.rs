@@ -4,14 +4,14 @@ use crate::damaged;
 use crate::header::Header;
 use std::io;
 
-/// The refcount of the cluster is exactly one: it can be written in place.
+/// Flag: the refcount of the cluster is exactly one, so it can be written in place.
 pub(crate) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// Reads as zeroes; version 3, without extended L2 entries.
+/// Flag: the cluster reads as zeroes; only in version 3, without extended L2 entries.
 pub(crate) const ZERO: u64 = 1;
-/// The bits of an entry that are an offset in the file.
+/// Mask of the bits of an entry that are an offset in the file.
 pub(crate) const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
-/// Subclusters per cluster with extended L2 entries.
+/// Number of subclusters per cluster with extended L2 entries.
 const SUBCLUSTERS: u32 = 32;
 const SUB_ALL_DATA: u64 = 0xffff_ffff;
 const SUB_ALL_ZERO: u64 = 0xffff_ffff << 32;
@@ -33,17 +33,17 @@ pub(crate) struct Entry {
     pub(crate) bitmap: u64,
 }
 
-/// Content of a part of a cluster.
+/// Content of part of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Not allocated: reads as the backing file, or zeroes.
+    /// Not allocated: reads as the backing file, or as zeroes.
     Unallocated,
     Zero,
-    /// Stored in the file, from offset `at` on.
+    /// Stored in the file, starting at offset `at`.
     Data {
         at: u64,
     },
-    /// The whole cluster in compressed form.
+    /// The whole cluster is stored in compressed form.
     Compressed {
         at: u64,
         len: u64,
@@ -56,27 +56,27 @@ impl Geometry {
         Geometry { cluster_bits, version, extended: extended_l2, size }
     }
 
-    /// Bytes of a cluster.
+    /// Returns the bytes of a cluster.
     pub(crate) fn cluster(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Bytes of an L2 entry.
+    /// Returns the bytes of an L2 entry.
     pub(crate) fn entry_len(&self) -> usize {
         if self.extended { 16 } else { 8 }
     }
 
-    /// Entries of an L2 table.
+    /// Returns the number of entries of an L2 table.
     pub(crate) fn l2_entries(&self) -> u64 {
         self.cluster() / self.entry_len() as u64
     }
 
-    /// Whether the format has entries for zero clusters.
+    /// Returns whether the format has entries for zero clusters.
     pub(crate) fn has_zero_clusters(&self) -> bool {
         self.version >= 3
     }
 
-    /// An entry that reads as zeroes and refers to no cluster.
+    /// Returns an entry that reads as zeroes and refers to no cluster.
     pub(crate) fn zero_entry(&self) -> Entry {
         match (self.has_zero_clusters(), self.extended) {
             (false, _) => Entry::default(),
@@ -85,12 +85,13 @@ impl Geometry {
         }
     }
 
-    /// An entry for a data cluster with refcount one.
+    /// Returns an entry for a data cluster with refcount one.
     pub(crate) fn data_entry(&self, at: u64) -> Entry {
         Entry { word: at | COPIED, bitmap: if self.extended { SUB_ALL_DATA } else { 0 } }
     }
 
-    /// The first cluster of the file that an entry refers to, and the number of clusters; 0: none.
+    /// Returns the first cluster of the file that an entry refers to, and the number of clusters, which is
+    /// 0 if it refers to none.
     ///
     /// # Errors
     /// The offset is not aligned.
@@ -107,7 +108,8 @@ impl Geometry {
         Ok((at >> self.cluster_bits, u64::from(at != 0)))
     }
 
-    /// Whether the `COPIED` flag applies to an entry: it refers to a cluster that is not compressed.
+    /// Returns whether the `COPIED` flag applies to an entry: it refers to a cluster that is not
+    /// compressed.
     pub(crate) fn has_copied_flag(entry: Entry) -> bool {
         entry.word & COMPRESSED == 0 && entry.word & PLACE != 0
     }
@@ -119,8 +121,8 @@ impl Geometry {
         (at, (sectors + 1) * 512 - at % 512)
     }
 
-    /// Content at `skip` bytes into the cluster of this entry, and the number of bytes up to `len` with that
-    /// content. `skip + len` is at most a cluster.
+    /// Returns the content at `skip` bytes into the cluster of this entry, and the number of bytes, up to
+    /// `len`, with that content. `skip + len` is at most a cluster.
     ///
     /// # Errors
     /// The entry is invalid.
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(kind(COPIED | 0x50000 | ZERO).unwrap(), (Kind::Zero, 1024));
         assert!(kind(0x50200).is_err(), "between clusters");
         assert!(geometry(16, 2, false).kind(Entry { word: ZERO, bitmap: 0 }, 0, 512).is_err());
-        // 54 bits of offset, 8 of sectors.
+        // The offset has 54 bits, the number of sectors 8 bits.
         let word = COMPRESSED | 2 << 54 | 0x50210;
         assert_eq!(kind(word).unwrap().0, Kind::Compressed { at: 0x50210, len: 3 * 512 - 0x10 });
         let over = COMPRESSED | 1 << 54 | 0x5fe00;

@@ -1,8 +1,8 @@
 //! Flushes: writes the changes gathered by [`Meta::plan`] in its order, with a sync after each step.
 //!
-//! One flush runs at a time. Flushes requested meanwhile share the next one. A *write* that fails has_fault the
-//! flush fail and is retried with the next. After a failed *sync* the kernel may have dropped data: no flush
-//! and no write succeeds on the disk any more, until it is reopened.
+//! One flush runs at a time. Flushes requested in the meantime share the next one. A *write* that fails
+//! makes the flush fail and is retried with the next one. After a failed *sync* the kernel may have dropped
+//! data, so no flush and no write succeeds on the disk until it is reopened.
 
 use crate::cache::{Part, SECTOR};
 use crate::header::AT_TABLE;
@@ -13,7 +13,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Serialises flushes. Rounds are counted from 1.
+/// Serialises flushes. Rounds are numbered from 1.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     state: Mutex<State>,
@@ -26,15 +26,15 @@ pub(crate) struct Rounds {
 struct State {
     begun: u64,
     ended: u64,
-    /// The latest round that succeeded: it covers all earlier ones.
+    /// The latest round that succeeded, which covers all earlier ones.
     good: u64,
     /// Error of the last failed round.
     error: Option<(io::ErrorKind, Option<i32>)>,
 }
 
-/// A plan failed.
+/// The failure of a plan.
 struct Failure {
-    /// In the first step, whose sync did not complete.
+    /// Whether it failed in the first step, whose sync did not complete.
     early: bool,
     error: io::Error,
 }
@@ -43,14 +43,14 @@ impl Disk {
     /// Puts everything written before this call on stable storage.
     ///
     /// # Errors
-    /// A write failed, which the next flush retries, unless a sync has failed, now or before.
+    /// A write failed, which the next flush retries, or a sync has failed, now or before.
     pub fn flush(&self) -> io::Result<()> {
         if !self.writable {
             return Ok(());
         }
         let rounds = &self.rounds;
         let mut state = lock(&rounds.state);
-        // A round in progress may have started before the caller's last write.
+        // A round in progress may have started before the caller's last write, so wait for the next one.
         let wanted = state.begun + 1;
         loop {
             if state.good >= wanted {
@@ -78,7 +78,7 @@ impl Disk {
         }
     }
 
-    /// Stops writing: the file was truncated by someone else.
+    /// Stops all writing, because another program has truncated the file.
     pub fn give_up(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -112,7 +112,7 @@ impl Disk {
         if last.is_empty() {
             return Ok(());
         }
-        // Before the clusters can be reused.
+        // Punch holes before the clusters can be reused.
         let bits = self.shape.cluster_bits;
         for free in &last {
             self.storage.punch(free.first << bits, free.count << bits);
@@ -150,8 +150,8 @@ impl Disk {
         part.pieces.iter().try_for_each(|(at, bytes)| self.storage.write_at(bytes, part.at + *at as u64))
     }
 
-    /// Grows the refcount table: moves it to a larger area at the end of what it can count, with blocks that
-    /// count that area.
+    /// Grows the refcount table: moves it to a larger area at the end of the clusters that it can count,
+    /// with blocks that count that area.
     ///
     /// # Errors
     /// There is no space, or a write failed; the old table remains in use.
@@ -164,7 +164,7 @@ impl Disk {
         let (start, per_block) = (meta.refs.capacity(), meta.refs.per_block());
         let per_cluster = self.shape.cluster() / 8;
         let old = meta.refs.table.len() as u64 / per_cluster;
-        // Blocks for themselves and for a table of `clusters`, which has entries for them.
+        // The new blocks count themselves and a table of `clusters` clusters, which needs entries for them.
         let mut clusters = old + old.div_ceil(2);
         let mut blocks = 1;
         while blocks * per_block < blocks + clusters || clusters * per_cluster < old * per_cluster + blocks {
@@ -183,8 +183,8 @@ impl Disk {
         let mut table = meta.refs.table.clone();
         table.extend((0..blocks).map(|number| (start + number) << bits));
         table.resize((clusters * per_cluster) as usize, 0);
-        // A single sector, so the header refers to the old or the new table. After an error either may be on
-        // disk: then nothing is written any more.
+        // The entry is within a single sector, so the header refers to either the old or the new table.
+        // After an error either may be on disk, so nothing is written any more.
         let switched = self.storage.write_at(&entry, AT_TABLE as u64).and_then(|()| self.storage.sync());
         switched.inspect_err(|_| self.failed.store(true, Ordering::Release))?;
         meta.refs.moved(table, table_at);
@@ -197,7 +197,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes the new table and its blocks, durably. Nothing refers to them yet.
+    /// Writes the new table and its blocks durably. Nothing refers to them yet.
     fn write_grown(&self, meta: &mut Meta, start: u64, blocks: u64, clusters: u64) -> io::Result<()> {
         let (bits, order, per_block) = (self.shape.cluster_bits, self.order, meta.refs.per_block());
         for block in 0..blocks {

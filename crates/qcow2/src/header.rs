@@ -6,18 +6,18 @@
 use crate::{damaged, unsupported};
 use std::io;
 
-/// "QFI\xfb".
+/// The magic number, "QFI\xfb".
 pub(crate) const MAGIC: u32 = 0x5146_49fb;
-/// Length of a header of version 2, and the shortest of version 3.
+/// Length of a header of version 2, and minimum length of version 3, in bytes.
 const LEN_V2: usize = 72;
 const LEN_V3: usize = 104;
-/// QEMU's limits: the L1 table, the refcount table, the number of snapshots, the name of the backing file.
+/// Limits as in QEMU: bytes of the L1 table and the refcount table, number of snapshots.
 pub(crate) const L1_LEN_MAX: u64 = 32 << 20;
 const TABLE_LEN_MAX: u64 = 8 << 20;
 const SNAPSHOTS_MAX: u32 = 65536;
 const BACKING_NAME_MAX: u64 = 1023;
 
-/// Incompatible features.
+/// Bits of incompatible features.
 pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 1 << 1;
 const DATA_FILE: u64 = 1 << 2;
@@ -26,7 +26,7 @@ const EXTENDED_L2: u64 = 1 << 4;
 /// Autoclear feature: the bitmaps extension is consistent with the data.
 pub(crate) const BITMAPS_CONSISTENT: u64 = 1;
 
-/// Offsets of fields that are updated.
+/// Offsets of the fields that are updated.
 pub(crate) const AT_TABLE: usize = 48;
 pub(crate) const AT_INCOMPATIBLE: usize = 72;
 pub(crate) const AT_AUTOCLEAR: usize = 88;
@@ -74,7 +74,7 @@ pub(crate) struct Header {
     pub(crate) backing: Option<Vec<u8>>,
     pub(crate) backing_format: Option<Vec<u8>>,
     pub(crate) bitmaps: Option<Bitmaps>,
-    /// There are extensions of unknown types, which may own clusters.
+    /// Whether there are extensions of unknown types, which may own clusters.
     pub(crate) unknown_extensions: bool,
 }
 
@@ -86,10 +86,11 @@ pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from(half(bytes, at)) << 32 | u64::from(half(bytes, at + 4))
 }
 
-/// Bytes that [`Header::parse`] needs: the first cluster, whose size is in the header.
+/// Returns the number of bytes that [`Header::parse`] needs: the first cluster, whose size is in the
+/// header.
 pub(crate) fn first_cluster_len(start: &[u8; LEN_V2]) -> io::Result<usize> {
     if half(start, 0) != MAGIC {
-        // Not `InvalidData`: repair cannot make it one.
+        // This is not `InvalidData`, because repair cannot turn the file into an image.
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it is not a qcow2 image: its header is missing",
@@ -97,7 +98,8 @@ pub(crate) fn first_cluster_len(start: &[u8; LEN_V2]) -> io::Result<usize> {
     }
     let bits = half(start, 20);
     if !(9..=21).contains(&bits) {
-        // Neither `InvalidData` nor `Unsupported`: it can be neither repaired nor converted.
+        // This is neither `InvalidData` nor `Unsupported`, because the image can be neither repaired nor
+        // converted.
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!(
@@ -113,7 +115,7 @@ impl Header {
     /// Parses the first cluster.
     ///
     /// # Errors
-    /// `Unsupported`: an unsupported feature, with its name. `InvalidData`: the header is invalid.
+    /// `Unsupported`, with the name of the unsupported feature; `InvalidData` if the header is invalid.
     pub(crate) fn parse(cluster: &[u8]) -> io::Result<Header> {
         let version = half(cluster, 4);
         if !(2..=3).contains(&version) {
@@ -208,10 +210,10 @@ impl Header {
         Ok(())
     }
 
-    /// Parses the extensions; returns the feature name table.
+    /// Parses the extensions, and returns the feature name table.
     fn parse_extensions(&mut self, cluster: &[u8], from: usize, end: usize) -> io::Result<Vec<u8>> {
         let (mut at, mut names) = (from, Vec::new());
-        // An extension has at least eight bytes, so this ends.
+        // An extension has at least eight bytes, so the loop ends.
         while at + 8 <= end {
             let (kind, len) = (half(cluster, at), half(cluster, at + 4) as usize);
             if kind == EXT_END {

@@ -5,10 +5,10 @@
 //! zstd), extended L2 entries and internal snapshots, which can be read and are preserved. Source: QEMU's
 //! `docs/interop/qcow2.txt`.
 //!
-//! Metadata is written in such an order ([`meta`]) that every power cut leaves a consistent image, whatever
-//! part of the writes since the last sync survives: no refcount is too low, no cluster is visible that
-//! belongs to another, and flushed data is present. A power cut may leak clusters; [`verify`] frees them when
-//! the image is next opened for writing.
+//! Metadata is written in such an order ([`meta`]) that every power cut leaves a consistent image,
+//! whichever of the writes since the last sync survive: no refcount is too low, no cluster becomes visible
+//! in the wrong place, and flushed data is present. A power cut may leak clusters; [`verify`] frees them
+//! when the image is next opened for writing.
 //!
 //! Requests that change the state of a cluster hold a range lock exclusively ([`ranges`]).
 //!
@@ -51,18 +51,19 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A backing file: read where the image has no data.
+/// A backing file, which is read where the image has no data.
 pub trait Source: Send + Sync {
-    /// Size in bytes. Data past the end reads as zeroes.
+    /// Returns the size in bytes. Data past the end reads as zeroes.
     fn size(&self) -> u64;
 
-    /// Reads into `into` from `at`; the range is within the size.
+    /// Reads into `into` from offset `at`; the range is within the size.
     ///
     /// # Errors
     /// The backing file cannot be read.
     fn read(&self, into: &mut [u8], at: u64) -> io::Result<()>;
 
-    /// Whether the range is unallocated and zero at `at`, and for how many bytes up to `len`.
+    /// Returns whether the range is unallocated and zero at `at`, and for how many bytes, up to `len`, this
+    /// holds.
     ///
     /// # Errors
     /// The backing file cannot be read.
@@ -72,11 +73,11 @@ pub trait Source: Send + Sync {
 /// Options for opening an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Open for writing.
+    /// Whether to open the image for writing.
     pub writable: bool,
-    /// Bytes of cached L2 tables; at least four tables.
+    /// Maximum bytes of cached L2 tables; at least four tables are cached.
     pub l2_cache_len: u64,
-    /// Bytes of cached refcount blocks; at least four blocks.
+    /// Maximum bytes of cached refcount blocks; at least four blocks are cached.
     pub refcount_cache_len: u64,
 }
 
@@ -86,7 +87,7 @@ impl Default for Options {
     }
 }
 
-/// A seeded fault, which the model has to detect.
+/// A seeded fault that the model has to detect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(test), expect(dead_code, reason = "only tests make them"))]
 pub(crate) enum SeededFault {
@@ -99,7 +100,7 @@ pub(crate) enum SeededFault {
     NoRanges,
     /// Reused clusters are not filled.
     NoFill,
-    /// A refcount table that grows loses which of its entries still have to be written.
+    /// After a refcount table has grown, its pending entries are forgotten.
     ForgetTable,
 }
 
@@ -116,7 +117,7 @@ pub struct Disk {
     ranges: Ranges,
     rounds: Rounds,
     failed: AtomicBool,
-    /// The header has autoclear features, which must be cleared before the first write.
+    /// Whether the header has autoclear features, which must be cleared before the first write.
     autoclear: AtomicBool,
     #[cfg(test)]
     fault: SeededFault,
@@ -139,7 +140,7 @@ fn unsupported(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
-/// The image has no space left.
+/// Returns the error of an image that has no space left.
 fn full() -> io::Error {
     io::ErrorKind::StorageFull.into()
 }
@@ -149,22 +150,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Disk {
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.shape.size
     }
 
-    /// Bytes of a cluster.
+    /// Returns the bytes of a cluster.
     pub fn cluster_size(&self) -> u64 {
         self.shape.cluster()
     }
 
-    /// Whether a flush has failed for good: nothing is written any more.
+    /// Returns whether a flush has failed permanently, so that nothing is written any more.
     pub fn has_failed(&self) -> bool {
         self.failed.load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Whether tables have changes that only a flush writes.
+    /// Returns whether tables have changes that only a flush writes.
     pub fn has_changes(&self) -> bool {
         self.writable && lock(&self.meta).has_changes()
     }
@@ -194,8 +195,8 @@ impl Disk {
         self.read_held(into, offset)
     }
 
-    /// Like [`read`](Disk::read), for a caller that holds the range; it may extend past the end of the disk,
-    /// which reads as zeroes.
+    /// Reads like [`read`](Disk::read), for a caller that holds the range. The range may extend past the
+    /// end of the disk, which reads as zeroes.
     fn read_held(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
@@ -231,7 +232,8 @@ impl Disk {
         }
     }
 
-    /// Whether the range is unallocated and zero at `offset`, and for how many bytes up to `len`.
+    /// Returns whether the range is unallocated and zero at `offset`, and for how many bytes, up to `len`,
+    /// this holds.
     ///
     /// # Errors
     /// A table cannot be read, or is invalid.
@@ -259,7 +261,7 @@ impl Disk {
         }
     }
 
-    /// Whether unallocated clusters read as zeroes there.
+    /// Returns whether unallocated clusters read as zeroes at `offset`.
     fn is_bare(&self, offset: u64) -> bool {
         self.backing.as_ref().is_none_or(|backing| offset >= backing.size())
     }

@@ -1,20 +1,20 @@
-//! The tables of an open image: L1 and L2, refcounts, and clusters that wait to be freed. Protected by one
-//! mutex of [`crate::Disk`], which is held for look-ups and changes in memory, and for reading a table that
-//! is not cached.
+//! The tables of an open image: L1 and L2, refcounts, and clusters that wait to be freed. They are
+//! protected by one mutex of [`crate::Disk`], which is held for look-ups and changes in memory, and while a
+//! table is read that is not cached.
 //!
 //! Changes are made in memory first. [`Meta::plan`] gives a flush copies of all changes, in the order in
 //! which they must reach the disk:
 //!
-//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. Written data is synced
-//!    with them.
+//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. The same sync makes
+//!    written data durable.
 //! 2. `table`: entries of the refcount table, for new blocks.
 //! 3. `late`: entries of L2 tables in use, and of the L1 table.
-//! 4. `frees`: clusters that the new entries no longer refer to; their refcounts may be decremented now, and
-//!    they may be reused.
+//! 4. `frees`: clusters that the new entries no longer refer to. Their refcounts can now be decremented, so
+//!    that they may be reused.
 //!
-//! Each step is durable before the next begins, and each sector of a step may be written or not: an entry
-//! never refers to data that is not durable, or to clusters counted as free. So every power cut leaves a
-//! consistent image; at most, clusters are leaked.
+//! Each step is durable before the next begins, and each sector of a step may or may not be written by a
+//! power cut: an entry never refers to data that is not durable, or to clusters counted as free. So every
+//! power cut leaves a consistent image; at worst, clusters are leaked.
 
 use crate::cache::{Cache, Part, SECTOR, Table};
 use crate::damaged;
@@ -32,7 +32,7 @@ pub(crate) struct Free {
     pub(crate) count: u64,
 }
 
-/// An offset and the bytes to write there.
+/// An offset, and the bytes to write there.
 pub(crate) type Piece = (u64, Vec<u8>);
 
 /// The changes that one flush writes.
@@ -50,15 +50,15 @@ pub(crate) struct Plan {
 /// Next step of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// Write that many bytes in place.
+    /// Write this many bytes in place.
     InPlace { at: u64, len: u64 },
-    /// Write these newly allocated clusters, and publish them.
+    /// Write these newly allocated clusters, then publish them.
     New(Run),
-    /// Grow the refcount table, and retry.
+    /// Grow the refcount table, then retry.
     GrowTable,
 }
 
-/// The tables.
+/// The tables of an open image.
 #[derive(Debug)]
 pub(crate) struct Meta {
     pub(crate) shape: Geometry,
@@ -76,7 +76,7 @@ impl Meta {
         Meta { shape, l1, l1_at, l1_changed: BTreeSet::new(), l2, refs, frees: Vec::new() }
     }
 
-    /// Whether so much is dirty that a flush must come before more changes.
+    /// Returns whether so many changes are cached that a flush must precede any more.
     pub(crate) fn is_strained(&self) -> bool {
         self.l2.is_strained() || self.refs.blocks.is_strained()
     }
@@ -86,7 +86,7 @@ impl Meta {
         ((cluster / self.shape.l2_entries()) as usize, cluster % self.shape.l2_entries())
     }
 
-    /// The L2 table for an index of the L1 table; `None`: there is none.
+    /// Returns the slot of the L2 table for an index of the L1 table, or `None` if there is no table.
     fn table(&mut self, storage: &dyn Storage, index: usize) -> io::Result<Option<usize>> {
         if let Some(slot) = self.l2.find(index as u64) {
             return Ok(Some(slot));
@@ -109,7 +109,8 @@ impl Meta {
         Entry { word: word(bytes, at), bitmap: if self.shape.extended { word(bytes, at + 8) } else { 0 } }
     }
 
-    /// The content at `offset`, and the number of bytes up to `len` (at least one) that continue it.
+    /// Returns the content at `offset`, and the number of bytes, up to `len` and at least one, that
+    /// continue it.
     ///
     /// # Errors
     /// A table cannot be read, or is invalid.
@@ -138,10 +139,11 @@ impl Meta {
         Ok((kind, run))
     }
 
-    /// The file offset where `offset` can be written in place, and the number of bytes up to `len`.
+    /// Returns the file offset at which `offset` can be written in place, and the number of bytes, up to
+    /// `len`, that can be.
     ///
     /// # Errors
-    /// As [`Meta::lookup`].
+    /// See [`Meta::lookup`].
     pub(crate) fn in_place(
         &mut self,
         storage: &dyn Storage,
@@ -178,7 +180,8 @@ impl Meta {
         }
     }
 
-    /// The first step of a write of `len` bytes at `offset`. The caller holds the range exclusively.
+    /// Returns the first step of a write of `len` bytes at `offset`. The caller holds the range
+    /// exclusively.
     ///
     /// # Errors
     /// A table cannot be read, or there is no space.
@@ -198,7 +201,7 @@ impl Meta {
         let spanned = (offset % cluster + len).div_ceil(cluster);
         let most = spanned.min(self.shape.l2_entries() - first).min(clusters_max).max(1);
         let mut wanted = 1;
-        // Clusters that can be written in place are not moved.
+        // Clusters that can be written in place are not replaced.
         while wanted < most {
             let entry = self.entry(slot, first + wanted);
             let left = (offset % cluster + len - wanted * cluster).min(cluster);
@@ -212,8 +215,8 @@ impl Meta {
         Ok(self.refs.allocate(storage, wanted)?.map_or(Step::GrowTable, Step::New))
     }
 
-    /// Returns an L2 table that can be changed: a new one if there is none, a copy if a snapshot shares it.
-    /// `None`: the refcount table has to grow first.
+    /// Returns an L2 table that can be changed: a new one if there is none, or a copy if a snapshot shares
+    /// it. Returns `None` if the refcount table has to grow first.
     fn writable_table(&mut self, storage: &dyn Storage, index: usize) -> io::Result<Option<usize>> {
         let slot = self.table(storage, index)?;
         if let Some(slot) = slot.filter(|_| self.l1[index] & COPIED != 0) {
@@ -251,11 +254,11 @@ impl Meta {
     /// Publishes clusters that [`Meta::next_step`] allocated for `offset`, after they were written.
     ///
     /// # Errors
-    /// The table cannot be read; nothing is changed.
+    /// The table cannot be read; nothing has changed.
     pub(crate) fn publish(&mut self, storage: &dyn Storage, offset: u64, run: Run) -> io::Result<()> {
         let (table, first) = self.split(offset);
         let slot = self.writable_table(storage, table)?.ok_or_else(|| damaged("an L2 table is missing"))?;
-        // All or nothing: the caller gives back unpublished clusters.
+        // Publish all clusters or none: the caller releases unpublished clusters.
         (0..run.count).try_for_each(|number| self.shape.owned(self.entry(slot, first + number)).map(drop))?;
         for number in 0..run.count {
             let at = (run.first + number) << self.shape.cluster_bits;
@@ -264,20 +267,20 @@ impl Meta {
         Ok(())
     }
 
-    /// Gives back clusters that were never published.
+    /// Releases clusters that were never published.
     pub(crate) fn give_back(&mut self, storage: &dyn Storage, run: Run) {
         for cluster in run.first..run.first + run.count {
-            // Clusters that cannot be given back are leaked.
+            // Clusters that cannot be released are leaked.
             let _ = self.refs.release(storage, cluster);
         }
     }
 
-    /// Makes whole clusters read as zeroes, from the start of a cluster, as many of `count` as are in one
-    /// table; returns their number, or `None` if the refcount table has to grow first. `bare`: unallocated
-    /// clusters read as zeroes anyway.
+    /// Makes whole clusters read as zeroes, from the start of a cluster: as many of `count` as are in one
+    /// table. Returns their number, or `None` if the refcount table has to grow first. `bare`: unallocated
+    /// clusters already read as zeroes.
     ///
     /// # Errors
-    /// A table cannot be read, or there is no space for one; a part may be done.
+    /// A table cannot be read, or there is no space for one; some clusters may already be done.
     pub(crate) fn zero(
         &mut self,
         storage: &dyn Storage,
@@ -301,7 +304,7 @@ impl Meta {
         Ok(Some(count))
     }
 
-    /// Takes copies of all changes, in the order in which they must be written.
+    /// Copies all changes, in the order in which they must be written.
     pub(crate) fn plan(&mut self) -> Plan {
         let table_sectors = std::mem::take(&mut self.refs.table_changed);
         let table = pieces(&table_sectors, &self.refs.table, self.refs.table_at);
@@ -318,14 +321,14 @@ impl Meta {
         }
     }
 
-    /// A plan was executed. Its clusters are freed with [`Meta::free`].
+    /// Records that a plan was executed. [`Meta::free`] frees its clusters.
     pub(crate) fn planned(&mut self) {
         self.refs.blocks.flushed();
         self.l2.flushed();
     }
 
-    /// A plan has failed: all of it must be repeated. `early`: its first step did not complete, so that
-    /// nothing on disk refers to fresh tables.
+    /// Records that a plan has failed, so that all of it must be repeated. `early`: its first step did not
+    /// complete, so that nothing on disk refers to fresh tables.
     pub(crate) fn restore(&mut self, mut plan: Plan, early: bool) {
         self.refs.blocks.restore(&plan.blocks, early);
         self.l2.restore(&plan.tables, early);
@@ -334,8 +337,8 @@ impl Meta {
         self.frees.append(&mut plan.frees);
     }
 
-    /// Decrements the refcounts of clusters that nothing on disk refers to any more. Clusters with a refcount
-    /// of one are pushed to `last` instead, if given.
+    /// Decrements the refcounts of clusters that nothing on disk refers to any more. If `last` is given,
+    /// clusters with a refcount of one are pushed to it instead.
     pub(crate) fn free(&mut self, storage: &dyn Storage, frees: &[Free], mut last: Option<&mut Vec<Free>>) {
         for cluster in frees.iter().flat_map(|free| free.first..free.first + free.count) {
             if let Some(last) =
@@ -351,19 +354,19 @@ impl Meta {
         }
     }
 
-    /// A seeded fault: frees clusters at once.
+    /// Frees clusters at once, as a seeded fault.
     pub(crate) fn free_at_once(&mut self, storage: &dyn Storage) {
         let frees = std::mem::take(&mut self.frees);
         self.free(storage, &frees, None);
     }
 
-    /// Whether a flush would write any changes of these tables.
+    /// Returns whether a flush would write any changes of these tables.
     pub(crate) fn has_changes(&self) -> bool {
         self.l2.has_changes() || self.refs.blocks.has_changes() || !self.l1_changed.is_empty()
     }
 }
 
-/// Converts changed sectors of a table to bytes with file offsets; neighbours are merged.
+/// Converts changed sectors of a table to bytes with file offsets; adjacent sectors are merged.
 fn pieces(sectors: &BTreeSet<u64>, words: &[u64], at: u64) -> Vec<Piece> {
     let per_sector = SECTOR / 8;
     let mut pieces: Vec<Piece> = Vec::new();

@@ -1,4 +1,4 @@
-//! Opening an image.
+//! Opens images.
 
 use crate::compress::Decompressed;
 use crate::entry::Geometry;
@@ -30,11 +30,11 @@ pub(crate) fn read_header(storage: &dyn Storage) -> io::Result<Header> {
     Header::parse(&cluster)
 }
 
-/// Reads a table of words, which must be within the file.
+/// Reads a table of 64-bit words, which must be within the file.
 pub(crate) fn read_words(storage: &dyn Storage, at: u64, count: u64, what: &str) -> io::Result<Vec<u64>> {
     let end = at.checked_add(count * 8).filter(|end| *end <= i64::MAX as u64);
     if end.is_none_or(|end| storage.len().is_ok_and(|len| end > len)) {
-        // Not `InvalidData`: repair cannot restore what is missing.
+        // This is not `InvalidData`, because repair cannot restore the missing part.
         let why = format!(
             "{what} is past the end of the file: the file is truncated, or its header is damaged (restore it from a copy)"
         );
@@ -45,7 +45,7 @@ pub(crate) fn read_words(storage: &dyn Storage, at: u64, count: u64, what: &str)
     Ok(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word)).collect())
 }
 
-/// The backing file in an image's header, which is checked.
+/// Returns the backing file named in an image's header, after checking the header.
 ///
 /// # Errors
 /// The image cannot be read, is damaged, or needs an unsupported feature, which the message names.
@@ -55,12 +55,12 @@ pub fn names(storage: &dyn Storage) -> io::Result<Names> {
 }
 
 impl Disk {
-    /// Opens an image with its backing file ([`names`]); without one, unallocated clusters read as zeroes.
+    /// Opens an image with its backing file ([`names`]); without it, unallocated clusters read as zeroes.
     ///
     /// For writing, the whole image is checked first, and refcounts that are too low are repaired durably.
     ///
     /// # Errors
-    /// As [`names`]; or it is opened for writing and cannot be repaired.
+    /// See [`names`]; or the image is opened for writing and cannot be repaired.
     pub fn open(
         storage: Arc<dyn Storage>,
         backing: Option<Box<dyn Source>>,
@@ -70,10 +70,10 @@ impl Disk {
         Disk::with_header(storage, header, backing, options)
     }
 
-    /// Opens an internal snapshot, by its id or else its name, read-only.
+    /// Opens an internal snapshot read-only, by its id or otherwise by its name.
     ///
     /// # Errors
-    /// As [`names`]; `InvalidInput`: there is no such snapshot, or there are several.
+    /// See [`names`]; `InvalidInput` if the snapshot does not exist, or the name is ambiguous.
     pub fn open_snapshot(
         storage: Arc<dyn Storage>,
         backing: Option<Box<dyn Source>>,

@@ -1,8 +1,8 @@
 //! Range locks on clusters.
 //!
 //! Requests that only read, or write in place, share a range; requests that change the state of a cluster
-//! hold it exclusively. Locks are granted in order of arrival, so none starves. A thread holds one range at a
-//! time, so there is no deadlock.
+//! hold it exclusively. Locks are granted in order of arrival, so no request starves. A thread holds only
+//! one range at a time, so there is no deadlock.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -29,7 +29,7 @@ pub(crate) struct Ranges {
     released: Condvar,
 }
 
-/// A range that is held until this is dropped.
+/// A range lock that is held until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     ranges: &'a Ranges,
@@ -37,7 +37,7 @@ pub(crate) struct Held<'a> {
 }
 
 impl State {
-    /// Whether no earlier claim conflicts with this one.
+    /// Returns whether no earlier claim conflicts with this one.
     fn may_go(&self, number: u64) -> bool {
         let Some(place) = self.claims.iter().position(|claim| claim.number == number) else { return true };
         let claim = &self.claims[place];
@@ -50,7 +50,7 @@ impl State {
 }
 
 impl Ranges {
-    /// Waits for a range of clusters.
+    /// Waits for a range of clusters, and locks it.
     pub(crate) fn hold(&self, clusters: Range<u64>, exclusive: bool) -> Held<'_> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let number = state.next;

@@ -1,7 +1,8 @@
 //! Refcounts, and the allocation of clusters.
 //!
-//! Owned by [`crate::meta::Meta`], under its mutex. *Invariant:* a refcount in memory is at least as high as
-//! in any possible state of the disk; it is decremented only after the removal of the reference is durable.
+//! [`crate::meta::Meta`] owns them, under its mutex. *Invariant:* a refcount in memory is at least as high
+//! as in any possible state of the disk; it is decremented only after the removal of the reference is
+//! durable.
 
 use crate::cache::{Cache, Table};
 use crate::storage::Storage;
@@ -9,15 +10,15 @@ use crate::{damaged, full};
 use std::collections::BTreeSet;
 use std::io;
 
-/// The file grows by at least this much, so that not every allocation extends it.
+/// Minimum growth of the file in bytes, so that not every allocation extends it.
 const GROW_LEN: u64 = 4 << 20;
 
-/// Consecutive clusters.
+/// A run of consecutive clusters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
     pub(crate) first: u64,
     pub(crate) count: u64,
-    /// The clusters were never written: they read as zeroes.
+    /// Whether the clusters were never written, so that they read as zeroes.
     pub(crate) blank: bool,
 }
 
@@ -26,22 +27,22 @@ pub(crate) struct Run {
 pub(crate) struct Refcounts {
     cluster_bits: u32,
     order: u32,
-    /// The refcount table: offsets of blocks; 0: none of its clusters is in use.
+    /// The refcount table: offsets of blocks, or 0 if none of a block's clusters is in use.
     pub(crate) table: Vec<u64>,
     pub(crate) table_at: u64,
     /// Sectors of the table that a flush has to write.
     pub(crate) table_changed: BTreeSet<u64>,
     pub(crate) blocks: Cache,
-    /// By block: no cluster before this index is free.
+    /// By block: index before which no cluster is free.
     first_free: Vec<u32>,
-    /// No block before this one has a free cluster.
+    /// Index of a block before which no block has a free cluster.
     hint: usize,
-    /// Clusters from here on were never written.
+    /// First cluster of those that were never written, up to the end.
     blank_from: u64,
     file_len: u64,
 }
 
-/// Reads one refcount of a block.
+/// Returns one refcount of a block.
 pub(crate) fn count_at(bytes: &[u8], index: usize, order: u32) -> u64 {
     if order < 3 {
         let bit = index << order;
@@ -52,8 +53,8 @@ pub(crate) fn count_at(bytes: &[u8], index: usize, order: u32) -> u64 {
     bytes[index * len..(index + 1) * len].iter().fold(0, |count, byte| count << 8 | u64::from(*byte))
 }
 
-/// The bytes of one refcount, changed to `count`: their offset in the block, and how many of the array are
-/// used.
+/// Returns the bytes of one refcount, changed to `count`: their offset in the block, and how many bytes of
+/// the array are used.
 pub(crate) fn with_count(bytes: &[u8], index: usize, order: u32, count: u64) -> (usize, [u8; 8], usize) {
     let mut out = [0; 8];
     if order < 3 {
@@ -67,7 +68,7 @@ pub(crate) fn with_count(bytes: &[u8], index: usize, order: u32, count: u64) -> 
     (index * len, out, len)
 }
 
-/// The largest refcount.
+/// Returns the largest refcount.
 pub(crate) fn count_max(order: u32) -> u64 {
     if order == 6 { u64::MAX } else { (1 << (1 << order)) - 1 }
 }
@@ -95,22 +96,22 @@ impl Refcounts {
         }
     }
 
-    /// Refcounts per block.
+    /// Returns the number of refcounts per block.
     pub(crate) fn per_block(&self) -> u64 {
         1 << (self.cluster_bits + 3 - self.order)
     }
 
-    /// Clusters that the table can count.
+    /// Returns the number of clusters that the table can count.
     pub(crate) fn capacity(&self) -> u64 {
         self.table.len() as u64 * self.per_block()
     }
 
-    /// Bytes of the file that are in use.
+    /// Returns the number of bytes of the file that are in use.
     pub(crate) fn used_len(&self) -> u64 {
         self.blank_from << self.cluster_bits
     }
 
-    /// Length of the file.
+    /// Returns the length of the file in bytes.
     pub(crate) fn file_len(&self) -> u64 {
         self.file_len
     }
@@ -129,7 +130,7 @@ impl Refcounts {
         ((cluster / self.per_block()) as usize, (cluster % self.per_block()) as usize)
     }
 
-    /// Refcount of a cluster.
+    /// Returns the refcount of a cluster.
     pub(crate) fn count(&mut self, storage: &dyn Storage, cluster: u64) -> io::Result<u64> {
         let (block, index) = self.locate(cluster);
         if self.table.get(block).is_none_or(|at| *at == 0) {
@@ -144,7 +145,8 @@ impl Refcounts {
         self.blocks.put(slot, at, &bytes[..len]);
     }
 
-    /// Decrements a refcount. *Only* for a reference whose removal is durable, or that never was on disk.
+    /// Decrements a refcount. Call it *only* for a reference whose removal is durable, or that was never on
+    /// disk.
     pub(crate) fn release(&mut self, storage: &dyn Storage, cluster: u64) -> io::Result<()> {
         let count = self.count(storage, cluster)?;
         let (block, index) = self.locate(cluster);
@@ -160,7 +162,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Allocates up to `wanted` consecutive clusters; `None`: the refcount table has to grow first.
+    /// Allocates up to `wanted` consecutive clusters. Returns `None` if the refcount table has to grow
+    /// first.
     ///
     /// # Errors
     /// A block cannot be read, or the file cannot be extended; nothing is allocated.
@@ -183,7 +186,7 @@ impl Refcounts {
             };
             let first = (block * per_block + start) as u64;
             let blank = first >= self.blank_from;
-            // A run is blank entirely, or not at all.
+            // A run is either blank entirely, or not at all.
             let most = if blank { wanted } else { wanted.min(self.blank_from - first) };
             let most = most.min((per_block - start) as u64) as usize;
             let count = (start..start + most).take_while(is_free).count();
@@ -210,12 +213,12 @@ impl Refcounts {
         Ok(slot)
     }
 
-    /// Extends the file for clusters up to `end`, and records that they are written.
+    /// Extends the file for clusters up to `end`, and marks them as written.
     pub(crate) fn cover(&mut self, storage: &dyn Storage, end: u64) -> io::Result<()> {
         let len =
             end.checked_mul(1 << self.cluster_bits).filter(|len| *len <= i64::MAX as u64).ok_or_else(full)?;
         if len > self.file_len {
-            // Only as much as needed if a limit is near.
+            // Extend it only as much as needed if a limit is near.
             let roomy = len.next_multiple_of(GROW_LEN);
             let grown =
                 storage.set_len(roomy).map(|()| roomy).or_else(|_| storage.set_len(len).map(|()| len))?;
@@ -225,7 +228,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// The table was moved and has more entries. Its pending changes are written at the new offset.
+    /// Records that the table was moved and has more entries. Its pending changes are written at the new
+    /// offset.
     pub(crate) fn moved(&mut self, table: Vec<u64>, table_at: u64) {
         self.first_free.resize(table.len(), 0);
         (self.table, self.table_at) = (table, table_at);
@@ -248,7 +252,8 @@ mod tests {
             bytes[at..at + len].copy_from_slice(&with[..len]);
             assert_eq!((count_at(&bytes, 8, order), count_at(&bytes, 9, order)), (most, 1), "order {order}");
         }
-        // The first of several refcounts in a byte is in the lowest bits; wide ones are big-endian.
+        // The first of several refcounts in a byte is in the lowest bits; refcounts of several bytes are
+        // big-endian.
         assert_eq!(count_at(&[0b0000_0010], 1, 0), 1);
         assert_eq!(count_at(&[1, 2], 0, 4), 0x102);
     }

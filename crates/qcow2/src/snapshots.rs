@@ -8,17 +8,17 @@ use std::io;
 const HEAD_LEN: u64 = 40;
 /// Largest table in bytes, as in QEMU: 65536 entries of 1 KiB.
 const TABLE_LEN_MAX: u64 = 64 << 20;
-/// Most names in a message.
+/// Maximum number of names in a message.
 const NAMED_MAX: usize = 8;
 
 /// An entry of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Snapshot {
-    /// Unique in the image, usually a decimal number.
+    /// Id, unique in the image, usually a decimal number.
     id: String,
-    /// Name given by the user. Several snapshots may have the same.
+    /// Name given by the user. Several snapshots may have the same name.
     name: String,
-    /// Size of the disk at that time, in bytes.
+    /// Size of the disk at the time of the snapshot, in bytes.
     size: u64,
     pub(crate) l1_at: u64,
     pub(crate) l1_entries: u64,
@@ -50,7 +50,7 @@ pub(crate) fn for_each(
         if extra_len >= 16 {
             storage.read_at(&mut size, at + HEAD_LEN + 8)?;
         } else {
-            // Version 2 lacks it: the disk had its current size.
+            // Version 2 has no such field: the disk had its current size.
             size = header.size.to_be_bytes();
         }
         let mut names = vec![0; (id_len + name_len) as usize];
@@ -68,7 +68,8 @@ pub(crate) fn for_each(
     Ok(at)
 }
 
-/// Changes the header to that of a snapshot: the one with this id, or else the only one with this name.
+/// Changes the header to that of a snapshot: the one with this id, or otherwise the only one with this
+/// name.
 pub(crate) fn select(storage: &dyn Storage, header: &mut Header, wanted: &str) -> io::Result<()> {
     let (mut by_id, mut by_name, mut named) = (None, Vec::new(), Vec::new());
     for_each(storage, header, |snapshot| {

@@ -1,21 +1,21 @@
-//! The storage of an image.
+//! The storage on which an image is kept.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// A file, or a replacement in tests. All methods may be called by several threads at once.
+/// A file, or a replacement for it in tests. All methods may be called by several threads at once.
 pub trait Storage: Send + Sync {
     /// Reads into `into` from `at`. Bytes past the end read as zeroes.
     ///
     /// # Errors
-    /// Errors of the file.
+    /// The file cannot be read.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
 
     /// Writes all of `from` at `at`.
     ///
     /// # Errors
-    /// Errors of the file; any part may have been written.
+    /// The file cannot be written; any part may have been written.
     fn write_at(&self, from: &[u8], at: u64) -> io::Result<()>;
 
     /// Puts everything written, and the length, on stable storage.
@@ -24,16 +24,16 @@ pub trait Storage: Send + Sync {
     /// Some data may be lost: nothing written since the last sync can be relied on.
     fn sync(&self) -> io::Result<()>;
 
-    /// Length of the file in bytes.
+    /// Returns the length of the file in bytes.
     ///
     /// # Errors
-    /// Errors of the file.
+    /// The length cannot be determined.
     fn len(&self) -> io::Result<u64>;
 
-    /// Whether the length is 0.
+    /// Returns whether the length is 0.
     ///
     /// # Errors
-    /// Errors of the file.
+    /// The length cannot be determined.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -41,10 +41,10 @@ pub trait Storage: Send + Sync {
     /// Extends the file with zeroes, or truncates it.
     ///
     /// # Errors
-    /// The file cannot have that length.
+    /// The file cannot have this length.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Deallocates a range that nothing refers to any more. Its content afterwards does not matter.
+    /// Deallocates a range that nothing refers to any more. Its content afterwards is undefined.
     fn punch(&self, at: u64, len: u64);
 }
 
@@ -74,7 +74,7 @@ impl Storage for File {
     }
 
     fn len(&self) -> io::Result<u64> {
-        // The metadata of a block device has no length.
+        // The metadata of a block device does not contain its length.
         io::Seek::seek(&mut &*self, io::SeekFrom::End(0))
     }
 
@@ -87,7 +87,7 @@ impl Storage for File {
 
     fn punch(&self, at: u64, len: u64) {
         use rustix::fs::{FallocateFlags, fallocate};
-        // Without support the space stays allocated, and is reused by later clusters.
+        // If punching holes is not supported, the space stays allocated, and later clusters reuse it.
         let _ = fallocate(self, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len);
     }
 }

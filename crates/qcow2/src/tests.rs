@@ -1,4 +1,4 @@
-//! Images that are damaged or full, or have properties that the model does not cover.
+//! Tests images that are damaged or full, or have properties that the model does not cover.
 
 use crate::header::{AT_AUTOCLEAR, AT_INCOMPATIBLE, CORRUPT, DIRTY, word};
 use crate::model::disk::{Faults, MemoryDisk};
@@ -18,7 +18,7 @@ fn open(disk: &Arc<MemoryDisk>, writable: bool) -> io::Result<Disk> {
     Disk::open(disk.clone(), None, Options { writable, ..Options::default() })
 }
 
-/// A closed image with some data.
+/// Returns a closed image with some data.
 fn image() -> Arc<MemoryDisk> {
     let disk = disk(Vec::new());
     create(&*disk, &CreateOptions { cluster_size: CLUSTER, ..CreateOptions::new(LEN) }).unwrap();
@@ -37,7 +37,7 @@ fn header(disk: &MemoryDisk, at: usize) -> u64 {
     word(&disk.now(), at)
 }
 
-/// Whether the image has the data of [`image`], and keeps it when more is written.
+/// Returns whether the image has the data of [`image`], and keeps it when more is written.
 fn keeps_its_data(disk: &Arc<MemoryDisk>) -> bool {
     let image = open(disk, true).unwrap();
     image.write(&[9; 40 * 4096], 64 << 10).unwrap();
@@ -57,7 +57,7 @@ fn low_refcounts_are_repaired_before_any_write() {
     disk.write_at(&[0; 4000], block + 8).unwrap();
     assert!(check(&*disk).unwrap().too_low > 8);
     assert!(keeps_its_data(&disk));
-    // The whole block is missing.
+    // The whole refcount block is missing.
     let disk = image();
     put(&disk, table, 0);
     assert!(keeps_its_data(&disk));
@@ -68,7 +68,7 @@ fn a_wrong_copied_flag_is_cleared() {
     let disk = image();
     let l2 = word(&disk.now(), header(&disk, 40) as usize) & 0x00ff_ffff_ffff_fe00;
     let first = word(&disk.now(), l2 as usize);
-    // Two entries for one cluster, both with the COPIED flag.
+    // Two entries refer to one cluster, both with the COPIED flag.
     put(&disk, l2 + 100 * 8, first);
     let image = open(&disk, true).unwrap();
     image.write(&[1; 4096], 100 * CLUSTER).unwrap();

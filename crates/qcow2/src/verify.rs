@@ -1,9 +1,9 @@
 //! Checks the refcounts of an image against its tables, and repairs differences.
 //!
-//! All references are counted before an image is opened for writing: with refcounts that are too low,
-//! allocation would overwrite data. Then low refcounts are raised, `COPIED` flags are corrected, and
-//! unreferenced clusters are freed, in such an order that a power cut leaves the image no worse. Defects that
-//! cannot be repaired safely are refused: invalid entries, and structures that overlap.
+//! All references are counted before an image is opened for writing, because with refcounts that are too
+//! low, allocation would overwrite data. Then low refcounts are raised, `COPIED` flags are corrected, and
+//! unreferenced clusters are freed, in such an order that a power cut leaves the image no worse. Images
+//! with defects that cannot be repaired safely are refused: invalid entries, and structures that overlap.
 //!
 //! Clusters are counted in windows, with a pass over all tables for each, so that memory stays bounded.
 //! *Invariant:* the check always ends: tables with several references are read once, and the work is bounded
@@ -16,13 +16,13 @@ use crate::refcounts::{count_at, count_max, with_count};
 use crate::{Storage, damaged, snapshots, unsupported};
 use std::io;
 
-/// Clusters counted in one pass: 32 MiB of counters.
+/// Number of clusters counted in one pass: 32 MiB of counters.
 const WINDOW: u64 = 8 << 20;
-/// Most L1 entries of the image and all of its snapshots together: 64 MiB.
+/// Maximum number of L1 entries of the image and all of its snapshots together: 64 MiB.
 const ROOTS_MAX: usize = 4 << 20;
-/// Most bytes of tables that are read.
+/// Maximum number of bytes of tables that are read.
 const WORK_MAX: u64 = 1 << 40;
-/// Most bitmaps of an image.
+/// Maximum number of bitmaps of an image.
 const BITMAPS_MAX: u32 = 65535;
 
 /// Result of [`check`].
@@ -48,12 +48,12 @@ pub fn check(storage: &dyn Storage) -> io::Result<Report> {
 /// Repairs an image for writing.
 ///
 /// # Errors
-/// It cannot be repaired.
+/// The image cannot be repaired.
 pub(crate) fn repair(storage: &dyn Storage, header: &mut Header) -> io::Result<()> {
     let mut check = Check::new(storage, header)?;
     let unknown = header.autoclear & !BITMAPS_CONSISTENT;
     if unknown != 0 {
-        // Repair is a write by a program that does not support these.
+        // Repair counts as a write by a program that does not support these features.
         header.autoclear &= BITMAPS_CONSISTENT;
         storage.write_at(&header.autoclear.to_be_bytes(), AT_AUTOCLEAR as u64)?;
         storage.sync()?;
@@ -77,11 +77,11 @@ pub(crate) fn repair(storage: &dyn Storage, header: &mut Header) -> io::Result<(
     Ok(())
 }
 
-/// An L2 table.
+/// An L2 table to check.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Root {
     at: u64,
-    /// The active L1 table refers to it, so that its `COPIED` flags matter.
+    /// Whether the active L1 table refers to it, so that its `COPIED` flags matter.
     active: bool,
 }
 
@@ -95,15 +95,15 @@ struct Check<'a> {
     table: Vec<u64>,
     l1_at: u64,
     l1: Vec<u64>,
-    /// L2 tables by offset, as often as they are referenced.
+    /// L2 tables by offset, once for each reference.
     roots: Vec<Root>,
     /// Bitmap tables: offset, and number of words.
     bitmaps: Vec<(u64, u64)>,
-    /// Clusters of structures that nothing else may overlap: first and count, by offset.
+    /// Clusters of structures that nothing else may overlap, as first cluster and count, sorted by offset.
     fixed: Vec<(u64, u64)>,
-    /// Unreferenced clusters are certainly leaked.
+    /// Whether unreferenced clusters are certainly leaked.
     may_free: bool,
-    /// The image is dirty: refcounts must be rebuilt exactly.
+    /// Whether the image is dirty, so that refcounts must be rebuilt exactly.
     dirty: bool,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Check<'a> {
         Ok(check)
     }
 
-    /// Adds a structure with clusters of its own.
+    /// Adds a structure that has its own clusters.
     fn fix(&mut self, at: u64, len: u64) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
         if !at.is_multiple_of(self.shape.cluster()) || at.checked_add(len).is_none_or(|end| end > self.end())
@@ -161,7 +161,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// End of the file's last cluster.
+    /// Returns the end of the file's last cluster.
     fn end(&self) -> u64 {
         self.file_len.next_multiple_of(self.shape.cluster())
     }
@@ -198,7 +198,7 @@ impl<'a> Check<'a> {
         if header.snapshots > 0 { self.fix(header.snapshots_at, end - header.snapshots_at) } else { Ok(()) }
     }
 
-    /// Adds the bitmaps if their extension is valid: without the autoclear bit they are ignored, and their
+    /// Adds the bitmaps if their extension is valid. Without the autoclear bit they are ignored, so their
     /// clusters are leaked.
     fn add_bitmaps(&mut self, header: &Header) -> io::Result<()> {
         let Some(bitmaps) = header.bitmaps.filter(|_| header.autoclear & BITMAPS_CONSISTENT != 0) else {
@@ -228,8 +228,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Calls `each` with first cluster, count, and number of references, for every reference except those of
-    /// fixed structures.
+    /// Calls `each` with first cluster, cluster count, and number of references, for every reference except
+    /// those of fixed structures.
     fn references(&self, mut each: impl FnMut(u64, u64, u32) -> io::Result<()>) -> io::Result<()> {
         let bits = self.shape.cluster_bits;
         for same in self.roots.chunk_by(|a, b| a.at == b.at) {
@@ -271,7 +271,7 @@ impl<'a> Check<'a> {
         1 << (self.shape.cluster_bits + 3 - self.order)
     }
 
-    /// Refuses references past the end or to fixed structures; returns which refcount blocks are needed.
+    /// Refuses references past the end or to fixed structures. Returns which refcount blocks are needed.
     fn survey(&self) -> io::Result<Vec<bool>> {
         let end = self.end() >> self.shape.cluster_bits;
         let mut needed = vec![false; self.table.len()];
@@ -298,7 +298,7 @@ impl<'a> Check<'a> {
         Ok(needed)
     }
 
-    /// Adds missing refcount blocks at the end of the file. Their refcounts are raised with all others.
+    /// Adds missing refcount blocks at the end of the file. Their own refcounts are raised with all others.
     fn add_missing_blocks(&mut self) -> io::Result<()> {
         let mut needed = self.survey()?;
         let bits = self.shape.cluster_bits;
@@ -368,7 +368,7 @@ impl<'a> Check<'a> {
         Ok(counts)
     }
 
-    /// Compares counts with the refcount blocks; leaves in `counts` the final refcounts on disk.
+    /// Compares counts with the refcount blocks, and stores the final refcounts on disk in `counts`.
     fn compare(
         &self,
         blocks: &[u64],

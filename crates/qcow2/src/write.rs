@@ -1,9 +1,9 @@
 //! Writes, write-zeroes requests and discards.
 //!
-//! An allocated cluster with refcount one is written in place, by several threads at once. Everything else
-//! goes to a new cluster: it is filled outside of the metadata mutex, with the range lock held exclusively,
-//! and published in memory when all of it is written. Old clusters are never changed, and are freed by the
-//! flush that has_fault the new entries durable.
+//! An allocated cluster with refcount one is written in place, by several threads at once. All other data
+//! goes to new clusters, which are filled outside the metadata mutex, with the range lock held exclusively,
+//! and published in memory when all of them are written. Old clusters are never changed, and are freed by
+//! the flush that makes the new entries durable.
 
 use crate::header::AT_AUTOCLEAR;
 use crate::meta::Step;
@@ -12,9 +12,9 @@ use crate::{Disk, SeededFault, lock};
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// Bytes of new clusters that are written together.
+/// Maximum bytes of new clusters that are written together.
 const NEW_LEN_MAX: u64 = 4 << 20;
-/// Bytes of zeroes that are written together.
+/// Maximum bytes of zeroes that are written together.
 const ZEROES_LEN: u64 = 1 << 20;
 
 impl Disk {
@@ -36,7 +36,7 @@ impl Disk {
         self.write_held(from, offset)
     }
 
-    /// Checks and preparations before any write.
+    /// Performs the checks and preparations that precede any write.
     fn begin_write(&self) -> io::Result<()> {
         if !self.writable {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -53,7 +53,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes as far as it can be done in place; returns the number of bytes written.
+    /// Writes as much as can be done in place, and returns the number of bytes written.
     fn write_in_place(&self, from: &[u8], offset: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < from.len() {
@@ -65,7 +65,7 @@ impl Disk {
         Ok(done)
     }
 
-    /// Writes, for a caller that holds the range exclusively.
+    /// Writes data, for a caller that holds the range exclusively.
     fn write_held(&self, from: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < from.len() {
@@ -109,7 +109,7 @@ impl Disk {
         if strained { self.flush() } else { Ok(()) }
     }
 
-    /// Fills new clusters, and publishes them; returns how many bytes of `from` they took.
+    /// Fills new clusters, and publishes them. Returns how many bytes of `from` were used.
     fn write_new(&self, from: &[u8], offset: u64, run: Run) -> io::Result<usize> {
         let cluster = self.shape.cluster();
         let (start, skip) = (offset - offset % cluster, offset % cluster);
@@ -135,7 +135,7 @@ impl Disk {
         Ok(len as usize)
     }
 
-    /// Whether the range is known to be all zeroes.
+    /// Returns whether the range is known to be all zeroes.
     fn is_zero(&self, offset: u64, len: u64) -> io::Result<bool> {
         Ok(len == 0 || self.mapping(offset, len)? == (true, len))
     }
@@ -173,13 +173,13 @@ impl Disk {
         }
         let _held = self.hold(first, last - first, true);
         if !self.shape.has_zero_clusters() && !self.is_bare(first) {
-            // It would expose the backing file. No client may rely on a discard.
+            // Discarding would expose the backing file, and no client may rely on a discard.
             return Ok(());
         }
         self.zero_whole(first, last)
     }
 
-    /// End of the last whole cluster before `end`; at the end of the disk its last cluster is whole.
+    /// Returns the end of the last whole cluster before `end`; the disk's last cluster counts as whole.
     fn whole_until(&self, end: u64) -> u64 {
         let cluster = self.shape.cluster();
         if end == self.shape.size { end.next_multiple_of(cluster) } else { end - end % cluster }
@@ -210,7 +210,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Zeroes part of a cluster, unless it is zero.
+    /// Zeroes part of a cluster, unless it is already zero.
     fn zero_part(&self, offset: u64, end: u64) -> io::Result<()> {
         if offset < end && !self.is_zero(offset, end - offset)? {
             self.write_zeroes_held(offset, end)?;
@@ -218,7 +218,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Zeroes allocated clusters in place, and the rest by their entries.
+    /// Zeroes allocated clusters in place, and all others through their entries.
     fn zero_kept(&self, offset: u64, end: u64) -> io::Result<()> {
         let cluster = self.shape.cluster();
         let mut at = offset;

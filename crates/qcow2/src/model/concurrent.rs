@@ -1,5 +1,5 @@
-//! Several threads at once, each with sectors of its own in clusters shared with the others, while power cuts
-//! are applied to copies of the disk.
+//! Runs several threads at once, each with its own sectors in clusters shared with the others, and applies
+//! power cuts to copies of the disk.
 
 use super::disk::{Faults, Medium, MemoryDisk};
 use super::rng::Rng;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 const THREADS: u64 = 4;
-/// Consecutive sectors owned by one thread.
+/// Number of consecutive sectors owned by one thread.
 const PIECE: u64 = 8;
 
 struct Shared {
@@ -28,10 +28,10 @@ fn stamps(base: Option<&Base>, all: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Shared {
-    /// One request of one thread, with a check of the data read.
+    /// Executes one request of one thread, and checks the data read.
     fn request(&self, rng: &mut Rng, thread: u64, number: u64) -> Result<(), String> {
         let pieces = self.all / PIECE / THREADS;
-        // Close together, so that threads share clusters.
+        // Half of the requests are close together, so that threads share clusters.
         let most = if rng.chance(500) { pieces } else { pieces.min(4) };
         let piece = rng.below(most);
         let start = (piece * THREADS + thread) * PIECE;
@@ -71,12 +71,12 @@ impl Shared {
         }
     }
 
-    /// Copies of the disk, with the content they may have.
+    /// Returns copies of the disk, with the content that each may have.
     fn cuts(&self, wanted: usize) -> Vec<(Medium, Sectors)> {
         let mut cuts = Vec::new();
         while cuts.len() < wanted && !self.ended.load(SeqCst) {
             {
-                // Everything on the disk was started before this.
+                // Everything on the disk was started before this point.
                 let sectors = self.sectors.lock().expect("no panic");
                 cuts.push((self.disk.medium(), sectors.clone()));
             }
@@ -106,12 +106,12 @@ fn check_cut(
     sectors.after_cut(&bytes).map(drop)
 }
 
-/// Returns the number of states checked.
+/// Runs the threads on one image, and returns the number of states checked.
 fn run(seed: u64, fault: SeededFault, requests: u64) -> Result<usize, String> {
     let mut rng = Rng::new(seed);
     let mut options: CreateOptions = shape(&mut rng);
     if fault != SeededFault::None {
-        // Few clusters, shared by all threads.
+        // Use few clusters, shared by all threads.
         options = CreateOptions::new(512 << 10);
     }
     let size = options.size - options.size % (PIECE * THREADS * SECTOR as u64);

@@ -1,4 +1,4 @@
-//! A disk in memory with power cuts, which may lose any sectors written since the last sync.
+//! An in-memory disk with power cuts, which may lose any sectors written since the last sync.
 
 use super::rng::Rng;
 use crate::Storage;
@@ -13,23 +13,23 @@ pub(crate) enum Change {
     SetLen(u64),
 }
 
-/// An event, in order.
+/// An event in the order of occurrence.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Change(Change),
     Sync,
 }
 
-/// Fault plan.
+/// Rates and limits of injected faults.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Faults {
     /// Permille of writes that fail, with ENOSPC or EIO, after any part of them was done.
     pub(crate) writes: u32,
     /// Permille of syncs that fail.
     pub(crate) syncs: u32,
-    /// Most bytes of the file.
+    /// Maximum length of the file in bytes.
     pub(crate) len_max: u64,
-    /// Permille of reads and writes that let other threads go first.
+    /// Permille of reads and writes that are delayed, so that other threads overtake them.
     pub(crate) pauses: u32,
 }
 
@@ -77,8 +77,8 @@ impl Medium {
         }
     }
 
-    /// The content after a power cut: a random subset of the pending sectors, and one of the lengths that the
-    /// file had.
+    /// Returns the content after a power cut: it keeps a random subset of the pending sectors, and one of
+    /// the lengths that the file had.
     pub(crate) fn cut(&self, rng: &mut Rng) -> Vec<u8> {
         let survives = *rng.pick(&[0, 100, 500, 900, 1000]);
         // Occasionally a single change is lost, and all others are kept.
@@ -100,7 +100,7 @@ impl Medium {
                 }
             }
         }
-        // The length is not below that of the durable content, unless the file was truncated.
+        // The length is not below the length of the durable content, unless the file was truncated.
         let len = if survives == 1000 { *lens.last().expect("one") } else { *rng.pick(&lens) };
         let least = self.pending.iter().filter_map(|change| match change {
             Change::SetLen(len) => Some(*len as usize),
@@ -139,24 +139,24 @@ impl MemoryDisk {
         self.inner().faults = faults;
     }
 
-    /// Starts recording events; returns the current medium.
+    /// Starts recording events, and returns the current medium.
     pub(crate) fn mark(&self) -> Medium {
         let mut inner = self.inner();
         inner.events.clear();
         inner.medium.clone()
     }
 
-    /// Events since the mark.
+    /// Returns the events since the mark.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.inner().events.clone()
     }
 
-    /// The current medium.
+    /// Returns the current medium.
     pub(crate) fn medium(&self) -> Medium {
         self.inner().medium.clone()
     }
 
-    /// The content after the process is killed.
+    /// Returns the content after the process is killed.
     pub(crate) fn now(&self) -> Vec<u8> {
         self.inner().now.clone()
     }
@@ -222,7 +222,7 @@ impl Storage for MemoryDisk {
         Ok(())
     }
 
-    /// The content is lost at once, and other data may be read.
+    /// The content is lost at once, and arbitrary data may be read.
     fn punch(&self, at: u64, len: u64) {
         let mut inner = self.inner();
         let end = (at + len).min(inner.now.len() as u64);

@@ -1,12 +1,12 @@
-//! Random requests, faults and power cuts, checked against the possible content of each sector.
+//! Tests with random requests, faults and power cuts, checked against the possible content of each sector.
 //!
-//! Each run is one image of random shape under random requests. After each request, power cuts are applied to
-//! copies of the disk: after any write to the storage, losing any of the sectors written since the last sync.
-//! Each such *state* is checked by [`crate::check`], opened, repaired, read and compared; one in five is also
-//! checked by `qemu-img check`.
+//! Each run uses one image of random shape under random requests. After each request, power cuts are
+//! applied to copies of the disk: after any write to the storage, losing any of the sectors written since
+//! the last sync. Each resulting *state* is checked by [`crate::check`], opened, repaired, read and
+//! compared; one in five is also checked by `qemu-img check`.
 //!
-//! `BLOCKYARD_QCOW2_SEED` reproduces one run. `BLOCKYARD_QCOW2_STATES` continues until that many states were
-//! checked, all of them by `qemu-img check` as well.
+//! `BLOCKYARD_QCOW2_SEED` reproduces one run. `BLOCKYARD_QCOW2_STATES` continues until that many states
+//! have been checked, all of them by `qemu-img check` as well.
 
 mod concurrent;
 pub(crate) mod disk;
@@ -23,7 +23,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// Runs seeds from `seed` on, until so many states were checked; prints the result.
+/// Runs seeds from `seed` on, until this many states have been checked, and prints the result.
 fn until(states: u64, seed: u64) {
     let (next, checked, by_qemu) = (AtomicU64::new(seed), AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
@@ -56,7 +56,7 @@ fn every_power_cut_preserves_flushed_data_and_consistency() {
     until(states.unwrap_or(300), if states.is_some() { 1_000_000 } else { 1 });
 }
 
-/// The model is useful only if it detects faults.
+/// The model is useful only if it detects faults, so seeded faults must be detected.
 #[test]
 fn seeded_faults_are_detected() {
     for fault in

@@ -1,4 +1,4 @@
-//! One run of the model.
+//! A single run of the model.
 
 use super::disk::{Faults, MemoryDisk};
 use super::rng::Rng;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Requests per run.
+/// Number of requests per run.
 const REQUESTS: u64 = 60;
 /// Stamp of a backing file's content.
 const BASE: Stamp = 1;
@@ -35,7 +35,7 @@ impl Source for Base {
     }
 }
 
-/// A directory for states to be checked by QEMU.
+/// A directory for states that QEMU checks.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -59,7 +59,7 @@ impl Drop for Folder {
 pub(crate) struct Run {
     rng: Rng,
     fault: SeededFault,
-    /// qemu-img is available; it checks one in `qemu_every` states.
+    /// Whether qemu-img is available; it checks one in `qemu_every` states.
     qemu: bool,
     qemu_every: u64,
     folder: Folder,
@@ -74,14 +74,14 @@ pub(crate) struct Run {
     shape: String,
     /// Content of an internal snapshot.
     snapshot: Option<Vec<u8>>,
-    /// A fault was injected, which may leak clusters.
+    /// Whether a fault was injected, which may leak clusters.
     failed_once: bool,
-    /// States checked, and those checked by QEMU.
+    /// Number of states checked, and of those checked by QEMU.
     pub(crate) states: u64,
     pub(crate) by_qemu: u64,
 }
 
-/// A random shape of an image; small, so that it has many tables.
+/// Returns a random shape of an image, which is small, so that it has many tables.
 pub(crate) fn shape(rng: &mut Rng) -> CreateOptions {
     let bits = *rng.pick(&[9, 9, 9, 10, 12, 12, 14, 16, 16]);
     let bits = if rng.chance(10) { 21 } else { bits };
@@ -93,7 +93,7 @@ pub(crate) fn shape(rng: &mut Rng) -> CreateOptions {
     };
     let version = if rng.chance(250) { 2 } else { 3 };
     if rng.chance(150) {
-        // A refcount table that counts 2 MiB, and has to grow.
+        // The refcount table counts only 2 MiB, and has to grow.
         let size = (5000 + rng.below(3000)) * SECTOR as u64;
         return CreateOptions { cluster_size: 512, refcount_order: 6, ..CreateOptions::new(size) };
     }
@@ -106,8 +106,8 @@ pub(crate) fn shape(rng: &mut Rng) -> CreateOptions {
     }
 }
 
-/// An image made by QEMU, with data that may be compressed or in a snapshot: its file, and whether it has a
-/// snapshot.
+/// Creates an image with QEMU, with data that may be compressed or in a snapshot. Returns its file, and
+/// whether it has a snapshot.
 fn made_by_qemu(
     rng: &mut Rng,
     options: &CreateOptions,
@@ -162,7 +162,7 @@ impl Run {
         });
         options.backing = base.as_ref().map(|_| (b"base.raw".to_vec(), b"raw".to_vec()));
         if options.cluster_size < 1024 && base.is_some() {
-            // The name has to fit.
+            // The name of the backing file has to fit into the first cluster.
             options.cluster_size = 1024;
         }
         let folder = Folder::new();
@@ -275,7 +275,7 @@ impl Run {
         self.close()
     }
 
-    /// Clean close: all data is present, and nothing needs repair.
+    /// Closes the image cleanly, and checks that all data is present and nothing needs repair.
     fn close(&mut self) -> Result<(), String> {
         self.image = None;
         let file = self.disk.now();
@@ -303,9 +303,9 @@ impl Run {
         now.read(0, &bytes).map_err(|why| format!("at the end: {why}"))
     }
 
-    /// Continues with the content after a power cut, or a kill.
+    /// Continues with the content after a power cut, or after a kill.
     fn cut_power(&mut self, power: bool) -> Result<(), String> {
-        // The old server no longer exists: dropping it writes to the old disk, which is not used any more.
+        // Drop the old server: its flush only writes to the old disk, which is not used any more.
         let medium = self.disk.medium();
         let file = if power || self.rng.chance(500) { medium.cut(&mut self.rng) } else { self.disk.now() };
         let stamps = self.state(file.clone(), &self.sectors.clone())?;
@@ -314,7 +314,7 @@ impl Run {
         self.sectors.settle(&stamps);
         let before = self.disk.mark();
         self.image = Some(self.open(self.disk.clone()).map_err(|error| format!("opening again: {error}"))?);
-        // A power cut may happen during repair.
+        // A power cut may also happen during repair.
         let mut medium = before;
         for event in self.disk.events() {
             medium.event(&event);
@@ -326,7 +326,7 @@ impl Run {
         Ok(())
     }
 
-    /// Checks a state; returns the stamps read.
+    /// Checks a state, and returns the stamps read.
     fn state(&mut self, file: Vec<u8>, sectors: &Sectors) -> Result<Vec<Stamp>, String> {
         self.states += 1;
         if self.qemu && self.states.is_multiple_of(self.qemu_every) {
@@ -335,7 +335,7 @@ impl Run {
             std::fs::write(&path, &file).map_err(|error| error.to_string())?;
             let out = Command::new("qemu-img").args(["check", "-q", "-f", "qcow2"]).arg(&path).output();
             let out = out.map_err(|error| error.to_string())?;
-            // 3: leaks.
+            // Exit code 3 means that clusters are leaked.
             if !matches!(out.status.code(), Some(0 | 3)) {
                 let text =
                     String::from_utf8_lossy(&out.stderr).into_owned() + &String::from_utf8_lossy(&out.stdout);
@@ -359,11 +359,11 @@ impl Run {
         Ok(stamps)
     }
 
-    /// A random range of sectors: small ones, whole clusters, and long ones.
+    /// Returns a random range of sectors: a short one, whole clusters, or a long one.
     fn range(&mut self) -> std::ops::Range<u64> {
         let all = self.size / SECTOR as u64;
         let per_cluster = (self.cluster / SECTOR as u64).max(1);
-        // Some offsets more often than others.
+        // Some offsets are more frequent than others.
         let places = if self.rng.chance(500) { all } else { all.min(per_cluster * 6) };
         let first = self.rng.below(places);
         let (first, len) = match self.rng.below(4) {
@@ -450,7 +450,7 @@ fn leaks_are_freed_when_an_image_is_opened() {
     image.flush().expect("a flush");
     image.write_zeroes(0, 65536, false).expect("zeroes");
     image.flush().expect("a flush");
-    // Killed before the refcount was decremented on disk.
+    // The process is killed before the refcount is decremented on disk.
     let killed = Arc::new(MemoryDisk::new(disk.now(), Rng::new(1)));
     assert_eq!(check(&*killed).expect("it is sound"), Report { leaked: 1, ..Report::default() });
     drop(

@@ -1,12 +1,13 @@
-//! Possible content of each sector of the disk: now, and after a power cut.
+//! Tracks the possible content of each sector of the disk, now and after a power cut.
 
 use crate::cache::SECTOR;
 
-/// Identifies a write and its content: the bytes of [`fill`] with that number; zeroes for 0, and from
+/// Identifies a write and its content: the bytes of [`fill`] with this number, or zeroes for 0 and from
 /// [`ZEROES`] on.
 pub(crate) type Stamp = u64;
 
-/// The first stamp of writes of zeroes: each has its own number, because one may be durable and another not.
+/// The first stamp of writes of zeroes. Each has its own number, because one may be durable and another
+/// not.
 pub(crate) const ZEROES: Stamp = 1 << 40;
 
 fn content(stamp: Stamp) -> Stamp {
@@ -23,7 +24,7 @@ pub(crate) fn fill(into: &mut [u8], sector: u64, stamp: Stamp) {
     }
 }
 
-/// The stamp of a sector; an error if no single write produced all of it.
+/// Returns the stamp of a sector, or an error if no single write produced all of it.
 pub(crate) fn stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(0);
@@ -42,13 +43,13 @@ pub(crate) fn stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
 #[derive(Clone, Debug)]
 struct Sector {
     now: Vec<Stamp>,
-    /// The write in flight.
+    /// Stamp of the write in flight.
     in_flight: Option<Stamp>,
-    /// Possible content after a power cut, in the order of the writes.
+    /// Stamps that are possible after a power cut, in the order of the writes.
     cut: Vec<Stamp>,
 }
 
-/// All sectors.
+/// The possible content of all sectors.
 #[derive(Clone, Debug)]
 pub(crate) struct Sectors(Vec<Sector>);
 
@@ -63,7 +64,7 @@ impl Sectors {
         Sectors(stamps.map(|stamp| Sector { now: vec![stamp], in_flight: None, cut: vec![stamp] }).collect())
     }
 
-    /// A write starts: its content is possible after a power cut.
+    /// Starts a write: its content is possible after a power cut.
     pub(crate) fn begin(&mut self, sectors: std::ops::Range<u64>, stamp: Stamp) {
         for sector in &mut self.0[sectors.start as usize..sectors.end as usize] {
             add(&mut sector.cut, stamp);
@@ -71,7 +72,7 @@ impl Sectors {
         }
     }
 
-    /// A write ends. `sure`: it certainly took effect.
+    /// Ends a write. `sure`: it certainly took effect.
     pub(crate) fn end(&mut self, sectors: std::ops::Range<u64>, stamp: Stamp, sure: bool) {
         for sector in &mut self.0[sectors.start as usize..sectors.end as usize] {
             sector.in_flight = None;
@@ -83,10 +84,10 @@ impl Sectors {
         }
     }
 
-    /// A flush that started when `before` was copied has succeeded.
+    /// Records the success of a flush that started when `before` was copied.
     pub(crate) fn flushed(&mut self, before: &Sectors) {
         for (sector, before) in self.0.iter_mut().zip(&before.0) {
-            // Writes started since then may be present, too.
+            // Writes started since then may also be present.
             let later = sector.cut.iter().filter(|stamp| !before.cut.contains(stamp)).copied();
             let mut cut = before.now.clone();
             cut.extend(before.in_flight);
@@ -95,12 +96,12 @@ impl Sectors {
         }
     }
 
-    /// The content is known, now and after a power cut.
+    /// Records that the content is known, now and after a power cut.
     pub(crate) fn settle(&mut self, stamps: &[Stamp]) {
         *self = Sectors::new(stamps.iter().copied());
     }
 
-    /// Checks data that was read, and excludes other content from now on.
+    /// Checks data that was read, and excludes other content from then on.
     pub(crate) fn read(&mut self, first: u64, bytes: &[u8]) -> Result<(), String> {
         for (number, bytes) in (first..).zip(bytes.chunks_exact(SECTOR)) {
             let sector = &mut self.0[number as usize];
@@ -129,7 +130,7 @@ impl Sectors {
 }
 
 impl Sectors {
-    /// Adds the possible content after a power cut of `others`.
+    /// Adds the content that is possible after a power cut of `others`.
     pub(crate) fn merge(&mut self, others: &Sectors) {
         for (sector, other) in self.0.iter_mut().zip(&others.0) {
             other.cut.iter().for_each(|stamp| add(&mut sector.cut, *stamp));

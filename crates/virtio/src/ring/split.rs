@@ -248,8 +248,7 @@ impl SplitRing {
     #[inline]
     pub(super) fn suppress_kicks(&mut self) {
         match self.has_event_idx {
-            // The driver kicks when it publishes exactly this index. The index before the next one is the
-            // last to be reached again.
+            // The driver kicks when it publishes exactly this index, which is the last one that it reaches.
             true => self.area.available_event().set(self.next.wrapping_sub(1), Relaxed),
             false => self.area.used_flags().set(SUPPRESS, Relaxed),
         }
