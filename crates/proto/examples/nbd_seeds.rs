@@ -140,7 +140,7 @@ fn requests(style: Style) -> Vec<u8> {
     bytes
 }
 
-/// One reply of each kind; the cookie selects the request that the target checks it against.
+/// Returns one reply of each kind; the cookie selects the request that the target checks it against.
 fn replies(style: Style) -> Vec<u8> {
     let read = Request::new(Command::Read, 0, 0, 4096);
     let (query, write) = (Request::new(Command::BlockStatus, 1, 0, 1 << 20), Request::write(2, 0, 4096));

@@ -6,9 +6,9 @@
 //! `docs/interop/qcow2.txt`.
 //!
 //! Metadata is written in such an order ([`meta`]) that every power cut leaves a consistent image,
-//! whichever of the writes since the last sync survive: no refcount is too low, no cluster becomes visible
-//! in the wrong place, and flushed data is present. A power cut may leak clusters; [`verify`] frees them
-//! when the image is next opened for writing.
+//! whichever of the writes since the last sync survive: no refcount is too low, no cluster shows data that
+//! belongs to another, and flushed data is present. A power cut may leak clusters; [`verify`] frees them when
+//! the image is next opened for writing.
 //!
 //! Requests that change the state of a cluster hold a range lock exclusively ([`ranges`]).
 //!

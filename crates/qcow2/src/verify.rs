@@ -28,11 +28,11 @@ const BITMAPS_MAX: u32 = 65535;
 /// Result of [`check`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Report {
-    /// Clusters whose refcount is lower than their number of references.
+    /// Number of clusters whose refcount is lower than their number of references.
     pub too_low: u64,
-    /// Clusters whose refcount is too high: they waste space.
+    /// Number of clusters whose refcount is too high, which wastes space.
     pub leaked: u64,
-    /// Entries with a wrong `COPIED` flag.
+    /// Number of entries with a wrong `COPIED` flag.
     pub flags: u64,
 }
 

@@ -27,7 +27,7 @@ pub struct Designators {
 }
 
 impl Identity {
-    /// IEEE company id in the NAA designators of LIO, so that a unit moved from there keeps its name.
+    /// IEEE company id of LIO's NAA designators, so that a unit moved from LIO keeps its name.
     const COMPANY: u32 = 0x00_1405;
 
     /// Creates an identity from a serial number. The NAA designator is computed as LIO does: `6001405`, followed by

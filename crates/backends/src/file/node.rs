@@ -116,8 +116,8 @@ pub struct FileNode {
     sync_file: Option<FileId>,
     /// A file in memory, for checking data in memory that only the kernel can access.
     pub(super) scratch_file: Option<FileId>,
-    /// The file's head while the bytes of the request that writes to it are copied in; empty if clients may
-    /// write any header.
+    /// The file's head without the bytes of the one request that writes to it, while those are copied from
+    /// memory that only the kernel can access; empty if clients may write any header.
     pub(super) head: Box<[u8]>,
     pub(super) slots: Box<[Slot]>,
     pub(super) known: KnownData,

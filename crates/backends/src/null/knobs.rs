@@ -8,9 +8,9 @@ use super::fault::FaultSpec;
 use super::throttle::MBPS_MAX;
 use block::{Bytes, Sectors};
 
-/// Default number of shared tags: null_blk's `hw_queue_depth`.
+/// Default number of shared tags, as null_blk's `hw_queue_depth`.
 const SHARED_DEPTH: u32 = 64;
-/// null_blk's largest block is a page.
+/// Largest block in bytes: null_blk's limit is a page.
 const BLOCK_MAX: u64 = 4096;
 
 /// Scope of a set of tags.

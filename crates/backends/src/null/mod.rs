@@ -358,7 +358,7 @@ fn zoned_limits(zones: &Zones) -> QueueLimits {
     }
 }
 
-/// What answers requests behind the options.
+/// Backend that answers requests after the options are applied.
 #[derive(Debug)]
 enum Content {
     Zero(ZeroNode),

@@ -14,7 +14,7 @@ pub(super) struct Tags {
     pub(super) waiting: WaitList,
 }
 
-/// The tags of all devices with `shared_tags`.
+/// The set of tags of all devices with `shared_tags`.
 static ALL: OnceLock<Arc<Tags>> = OnceLock::new();
 
 impl Tags {

@@ -22,8 +22,8 @@ pub(crate) const PAGE: usize = 4096;
 /// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
-/// Number of lines that [`Memory::prefetch`] loads. With fewer, the copy that follows waits for lines
-/// before the processor's own prefetcher has detected the sequence; measured with 1 to 64.
+/// Number of lines that [`Memory::prefetch`] loads. With fewer, the copy that follows waits for lines before
+/// the processor has detected the sequential access; measured with 1 to 64.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_LINES: usize = 16;
 

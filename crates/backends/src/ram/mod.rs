@@ -87,7 +87,7 @@ impl Ram {
         Ok(Arc::new(Ram { memory, pages, tuples, spec: *spec }))
     }
 
-    /// Returns the memory in use, in bytes, without 32 KiB of bookkeeping per GiB of its size.
+    /// Returns the memory in use, in bytes, without the bookkeeping of 32 KiB per GiB of the disk's size.
     pub fn allocated(&self) -> Bytes {
         Bytes(self.pages.populated() * PAGE as u64)
             + self.tuples.as_ref().map_or(Bytes::ZERO, Tuples::allocated)

@@ -293,7 +293,7 @@ impl Front {
         }
     }
 
-    /// Handles a request that was read; without a valid header, the connection cannot continue.
+    /// Handles a request that was read. Without a valid header, the connection cannot continue.
     fn handle(&mut self, index: usize, tag: Tag, len: usize, turn: &mut Turn<'_>) {
         let Some(channel) = self.channels[index].as_mut() else { return };
         let head = turn.ring.bytes(channel.head.slice(0, HEAD_LEN.min(len) as u32));

@@ -32,7 +32,7 @@ use std::sync::Arc;
 /// Kind of reply to a request that is in the stack.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    /// Read data: `len` bytes from `skip` on.
+    /// Read data: `len` bytes, starting at `skip`.
     Data { skip: u32, len: u32 },
     /// Number of bytes written.
     Written(u32),

@@ -40,9 +40,9 @@ pub(super) struct DataInput {
     pub(super) sink: Sink,
     /// Bytes of the data segment.
     pub(super) len: u32,
-    /// Bytes of it received so far.
+    /// Bytes of the data segment received so far.
     pub(super) filled: u32,
-    /// Digest of those; undefined unless data digests are on.
+    /// Digest of those bytes; undefined unless data digests are on.
     pub(super) digest: Digest,
     /// Padding and digest after the data.
     pub(super) trailer: [u8; 8],

@@ -176,7 +176,7 @@ impl Front {
         }
     }
 
-    /// Drops a program of which no request is in the stack.
+    /// Drops a program that has no request in the stack.
     fn end_detached(&mut self, index: usize, turn: &mut Turn<'_>) {
         let Some(mut entry) = self.detached.get_mut(index).and_then(Option::take) else { return };
         if let Some(claim) = entry.claim.take() {

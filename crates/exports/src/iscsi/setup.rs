@@ -35,7 +35,7 @@ pub struct LunSetup {
 /// permitted here.
 pub type SendTargets = Arc<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
-/// Intervals of the pings by which the target detects dead initiators.
+/// Intervals of the pings with which the target detects dead initiators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pings {
     /// Time of silence after which a connection gets a NOP-In.

@@ -36,7 +36,7 @@ pub(super) struct Element {
 /// Effect of a completed command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// As expected.
+    /// The command succeeded.
     Fine,
     /// The driver refused the command with this errno.
     Refused(i32),

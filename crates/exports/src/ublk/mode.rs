@@ -17,8 +17,7 @@ pub enum DataMode {
     /// Zero copy: a command registers the request's memory with the server's io_uring, and file operations
     /// use it.
     ZeroCopy,
-    /// Zero copy; the driver registers the memory by itself. Memory that it cannot register is registered by
-    /// command.
+    /// Zero copy, where the driver registers the memory itself. If it cannot, a command registers the memory.
     AutoZeroCopy,
 }
 

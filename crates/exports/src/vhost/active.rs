@@ -26,7 +26,7 @@ pub struct GuestRegionSetup {
     pub mapping: Arc<Mapping>,
 }
 
-/// Everything that a ring needs to be served.
+/// Everything needed to serve a ring.
 pub struct RingSetup {
     /// Features that the driver acknowledged.
     pub features: Features,

@@ -55,7 +55,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Whether writes must be on stable storage when they complete (`O_DSYNC` or `O_SYNC`).
+    /// Returns whether writes must be on stable storage when they complete (`O_DSYNC` or `O_SYNC`).
     pub const fn is_durable(&self) -> bool {
         // `O_SYNC` includes the bit of `O_DSYNC` on all architectures.
         self.flags & libc::O_DSYNC as u32 != 0

@@ -7,7 +7,7 @@ const PAGES_DEFAULT: u16 = 32;
 /// Bytes of a page. FUSE counts pages of 4 KiB on all supported machines.
 const PAGE_LEN: u32 = 4096;
 
-/// The features that this server would like.
+/// Features that this server requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
     /// Largest read or write in bytes: a multiple of a page.
@@ -38,12 +38,12 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Whether passthrough was negotiated.
+    /// Returns whether passthrough was negotiated.
     pub const fn has_passthrough(&self) -> bool {
         self.flags & init::PASSTHROUGH != 0
     }
 
-    /// Whether requests arrive over io_uring, once every queue has an entry.
+    /// Returns whether requests arrive over io_uring, once every queue has an entry.
     pub const fn is_over_io_uring(&self) -> bool {
         self.flags & init::OVER_IO_URING != 0
     }

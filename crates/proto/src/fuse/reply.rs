@@ -34,7 +34,7 @@ pub struct Attributes {
 /// Attributes of the file system, as `statfs` shows them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatFs {
-    /// Bytes of the one file.
+    /// Size of the single file in bytes.
     pub size: u64,
     /// Block size in bytes. A loop device takes it as its discard granularity.
     pub block_len: u32,

@@ -5,7 +5,7 @@
 
 /// Longest text, over all PDUs that it spans, in bytes.
 pub const MAX_TEXT: usize = 16 << 10;
-/// Most pairs of a text.
+/// Maximum number of pairs in a text.
 pub const MAX_PAIRS: usize = 64;
 /// Longest key in bytes (section 6.1).
 pub const MAX_KEY: usize = 63;

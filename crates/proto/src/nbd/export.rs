@@ -38,15 +38,15 @@ impl BlockSizes {
 /// An export as its server describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportInfo {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// A line about it for people; empty when there is none.
+    /// One human-readable line about the export; may be empty.
     pub description: String,
     /// Block size constraints.
     pub block_sizes: BlockSizes,
-    /// Writes are refused.
+    /// Whether the export is read-only: writes are refused.
     pub read_only: bool,
-    /// Rotational: seeks are slow.
+    /// Whether the disk is rotational: seeks are slow.
     pub rotational: bool,
     /// `FLUSH` is supported.
     pub can_flush: bool,
@@ -62,7 +62,7 @@ pub struct ExportInfo {
     pub can_multi_conn: bool,
     /// `CACHE` is supported.
     pub can_cache: bool,
-    /// `DF` is supported: reads can be answered in one chunk.
+    /// `DF` is supported: the server can answer a read with one chunk.
     pub can_df: bool,
 }
 
@@ -86,7 +86,7 @@ impl ExportInfo {
         }
     }
 
-    /// The transmission flags that a client gets with this style of replies.
+    /// Returns the transmission flags that a client with this style of replies gets.
     ///
     /// "Transmission flags": `SEND_DF` MUST NOT be set without structured replies; `FAST_ZERO` comes
     /// with `WRITE_ZEROES`; `BLOCK_STATUS_PAYLOAD` MUST NOT be set without extended headers, and
@@ -124,21 +124,21 @@ pub struct Session {
     pub style: Style,
     /// Block size constraints.
     pub block_sizes: BlockSizes,
-    /// The client requested the constraints and has thereby promised to observe them.
+    /// Whether the client requested the constraints, which obliges it to observe them.
     pub block_sizes_agreed: bool,
     /// Id of `base:allocation`, if it was selected for this export.
     pub base_allocation: Option<u32>,
-    /// The connection uses TLS.
+    /// Whether the connection uses TLS.
     pub tls: bool,
 }
 
 impl Session {
-    /// Whether extended headers are in use.
+    /// Returns whether extended headers are in use.
     pub fn extended(&self) -> bool {
         self.style == Style::Extended
     }
 
-    /// Whether replies are chunked (structured or extended).
+    /// Returns whether replies are chunked (structured or extended).
     pub fn structured(&self) -> bool {
         self.style != Style::Simple
     }

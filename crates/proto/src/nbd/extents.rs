@@ -137,7 +137,7 @@ fn collect(list: &mut Descriptors<'_>, unit: u64, extents: impl IntoIterator<Ite
 struct Descriptors<'a> {
     out: &'a mut [u8],
     wide: bool,
-    /// Longest length of a descriptor.
+    /// Longest permitted length of a descriptor, in bytes.
     longest: u64,
     /// Descriptors written to `out`.
     count: u32,

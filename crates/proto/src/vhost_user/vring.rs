@@ -11,8 +11,8 @@ pub struct Vring {
     pub size: u16,
     /// Addresses of the ring's parts; `None` if not set.
     pub address: Option<VringAddress>,
-    /// Where it continues: the next available index, and for a packed virtqueue the wrap counters and the
-    /// next used index, as in the specification's *vring state description*.
+    /// Position at which the ring continues: the next available index, and for a packed virtqueue the wrap
+    /// counters and the next used index, as in the specification's *vring state description*.
     pub base: u32,
     /// Source of kicks; `None` while the ring is stopped.
     pub kick: Option<VringFile>,

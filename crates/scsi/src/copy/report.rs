@@ -82,7 +82,7 @@ impl CopyResults {
         found.map(|(.., progress)| progress.clone()).ok_or(Sense::cdb_field(2, None))
     }
 
-    /// Drops a result that was reported.
+    /// Drops a result after it was reported.
     fn drop_ended(&self, nexus: &NexusName, id: u8) {
         self.held()
             .retain(|(name, other, progress)| name != nexus || *other != id || progress.ended().is_none());

@@ -47,7 +47,7 @@ impl Fetcher {
 pub(super) struct Active {
     pub(super) number: u64,
     pub(super) request: ClientRequest,
-    /// Data of the part that the server has completed already.
+    /// Data of the part that the server has already completed.
     before: Vec<u8>,
     /// Integrity data of that part.
     tuples_before: Vec<u8>,

@@ -90,9 +90,9 @@ pub(crate) fn crosses(event: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Flag of a packed descriptor that the driver made available: equal to the wrap counter.
+/// Flag of a packed descriptor: equals the wrap counter once the driver has made it available.
 const AVAILABLE: u16 = 1 << 7;
-/// Flag of a packed descriptor that the device used: equal to the wrap counter.
+/// Flag of a packed descriptor: equals the wrap counter once the device has used it.
 const USED: u16 = 1 << 15;
 
 /// `RING_EVENT_FLAGS_ENABLE`, in the high half of the event suppression structure.

@@ -11,7 +11,7 @@ use sim::Rng;
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
-/// Reads what the target has sent; remembers the tags of its R2Ts.
+/// Reads everything that the target has sent, and remembers the tags of its R2Ts.
 fn drain(client: &mut super::client::Client, r2ts: &mut Vec<(u32, u32, u32, u32)>, raw: &mut Vec<u8>) {
     let mut bytes = [0; 65_536];
     while let Ok(got) = client.stream.read(&mut bytes) {

@@ -111,7 +111,8 @@ pub struct Existing {
     pub max_cmd_sn: u32,
 }
 
-/// What the login asks the owner of a portal: one value for each portal, or for each connection.
+/// Questions that the login asks the owner of a portal. There is one value for each portal, or for each
+/// connection.
 pub trait Directory {
     /// Decides whether an initiator may open a session.
     ///

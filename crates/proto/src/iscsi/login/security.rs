@@ -4,7 +4,7 @@ use super::super::chap::{self, Algorithm, NONCE_LEN};
 use super::super::text::{number, put};
 use super::{Authentication, Chap, Status};
 
-/// Progress of the authentication.
+/// Authentication state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// No method is chosen yet.

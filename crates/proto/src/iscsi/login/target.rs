@@ -50,7 +50,7 @@ pub enum Step {
     Closed(Status),
 }
 
-/// The initiator that logs in, known from the first text on.
+/// The initiator that logs in. It is known once the first text is complete.
 #[derive(Debug)]
 struct Peer {
     initiator: String,
@@ -259,7 +259,7 @@ impl Target {
         self.first.map_or(0, |first| first.cmd_sn)
     }
 
-    /// Numbers of a response: those of the session that the connection joins, or of a new one.
+    /// Returns the numbers of a response: those of the session that the connection joins, or of a new one.
     fn numbers(&self) -> Numbers {
         let first = self.first_cmd_sn();
         let (exp_cmd_sn, max_cmd_sn) = match self.peer.as_deref() {

@@ -197,7 +197,8 @@ fn parse_info(data: &[u8]) -> Option<(&str, RequestedInfo)> {
     Some((name, asked))
 }
 
-/// "`NBD_REP_INFO`": EXPORT MUST be sent before the ACK; each of the others once.
+/// Sends the information. "`NBD_REP_INFO`": EXPORT MUST be sent before the ACK; each other type at most
+/// once.
 fn send_info(at: &mut Handshake, option: u32, name: &str, asked: &RequestedInfo, found: &Found) {
     let flags = found.info.transmission_flags(at.style(), at.has_context(name));
     let size = found.info.size.to_be_bytes();
