@@ -119,9 +119,9 @@ pub enum CustomError {
     Size {
         /// Name of the driver.
         name: String,
-        /// Its size.
+        /// Size in bytes.
         size: u64,
-        /// Its block size.
+        /// Block size in bytes.
         block: u32,
     },
     /// The block size is invalid.

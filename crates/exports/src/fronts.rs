@@ -112,7 +112,7 @@ impl Fronts {
     /// Dispatches a completed request.
     ///
     /// # Panics
-    /// As [`event`](Fronts::event).
+    /// See [`event`](Fronts::event).
     pub fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
         match done.owner.front() {
             FUSE => self.fuse.done(queue, done, turn),

@@ -24,7 +24,7 @@ pub(super) enum State {
     Sent(u16),
 }
 
-/// How a request is processed.
+/// Decision on how to process a request.
 pub(super) enum Plan {
     /// It completes with this status, without a command.
     Over(Status),

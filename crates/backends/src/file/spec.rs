@@ -71,7 +71,7 @@ pub enum OpenError {
         path: PathBuf,
         /// Error of the kernel.
         source: io::Error,
-        /// What to do about it, in parentheses, or empty.
+        /// Advice for the user, in parentheses, or empty.
         hint: &'static str,
     },
     /// The options do not fit the file.

@@ -29,7 +29,7 @@ const LOSSES_MAX: u16 = 8;
 /// multiple of every block size below that.
 const COMPACT_MAX: u64 = (u32::MAX as u64 >> 16) << 16;
 
-/// How a request is processed.
+/// Decision on how to process a request.
 pub(super) enum Plan {
     /// The request completes without a command.
     Over(Status),

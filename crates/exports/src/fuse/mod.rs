@@ -46,7 +46,7 @@ enum Answer {
     Part(Part),
 }
 
-/// How a request arrived, and so where its reply goes.
+/// Path by which a request arrived, and by which its reply returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Via {
     /// The request was read from the descriptor.

@@ -178,7 +178,7 @@ impl Shared {
     /// Returns whether requests arrive over io_uring.
     ///
     /// # Errors
-    /// It was negotiated, but the kernel refused an entry with this positive errno.
+    /// FUSE over io_uring was negotiated, but the kernel refused an entry with this positive errno.
     pub fn over_io_uring(&self) -> Result<bool, i32> {
         match self.refused.load(Relaxed) {
             0 => Ok(self.agreed_io_uring.load(Relaxed)),

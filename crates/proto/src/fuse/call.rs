@@ -131,7 +131,7 @@ pub enum Call {
     Seek {
         /// Offset to search from, in bytes.
         offset: u64,
-        /// What to search for.
+        /// Kind of range to search for.
         what: Seek,
     },
     /// DESTROY: the file system was unmounted.

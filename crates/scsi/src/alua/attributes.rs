@@ -32,7 +32,7 @@ pub enum GroupError {
     },
 }
 
-/// How to read and set an attribute.
+/// Access to an attribute: name, valid values, and functions that read and set it.
 struct Attribute {
     name: &'static str,
     expected: &'static str,

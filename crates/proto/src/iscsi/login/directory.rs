@@ -48,7 +48,7 @@ pub struct Credentials {
     pub secret: Secret,
 }
 
-/// How initiators authenticate themselves by CHAP.
+/// Credentials with which initiators, and optionally the target, authenticate themselves by CHAP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chap {
     /// Credentials that the initiator has to prove.
@@ -99,15 +99,15 @@ pub struct Policy {
 /// An existing session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Existing {
-    /// Its TSIH.
+    /// TSIH of the session.
     pub tsih: u16,
     /// CIDs of its connections.
     pub cids: Vec<u16>,
-    /// Its negotiated MaxConnections.
+    /// Negotiated MaxConnections.
     pub max_connections: u16,
-    /// Its current ExpCmdSN; the value may lag behind.
+    /// Current ExpCmdSN; the value may lag behind.
     pub exp_cmd_sn: u32,
-    /// Its current MaxCmdSN; the value may lag behind.
+    /// Current MaxCmdSN; the value may lag behind.
     pub max_cmd_sn: u32,
 }
 

@@ -94,7 +94,7 @@ pub enum Closed {
     OptionTooLong {
         /// The option.
         option: u32,
-        /// Its length in bytes.
+        /// Length of its data in bytes.
         len: u32,
     },
     /// The client exceeded the limits of a handshake.
