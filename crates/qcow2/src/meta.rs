@@ -5,8 +5,8 @@
 //! Changes are made in memory first. [`Meta::plan`] gives a flush copies of all changes, in the order in
 //! which they must reach the disk:
 //!
-//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. The same sync makes
-//!    written data durable.
+//! 1. `early`: refcounts, and tables and blocks that nothing on disk refers to yet. One sync makes
+//!    written data durable as well.
 //! 2. `table`: entries of the refcount table, for new blocks.
 //! 3. `late`: entries of L2 tables in use, and of the L1 table.
 //! 4. `frees`: clusters that the new entries no longer refer to. Their refcounts can now be decremented, so

@@ -337,7 +337,7 @@ impl FileNode {
         let is_durable = req.op == Op::Write && req.flags.contains(Flags::FUA) && !self.slot(io).is_zeroing();
         // Either the file system has no space for this write, or the sync of this write reports that
         // earlier data was lost, for example because a thin-provisioned disk under the file system is full.
-        // The same holds for direct writes: a network file system, or one in user space, may keep them in
+        // Direct writes can fail so, too: a network file system, or one in user space, may keep them in
         // its own cache.
         if is_full && is_durable && !self.shared.facts.memory && self.sync_file.is_some() {
             self.slot(io).checks_errors = true;

@@ -98,7 +98,7 @@ fn concurrent_requests_give_a_raw_disk_no_image_header() {
     start(&mut disk, 2, b"I\xfb");
     let statuses: Vec<Status> = disk.drain().into_iter().map(|end| end.0).collect();
     assert_eq!(statuses, [Status::Ok, Status::NotPermitted]);
-    // The same with requests on two queues.
+    // Requests on two queues are refused alike.
     start(&mut disk, 0, b"KD");
     other.submit(Request::new(Op::WriteZeroes, Bytes(0), Bytes(4)), &[]);
     assert_eq!(disk.drain()[0].0, Status::Ok);
