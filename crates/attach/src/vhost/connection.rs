@@ -350,6 +350,10 @@ impl Connection {
         let vring = self.session.vrings()[usize::from(index)];
         let Some(address) = vring.address else { return Ok(()) };
         let features = self.features();
+        if self.disk.config().is_zoned() && !features.contains(Features::ZONED) {
+            // 5.2.5.2: such a driver cannot use a host-managed device.
+            return Err(Refused("the device is zoned, and the driver lacks VIRTIO_BLK_F_ZONED".to_owned()));
+        }
         let regions = self.session.regions().iter().zip(&self.mappings);
         let regions = regions.map(|(region, mapping)| GuestRegionSetup {
             guest: region.guest_address,

@@ -32,7 +32,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Exports a device as a disk of virtual machines.
 ///
 /// # Errors
-/// The device is zoned, or the socket cannot be created; nothing is left behind.
+/// The socket cannot be created; nothing is left behind.
 pub(crate) async fn export(
     exports: &Exports,
     device: &Arc<Device>,
@@ -40,7 +40,6 @@ pub(crate) async fn export(
     _life: impl FnOnce() -> UblkLife,
 ) -> Result<Exported, HostError> {
     let host = exports.host();
-    Host::refuse_zones(device, "vhost-user")?;
     let path = spec.path.clone();
     let failed = |why: io::Error| HostError::failed(path.display().to_string(), why);
     let door = match spec.mode {

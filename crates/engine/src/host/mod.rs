@@ -213,7 +213,9 @@ impl Host {
     /// The device is zoned.
     pub fn refuse_zones(device: &Device, export: &'static str) -> Result<(), HostError> {
         let why = || {
-            let text = format!("it is a zoned device, and {export} has no zones (export it with --ublk)");
+            let text = format!(
+                "it is a zoned device, and {export} has no zones (export it with --ublk or --vhost-user)"
+            );
             HostError::new(HostErrorKind::Refused, text)
         };
         if device.limits().features.contains(block::Features::ZONED) { Err(why()) } else { Ok(()) }

@@ -2,6 +2,7 @@
 
 use super::active::{Active, RingSetup, StartError};
 use super::poll::PollBudget;
+use super::zones::Report;
 use super::{BOUNCE_MAX, Broken, LaneConfig, REQUEST_MAX, SEGMENTS_MAX, Stopped, token};
 use crate::facts::DeviceFacts;
 use crate::fronts::{FrontNumber, Turn};
@@ -11,7 +12,7 @@ use ring::KernelRing;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use virtio::blk::{self, Config, ID_LEN, Kind, Range, S_IOERR, S_OK, S_UNSUPP, Ticket};
+use virtio::blk::{self, Config, ID_LEN, Kind, Range, S_IOERR, S_OK, Ticket};
 use virtio::memory::Span;
 
 /// Maximum number of chains that are popped between two suppressions of kicks while the queue is polled:
@@ -20,24 +21,25 @@ const SUPPRESS_EVERY: u32 = 1 << 14;
 
 /// A tag, and the request that it identifies.
 #[derive(Clone, Copy)]
-struct TagSlot {
-    ticket: Ticket,
+pub(super) struct TagSlot {
+    pub(super) ticket: Ticket,
     /// Guest memory of the data.
-    guest: Data,
-    len: u32,
-    is_read: bool,
-    /// Whether the stack accesses the data directly in guest memory.
-    is_direct: bool,
-    /// Whether a flush makes written data durable before the request completes.
-    flush_follows: bool,
-    /// Bounce buffer in our memory that holds the data; empty if there is none.
-    bounce: Segment,
+    pub(super) guest: Data,
+    /// Bytes of the data; for a zone report those of the report.
+    pub(super) len: u32,
+    pub(super) is_read: bool,
+    /// The data is in guest memory itself.
+    pub(super) is_direct: bool,
+    /// Written data is made durable by a flush before the request completes.
+    pub(super) flush_follows: bool,
+    /// Memory of ours that holds the data; empty: none.
+    pub(super) bounce: Segment,
     /// The request, without data.
-    req: Request,
+    pub(super) req: Request,
 }
 
 impl TagSlot {
-    const FREE: TagSlot = TagSlot {
+    pub(super) const FREE: TagSlot = TagSlot {
         ticket: Ticket { head: virtio::ring::Head::NONE, written: 0, has_data: false, status: Span::EMPTY },
         guest: Data::NONE,
         len: 0,
@@ -49,9 +51,9 @@ impl TagSlot {
     };
 }
 
-/// Result of handling a popped chain.
-enum Popped {
-    /// The request was completed, or is in the stack.
+/// What follows from a chain.
+pub(super) enum Popped {
+    /// Nothing: it was completed, or is in the stack.
     Taken,
     /// The request waits for memory; no further chain is popped until it has some.
     Starved,
@@ -61,23 +63,28 @@ enum Popped {
 
 /// A virtqueue that is served, or can be.
 pub(super) struct Lane {
-    config: LaneConfig,
-    slots: Box<[TagSlot]>,
-    free: Vec<u16>,
+    pub(super) config: LaneConfig,
+    pub(super) slots: Box<[TagSlot]>,
+    pub(super) free: Vec<u16>,
+    /// By tag: where a zone append reports its sector. Empty unless the device is zoned.
+    pub(super) append_sectors: Box<[Span]>,
+    /// By tag: the status of a request of a zoned device that failed, while the state of its zone is read to find
+    /// the status of the specification. Empty unless the device is zoned.
+    pub(super) failures: Box<[Option<block::Status>]>,
     /// A request that waits for memory.
     starved: Option<u16>,
-    /// Bytes of bounce buffers that requests hold.
-    bounced: u64,
-    active: Option<Active>,
+    /// Bytes of memory of ours that requests hold.
+    pub(super) bounced: u64,
+    pub(super) active: Option<Active>,
     generation: u32,
     budget: PollBudget,
     /// Whether the driver need not kick, because the queue is checked each turn.
     is_polled: bool,
     /// Number of chains popped since kicks were last suppressed.
     popped: u32,
-    /// Whether completed requests have not been published to the driver yet.
-    has_unpublished: bool,
-    /// Whether the front-end has this lane in its list.
+    /// Requests completed that the driver does not see yet.
+    pub(super) has_unpublished: bool,
+    /// The front-end has it in its list.
     pub(super) is_listed: bool,
 }
 
@@ -85,9 +92,21 @@ fn count(counter: &AtomicU64) {
     counter.store(counter.load(Relaxed) + 1, Relaxed);
 }
 
+/// Converts spans of guest memory to segments. There must be at most as many as `segments` has.
+fn segments_of<'a>(spans: &[Span], segments: &'a mut [Segment]) -> &'a [Segment] {
+    let segments = &mut segments[..spans.len()];
+    for (segment, span) in segments.iter_mut().zip(spans) {
+        *segment = span.segment();
+    }
+    segments
+}
+
 impl Lane {
     pub(super) fn new(config: LaneConfig) -> Lane {
+        let zoned_tags = if config.config.is_zoned() { usize::from(config.depth) } else { 0 };
         Lane {
+            append_sectors: vec![Span::EMPTY; zoned_tags].into(),
+            failures: vec![None; zoned_tags].into(),
             slots: vec![TagSlot::FREE; config.depth.into()].into(),
             free: (0..config.depth).rev().collect(),
             starved: None,
@@ -239,13 +258,10 @@ impl Lane {
             Kind::Read | Kind::Write => match config.config.check_transfer(&request) {
                 Ok((offset, len)) if len.0 <= REQUEST_MAX && request.data.len() <= SEGMENTS_MAX.into() => {
                     let mut segments = [Segment::EMPTY; SEGMENTS_MAX as usize];
-                    let segments = &mut segments[..request.data.len()];
-                    for (segment, span) in segments.iter_mut().zip(request.data) {
-                        *segment = span.segment();
-                    }
-                    let is_read = request.kind == Kind::Read;
+                    let segments = segments_of(request.data, &mut segments);
+                    let op = if request.kind == Kind::Read { Op::Read } else { Op::Write };
                     let ticket = request.ticket;
-                    return self.transfer(tag, ticket, is_read, (offset, len), segments, turn);
+                    return self.transfer(tag, ticket, op, (offset, len), segments, turn);
                 }
                 Ok(_) => S_IOERR,
                 Err(status) => status,
@@ -280,7 +296,20 @@ impl Lane {
                     Err(status) => status,
                 }
             }
-            _ => S_UNSUPP,
+            _ => match config.config.check_zone(&request) {
+                Ok(zone) if zone.len.0 <= REQUEST_MAX || zone.op == Op::ReportZones => {
+                    let mut segments = [Segment::EMPTY; SEGMENTS_MAX as usize];
+                    if request.data.len() > segments.len() {
+                        S_IOERR
+                    } else {
+                        let segments = segments_of(request.data, &mut segments);
+                        let (ticket, sector, room) = (request.ticket, request.append_sector, request.len);
+                        return self.zone_request(tag, ticket, zone, (sector, room), segments, turn);
+                    }
+                }
+                Ok(_) => S_IOERR,
+                Err(status) => status,
+            },
         };
         let ticket = request.ticket;
         ring.complete(&ticket, status);
@@ -288,19 +317,19 @@ impl Lane {
         Popped::Taken
     }
 
-    /// Starts a read or write.
+    /// Starts a read, write or zone append.
     #[inline]
-    fn transfer(
+    pub(super) fn transfer(
         &mut self,
         tag: u16,
         ticket: Ticket,
-        is_read: bool,
+        op: Op,
         (offset, len): (Bytes, Bytes),
         segments: &[Segment],
         turn: &mut Turn<'_>,
     ) -> Popped {
         let config = &self.config;
-        let op = if is_read { Op::Read } else { Op::Write };
+        let is_read = op == Op::Read;
         let is_durable = !is_read && config.has_write_cache && !config.config.is_write_back();
         let queue = turn.queues.touch(config.queue);
         // The lane's queue has this many segment entries for each tag.
@@ -331,10 +360,10 @@ impl Lane {
         self.provide(tag, turn)
     }
 
-    /// Submits a request, with a bounce buffer if it needs one.
-    fn provide(&mut self, tag: u16, turn: &mut Turn<'_>) -> Popped {
+    /// Submits a request with memory of ours.
+    pub(super) fn provide(&mut self, tag: u16, turn: &mut Turn<'_>) -> Popped {
         let slot = &mut self.slots[usize::from(tag)];
-        if slot.is_read && self.config.facts.zero_copy_reads {
+        if slot.req.op == Op::Read && self.config.facts.zero_copy_reads {
             slot.req.flags = slot.req.flags.union(Flags::ZERO_COPY);
             self.submit(tag, Data::NONE, turn);
             return Popped::Taken;
@@ -357,11 +386,19 @@ impl Lane {
                 rest = after;
             }
         }
-        self.submit(tag, Data::One(memory), turn);
+        // A report's header precedes the records of its zones.
+        let data = if slot.req.op == Op::ReportZones { Report::records(memory) } else { memory };
+        self.submit(tag, Data::One(data), turn);
         Popped::Taken
     }
 
-    fn submit_bare(&mut self, tag: u16, ticket: Ticket, req: Request, turn: &mut Turn<'_>) -> Popped {
+    pub(super) fn submit_bare(
+        &mut self,
+        tag: u16,
+        ticket: Ticket,
+        req: Request,
+        turn: &mut Turn<'_>,
+    ) -> Popped {
         let is_durable =
             req.op != Op::Flush && self.config.has_write_cache && !self.config.config.is_write_back();
         self.slots[usize::from(tag)] = TagSlot { ticket, flush_follows: is_durable, req, ..TagSlot::FREE };
@@ -371,8 +408,14 @@ impl Lane {
     }
 
     #[inline]
-    fn submit(&mut self, tag: u16, data: Data, turn: &mut Turn<'_>) {
+    pub(super) fn submit(&mut self, tag: u16, data: Data, turn: &mut Turn<'_>) {
         let req = Request { data, ..self.slots[usize::from(tag)].req };
+        self.submit_as(tag, req, turn);
+    }
+
+    /// Submits another request than the one in the tag's slot.
+    #[inline]
+    pub(super) fn submit_as(&mut self, tag: u16, req: Request, turn: &mut Turn<'_>) {
         let owner = Owner::new(FrontNumber::VhostUser as u8, tag.into());
         turn.queues.touch(self.config.queue).submit(Tag(tag), owner, req, turn.ring);
     }
@@ -385,14 +428,23 @@ impl Lane {
         if slot.len > 0 {
             self.move_data(done, turn);
         }
+        if !self.failures.is_empty() {
+            return self.zoned_done(done, turn);
+        }
+        self.settle(tag, done.status, blk::status_byte(done.status), turn);
+    }
+
+    /// Completes a request, or flushes what it wrote first.
+    #[inline]
+    pub(super) fn settle(&mut self, tag: u16, status: block::Status, byte: u8, turn: &mut Turn<'_>) {
         let slot = &mut self.slots[usize::from(tag)];
-        if done.status.is_ok() && std::mem::take(&mut slot.flush_follows) {
+        if status.is_ok() && std::mem::take(&mut slot.flush_follows) {
             slot.req = Request::flush();
             return self.submit(tag, Data::NONE, turn);
         }
         self.free.push(tag);
         let Some(active) = &mut self.active else { return };
-        active.ring.complete(&slot.ticket, blk::status_byte(done.status));
+        active.ring.complete(&slot.ticket, byte);
         self.has_unpublished = true;
     }
 
@@ -400,11 +452,18 @@ impl Lane {
     #[inline]
     fn move_data(&mut self, done: Done, turn: &mut Turn<'_>) {
         let slot = &mut self.slots[usize::from(done.tag.0)];
+        if slot.req.op == Op::ReportZones && done.status.is_ok() {
+            Report::encode(slot.bounce, turn);
+        }
         let (len, guest) = (std::mem::take(&mut slot.len), slot.guest);
         let queue = turn.queues.get_mut(self.config.queue);
         if slot.is_read && done.status.is_ok() {
             if !slot.is_direct {
-                let Data::One(mut rest) = queue.request(done.tag).data else { return };
+                let mut rest = match (slot.bounce.len, queue.request(done.tag).data) {
+                    (1.., _) => slot.bounce,
+                    (0, Data::One(data)) => data,
+                    (0, _) => return,
+                };
                 for piece in queue.segments(guest, len.into()) {
                     let (part, after) = rest.split_at(piece.len);
                     turn.ring.copy_any(part, piece);

@@ -20,6 +20,7 @@
 mod active;
 mod lane;
 mod poll;
+mod zones;
 
 use crate::facts::DeviceFacts;
 use crate::fronts::{Front as FrontOfTurn, FrontNumber, Turn};

@@ -36,7 +36,7 @@ pub const USER_AT: u64 = 1 << 45;
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of the configuration space that front-ends ask for.
-const CONFIG_LEN: usize = 60;
+const CONFIG_LEN: usize = virtio::blk::Config::LEN;
 /// Features of rings that the front-end accepts if they are offered.
 const WANTED: Features = Features::VERSION_1
     .union(Features::INDIRECT_DESC)
@@ -46,6 +46,7 @@ const WANTED: Features = Features::VERSION_1
     .union(Features::WRITE_ZEROES)
     .union(Features::CONFIG_WCE)
     .union(Features::MQ)
+    .union(Features::ZONED)
     .union(Features::RO);
 
 /// A connection to a back-end.
@@ -296,21 +297,32 @@ impl FrontEnd {
     pub fn hand_over(&mut self, queue: &Queue, base: u32) {
         let index = u32::from(queue.index());
         let (layout, file) = (queue.layout(), VringFile { index, has_fd: true });
-        let user = |guest: u64| guest - GUEST_AT + USER_AT;
         self.done(&Request::SetVringNum(VringState { index, num: layout.size.into() }), &[]);
         self.done(&Request::SetVringBase(VringState { index, num: base }), &[]);
-        let address = VringAddress {
-            index,
-            descriptors: user(layout.descriptors),
-            used: user(layout.device),
-            available: user(layout.driver),
-            ..VringAddress::default()
-        };
-        self.done(&Request::SetVringAddr(address), &[]);
+        self.set_addresses(queue, 0);
         self.done(&Request::SetVringCall(file), &[queue.call().as_fd()]);
         self.done(&Request::SetVringErr(file), &[queue.error().as_fd()]);
         self.done(&Request::SetVringKick(file), &[queue.kick().as_fd()]);
         self.done(&Request::SetVringEnable(VringState { index, num: 1 }), &[]);
+    }
+
+    /// Names the addresses of a queue's parts. `flags` is 0 or
+    /// [`VRING_LOG`](proto::vhost_user::wire::VRING_LOG): writes to the used ring are logged.
+    ///
+    /// # Panics
+    /// If the back-end refuses.
+    pub fn set_addresses(&mut self, queue: &Queue, flags: u32) {
+        let user = |guest: u64| guest - GUEST_AT + USER_AT;
+        let layout = queue.layout();
+        let address = VringAddress {
+            index: queue.index().into(),
+            flags,
+            descriptors: user(layout.descriptors),
+            used: user(layout.device),
+            available: user(layout.driver),
+            log: layout.device,
+        };
+        self.done(&Request::SetVringAddr(address), &[]);
     }
 
     /// Stops a virtqueue. Returns the base at which it continues.

@@ -96,6 +96,11 @@ impl Queue {
         self.disk.add(slot, kind, sector, len)
     }
 
+    /// Sector at which a completed zone append wrote.
+    pub fn append_sector(&self, slot: u16) -> u64 {
+        self.disk.append_sector(slot)
+    }
+
     /// Makes added requests visible, and kicks if the device wants that.
     #[inline]
     pub fn publish(&mut self) {

@@ -19,6 +19,14 @@ pub struct Shape {
     pub is_read_only: bool,
 }
 
+impl Shape {
+    /// Sectors of the longest request.
+    fn sectors_max(&self) -> u32 {
+        let len = u64::from(self.segments_max) * u64::from(self.segment_len_max);
+        u32::try_from(len / SECTOR).unwrap_or(u32::MAX)
+    }
+}
+
 /// `VIRTIO_BLK_Z_HM`: a host-managed zoned device.
 const HOST_MANAGED: u8 = 1;
 
@@ -72,7 +80,7 @@ impl Config {
             zone_sectors: sectors(limits.chunk_sectors),
             open_max: limits.max_open_zones,
             active_max: limits.max_active_zones,
-            append_sectors_max: sectors(limits.max_zone_append_sectors),
+            append_sectors_max: sectors(limits.max_zone_append_sectors).min(shape.sectors_max()),
             write_granularity: u32::try_from(limits.zone_write_granularity.0.max(block)).unwrap_or(u32::MAX),
         });
         // 5.2.5.1: a host-managed device must not offer discard.
@@ -104,7 +112,18 @@ impl Config {
         self.capacity
     }
 
-    /// Changes the size. The caller has to notify the driver that the configuration changed.
+    /// Whether the device is zoned (host-managed).
+    pub fn is_zoned(&self) -> bool {
+        self.zoned.is_some()
+    }
+
+    /// First byte of the zone that contains `offset`; 0 for a device without zones.
+    pub fn zone_start(&self, offset: Bytes) -> Bytes {
+        let len = self.zoned.map_or(0, |zoned| u64::from(zoned.zone_sectors) * SECTOR);
+        Bytes(offset.0.checked_div(len).unwrap_or(0) * len)
+    }
+
+    /// Changes the size: the driver is notified that the configuration changed.
     pub fn set_capacity(&mut self, capacity: Bytes) {
         self.capacity = Sectors(capacity.0 / SECTOR);
     }

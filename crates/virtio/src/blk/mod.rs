@@ -8,7 +8,7 @@ mod zoned;
 
 pub use config::{Config, Shape};
 pub use request::{Kind, Malformed, Range, Request, Ticket, parse};
-pub use zoned::{ZONE_DESCRIPTOR_LEN, ZoneRequest, encode_report, zone_status_byte};
+pub use zoned::{ZONE_DESCRIPTOR_LEN, ZoneRequest, encode_report, failed_status_byte, zone_status_byte};
 
 use block::Status;
 

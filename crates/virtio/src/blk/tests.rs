@@ -468,6 +468,37 @@ fn zone_requests_of_devices_without_zones_are_unsupported() {
 }
 
 #[test]
+fn failed_requests_of_zones_have_the_status_of_their_reason() {
+    use block::{Zone, ZoneCondition, ZoneKind};
+    let zone = |condition| Zone {
+        start: Sectors(1000),
+        len: Sectors(1000),
+        capacity: Sectors(900),
+        write_pointer: Sectors(1100),
+        kind: ZoneKind::SequentialRequired,
+        condition,
+    };
+    let (open, full) = (zone(ZoneCondition::ImplicitOpen), zone(ZoneCondition::Full));
+    let (read_only, offline) = (zone(ZoneCondition::ReadOnly), zone(ZoneCondition::Offline));
+    let conventional = Zone { kind: ZoneKind::Conventional, ..zone(ZoneCondition::NotWritePointer) };
+    for (op, sector, sectors, zone, status) in [
+        (Op::Write, 1096, 8, open, S_ZONE_UNALIGNED_WP),
+        (Op::Write, 1108, 8, open, S_ZONE_UNALIGNED_WP),
+        (Op::Write, 1100, 8, open, S_IOERR),
+        (Op::Write, 1100, 801, open, S_ZONE_INVALID_CMD),
+        (Op::Write, 1096, 8, full, S_ZONE_INVALID_CMD),
+        (Op::Write, 1096, 8, read_only, S_ZONE_INVALID_CMD),
+        (Op::Write, 1096, 8, conventional, S_IOERR),
+        (Op::ZoneAppend, 1000, 8, open, S_ZONE_INVALID_CMD),
+        (Op::Read, 1996, 8, open, S_ZONE_INVALID_CMD),
+        (Op::Read, 1000, 8, offline, S_ZONE_INVALID_CMD),
+        (Op::Read, 1000, 8, read_only, S_IOERR),
+    ] {
+        assert_eq!(failed_status_byte(op, sector, sectors, &zone), status, "{op:?} {sector} {zone:?}");
+    }
+}
+
+#[test]
 fn a_report_has_as_many_zones_as_fit() {
     use block::{Zone, ZoneCondition, ZoneKind};
     let zone = |number: u64| Zone {

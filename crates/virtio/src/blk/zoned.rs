@@ -3,7 +3,7 @@
 use super::{
     Config, Kind, Request, S_IOERR, S_UNSUPP, S_ZONE_INVALID_CMD, S_ZONE_UNALIGNED_WP, SECTOR, status_byte,
 };
-use block::{Bytes, Op, Status, Zone};
+use block::{Bytes, Op, Status, Zone, ZoneCondition, ZoneKind};
 
 /// Bytes of the header of a zone report, and of each descriptor after it.
 pub const ZONE_DESCRIPTOR_LEN: u32 = 64;
@@ -87,8 +87,28 @@ pub const fn zone_status_byte(status: Status) -> u8 {
     }
 }
 
-/// Encodes a zone report from records of [`Zone`], up to the first invalid one. Fills all of `report`: a
-/// header, as many descriptors as there is space for, and zeroes. Returns the number of descriptors.
+/// Finds the status of a read, write or zone append that failed with an error without a status of its own, from the
+/// state of its zone. `sector` and `sectors` are those of the request. 5.2.6.2: a write that does not start at the
+/// write pointer is `VIRTIO_BLK_S_ZONE_UNALIGNED_WP`; access that the zone's condition or capacity does not permit is
+/// `VIRTIO_BLK_S_ZONE_INVALID_CMD`.
+pub fn failed_status_byte(op: Op, sector: u64, sectors: u64, zone: &Zone) -> u8 {
+    let end = zone.start.0 + if op == Op::Read { zone.len.0 } else { zone.capacity.0 };
+    let is_dead = match op {
+        Op::Read => zone.condition == ZoneCondition::Offline,
+        _ => matches!(zone.condition, ZoneCondition::Offline | ZoneCondition::ReadOnly | ZoneCondition::Full),
+    };
+    let is_sequential = zone.kind == ZoneKind::SequentialRequired;
+    match op {
+        _ if is_dead => S_ZONE_INVALID_CMD,
+        Op::ZoneAppend => S_ZONE_INVALID_CMD,
+        Op::Write if is_sequential && sector != zone.write_pointer.0 => S_ZONE_UNALIGNED_WP,
+        _ if sector.saturating_add(sectors) > end => S_ZONE_INVALID_CMD,
+        _ => S_IOERR,
+    }
+}
+
+/// Encodes a zone report from records of [`Zone`], which end at the first that is none. Fills all of `report`: a header,
+/// descriptors as far as there is room, and zeroes. Returns the number of descriptors.
 pub fn encode_report(records: &[u8], report: &mut [u8]) -> u64 {
     report.fill(0);
     let Some((header, descriptors)) = report.split_at_mut_checked(ZONE_DESCRIPTOR_LEN as usize) else {

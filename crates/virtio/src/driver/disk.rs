@@ -12,8 +12,13 @@ const PENDING: u8 = 0xff;
 struct Slot {
     header: (u64, Span),
     data: (u64, Span),
+    /// The sector that a zone append reports, and the status byte behind it.
+    tail: (u64, Span),
     status: (u64, Span),
 }
+
+/// Bytes of `append_sector`.
+const SECTOR_LEN: u32 = 8;
 
 /// The driver of a virtio block device on one queue.
 pub struct Disk {
@@ -40,9 +45,13 @@ impl Disk {
         };
         let slots: Option<Box<[Slot]>> = (0..slots)
             .map(|_| {
+                let header = part(place, HEADER_LEN, 64)?;
+                let tail = part(place, SECTOR_LEN + 1, 8)?;
+                let status = tail.0 + u64::from(SECTOR_LEN);
                 Some(Slot {
-                    header: part(place, HEADER_LEN, 64)?,
-                    status: part(place, 1, 1)?,
+                    header,
+                    tail,
+                    status: (status, memory.translate(status, 1)?),
                     data: part(place, data_len, 4096)?,
                 })
             })
@@ -61,7 +70,15 @@ impl Disk {
         self.slots[usize::from(slot)].data.1
     }
 
-    /// Adds a request with the first `len` bytes of the slot's data. Returns `false` if the queue is full.
+    /// Sector at which a completed zone append wrote.
+    pub fn append_sector(&self, slot: u16) -> u64 {
+        let mut bytes = [0; SECTOR_LEN as usize];
+        let is_read = self.memory.read(self.slots[usize::from(slot)].tail.1, &mut bytes);
+        assert!(is_read, "the span is of this memory");
+        u64::from_le_bytes(bytes)
+    }
+
+    /// Adds a request with the first `len` bytes of the slot's data. Returns false if the queue is full.
     ///
     /// # Panics
     /// If the slot has less memory.
@@ -76,7 +93,9 @@ impl Disk {
             self.memory.write(parts.header.1, &header) && self.memory.store_byte(parts.status.1, PENDING);
         assert!(is_written, "the spans are of this memory");
         let (header, data, status) = ((parts.header.0, HEADER_LEN), (parts.data.0, len), (parts.status.0, 1));
+        let tail = (parts.tail.0, SECTOR_LEN + 1);
         let id = match (len, kind) {
+            (1.., Kind::ZoneAppend) => self.driver.add(&[header, data], &[tail]),
             (0, _) => self.driver.add(&[header], &[status]),
             (_, Kind::Read | Kind::GetId | Kind::ZoneReport) => self.driver.add(&[header], &[data, status]),
             _ => self.driver.add(&[header, data], &[status]),
