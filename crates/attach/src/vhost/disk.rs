@@ -1,5 +1,6 @@
 //! The device of an export as its front-ends see it, and what other tasks tell a connection.
 
+use super::choice;
 use super::lanes::{Lane, LaneProperties};
 use engine::device::Device;
 use engine::host::{Host, HostError};
@@ -74,8 +75,8 @@ impl Disk {
         });
         let properties = LaneProperties { config, id, alarm };
         let mut lanes = Vec::new();
-        for index in 0..queues {
-            lanes.push(Lane::open(host, device, index, &properties).await?);
+        for reactor in choice::reactors(host, spec, queues).await? {
+            lanes.push(Lane::open(host, device, reactor, &properties).await?);
         }
         Ok(Arc::new(Disk {
             device: device.clone(),

@@ -26,16 +26,15 @@ pub(super) struct LaneProperties {
 }
 
 impl Lane {
-    /// Creates the lane of virtqueue `index`: the reactors take turns.
+    /// Creates a lane on a reactor, or on the only one that may serve the device.
     pub(super) async fn open(
         host: &Arc<Host>,
         device: &Arc<Device>,
-        index: u16,
+        reactor: usize,
         properties: &LaneProperties,
     ) -> Result<Lane, HostError> {
         let reactors = host.reactors();
-        let next = (device.number() + usize::from(index)) % reactors.len();
-        let reactor = host.reactor_of(device).unwrap_or(next);
+        let reactor = host.reactor_of(device).unwrap_or(reactor);
         let limits = device.limits();
         let abilities = device.abilities();
         let shared = Arc::new(LaneShared::default());

@@ -4,6 +4,7 @@
 //! connects shares guest memory and eventfds, and its rings are served on these lanes. One front-end is served
 //! at a time; the next one waits until it has gone.
 
+mod choice;
 mod connection;
 mod disk;
 mod lanes;

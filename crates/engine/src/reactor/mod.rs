@@ -29,6 +29,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -182,6 +183,15 @@ impl Reactor {
     /// Returns how many turns its loop has taken.
     pub(crate) fn turns(&self) -> u64 {
         self.turns.0.load(Relaxed)
+    }
+
+    /// Processor time that its thread has used. Zero if the kernel does not count it
+    /// (`CONFIG_SCHED_INFO`).
+    pub fn cpu_time(&self) -> Duration {
+        let path = format!("/proc/self/task/{}/schedstat", self.tid.as_raw_nonzero());
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let time_ns = text.split_whitespace().next().and_then(|word| word.parse().ok());
+        Duration::from_nanos(time_ns.unwrap_or(0))
     }
 
     /// Returns the I/O engine of its ring, and why it was chosen.

@@ -35,7 +35,13 @@ const OPTIONS: &[OptionRow] = &[
         "queues",
         "1..256",
         "one for each I/O thread",
-        "the number of virtqueues that a driver may use; each has an I/O thread, in rotation",
+        "the number of virtqueues that a driver may use; each is served by one I/O thread",
+    ),
+    OptionRow::value(
+        "threads",
+        "N[+N...]",
+        "the least busy ones",
+        "the numbers of the I/O threads that serve the virtqueues, in turn, from 0 on",
     ),
     OptionRow::value(
         "serial",
@@ -55,6 +61,8 @@ pub struct VhostUserSpec {
     pub mode: SocketMode,
     /// Number of virtqueues; `None`: one for each I/O thread.
     pub queues: Option<u16>,
+    /// Numbers of the I/O threads that serve the virtqueues, in turn; empty: the least busy ones.
+    pub threads: Vec<usize>,
     /// The ID string; `None`: the device's name.
     pub serial: Option<String>,
     /// Whether the guest may only read.
@@ -83,6 +91,7 @@ impl FromStr for VhostUserSpec {
         if queues.is_some_and(|queues| !(1..=QUEUES_MAX).contains(&queues)) {
             return Err(SpecError::new("option queues is out of range", format!("use 1 to {QUEUES_MAX}")));
         }
+        let threads = options.text("threads")?.map_or(Ok(Vec::new()), |text| threads_of(&text))?;
         let serial = options.text("serial")?;
         if serial.as_ref().is_some_and(|serial| !is_serial(serial)) {
             let fix = format!("use 1 to {SERIAL_LEN_MAX} printable ASCII characters");
@@ -92,10 +101,16 @@ impl FromStr for VhostUserSpec {
             path: path.into(),
             mode: options.choice("mode", MODE)?.unwrap_or_default(),
             queues,
+            threads,
             serial,
             read_only: options.flag("ro")?,
         })
     }
+}
+
+fn threads_of(text: &str) -> Result<Vec<usize>, SpecError> {
+    let numbers = text.split('+').map(str::parse).collect::<Result<Vec<usize>, _>>();
+    numbers.map_err(|_| SpecError::new("option threads is no list of I/O threads", "write threads=0+1"))
 }
 
 fn is_serial(text: &str) -> bool {
@@ -110,6 +125,9 @@ impl fmt::Display for VhostUserSpec {
         }
         if let Some(queues) = self.queues {
             write!(f, ",queues={queues}")?;
+        }
+        for (at, thread) in self.threads.iter().enumerate() {
+            write!(f, "{}{thread}", if at == 0 { ",threads=" } else { "+" })?;
         }
         if let Some(serial) = &self.serial {
             write!(f, ",serial={}", Escaped(serial))?;
@@ -171,10 +189,14 @@ mod tests {
             path: "/run/a,b.sock".into(),
             mode: SocketMode::Client,
             queues: Some(4),
+            threads: vec![1, 0],
             serial: Some("disk,1".to_owned()),
             read_only: true,
         };
-        assert_eq!(spec.to_string(), "unix:/run/a,,b.sock,mode=client,queues=4,serial=disk,,1,ro");
+        assert_eq!(
+            spec.to_string(),
+            "unix:/run/a,,b.sock,mode=client,queues=4,threads=1+0,serial=disk,,1,ro"
+        );
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
 
@@ -190,6 +212,8 @@ mod tests {
             "unix:/s,queues=257",
             "unix:/s,serial=123456789012345678901",
             "unix:/s,mode=both",
+            "unix:/s,threads=",
+            "unix:/s,threads=0+x",
         ] {
             assert!(text.parse::<VhostUserSpec>().is_err(), "{text}");
         }
