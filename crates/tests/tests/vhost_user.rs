@@ -426,6 +426,31 @@ fn a_device_in_use_is_listed_and_is_removed_by_force_only() {
 }
 
 #[test]
+fn virtqueues_are_served_by_the_threads_that_the_options_name() {
+    let sandbox = Sandbox::new(Engine::Auto);
+    let more = ["--queues", "3"];
+    let (mut server, socket) = serve_with(&sandbox, "ram:16M", ",queues=4,threads=2+0", &more);
+    assert!(sandbox.run(&["show", "disk"]).ok().contains("threads of virtqueues 2,0,2,0"));
+    let mut front = FrontEnd::connect(&socket, 8 * MIB);
+    for index in 0..4 {
+        let mut queue = front.start_queue(index, 64, 2, 4096);
+        queue.write(&front, 0, &pattern(index.into(), 4096));
+    }
+    drop(front);
+    server.kill();
+    let (mut server, _) = serve_with(&sandbox, "ram:16M", ",queues=6", &more);
+    let shown = sandbox.run(&["show", "disk"]).ok();
+    let threads = shown.lines().find_map(|line| line.split_once("threads of virtqueues "));
+    let mut threads: Vec<&str> = threads.expect("a line").1.split(',').collect();
+    threads.sort_unstable();
+    assert_eq!(threads, ["0", "0", "1", "1", "2", "2"], "by default all threads serve as many");
+    server.kill();
+    let export = format!("unix:{},threads=3", socket.display());
+    let refused = sandbox.run(&["serve", "ram:16M", "--vhost-user", &export, "--queues", "3"]);
+    assert!(refused.stderr.contains("there is no I/O thread 3"), "{}", refused.stderr);
+}
+
+#[test]
 fn an_idle_device_takes_no_turns_and_a_busy_one_needs_few_kicks() {
     let sandbox = Sandbox::new(Engine::Auto);
     let (_server, socket) = serve(&sandbox, "null:1G", &["--queues", "1"]);

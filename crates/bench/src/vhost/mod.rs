@@ -27,7 +27,7 @@ const USAGE: &str = "\
 usage: ./x bench vhost [OPTIONS]
   --rounds N       (5)      --seconds S   of each measurement (1)
   --storage NAMES  null,ram,file (all); file is in memory
-  --servers NAMES  blockyard,blockyard-poll,qsd (all that are installed)
+  --servers NAMES  blockyard,blockyard-adaptive,blockyard-poll,qsd,qsd-zeroes (all that are installed)
   --depths LIST    requests in flight of each virtqueue (1,32,128)
   --queues LIST    virtqueues (1,2)
   --tmpfs PATH     for files in memory (/dev/shm)
@@ -110,7 +110,7 @@ fn parse(words: &[String]) -> Result<Options> {
     }
     if !servers::has_qemu() {
         eprintln!("qemu-storage-daemon is not installed: left out (qemu-system-common)");
-        options.servers.retain(|kind| *kind != Kind::Qemu);
+        options.servers.retain(|kind| !kind.is_qemu());
     }
     Ok(options)
 }

@@ -17,21 +17,28 @@ const QEMU: &str = "qemu-storage-daemon";
 pub(super) enum Kind {
     /// Ours with `--poll`, and a driver that polls.
     Polling,
+    /// Ours with `--poll`, and a driver that waits for interrupts.
+    Adaptive,
     /// Ours, and a driver that waits for interrupts.
     Sleeping,
+    /// qemu-storage-daemon whose null device fills the guest's memory with zeroes, as ours does.
+    QemuZeroes,
     /// qemu-storage-daemon with an I/O thread, and a driver that waits for interrupts.
     Qemu,
 }
 
 /// Every server, in the order of the tables.
-pub(super) const KINDS: [Kind; 3] = [Kind::Polling, Kind::Sleeping, Kind::Qemu];
+pub(super) const KINDS: [Kind; 5] =
+    [Kind::Polling, Kind::Adaptive, Kind::Sleeping, Kind::QemuZeroes, Kind::Qemu];
 
 impl Kind {
     /// Its name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Polling => "blockyard-poll",
+            Kind::Adaptive => "blockyard-adaptive",
             Kind::Sleeping => "blockyard",
+            Kind::QemuZeroes => "qsd-zeroes",
             Kind::Qemu => "qsd",
         }
     }
@@ -43,7 +50,16 @@ impl Kind {
 
     /// Whether it can serve a storage.
     pub(super) fn has(self, storage: Storage) -> bool {
-        self != Kind::Qemu || storage != Storage::Ram
+        match self {
+            Kind::QemuZeroes => storage == Storage::Null,
+            Kind::Qemu => storage != Storage::Ram,
+            _ => true,
+        }
+    }
+
+    /// Whether it is qemu-storage-daemon.
+    pub(super) fn is_qemu(self) -> bool {
+        matches!(self, Kind::Qemu | Kind::QemuZeroes)
     }
 }
 
@@ -106,7 +122,7 @@ impl Server {
             std::fs::File::create(&file).and_then(|file| file.set_len(size)).map_err(Error::at(&file))?;
         }
         let mut command = match kind {
-            Kind::Qemu => qemu(storage, site, &file, &socket),
+            Kind::Qemu | Kind::QemuZeroes => qemu(kind, storage, site, &file, &socket),
             _ => blockyard(kind, storage, site, &file, &socket)?,
         };
         command.stdin(Stdio::null()).stdout(Stdio::null());
@@ -155,17 +171,21 @@ fn blockyard(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Pa
     let mut command = Command::new(program);
     command.args(["serve", &stack, "--name", kind.name(), "--queues", &site.queues.to_string()]);
     command.args(["--vhost-user", &format!("unix:{}", socket.display())]);
-    if kind.polls() {
+    if matches!(kind, Kind::Polling | Kind::Adaptive) {
         command.arg("--poll");
     }
     command.env("BLOCKYARD_RUN", site.folder.join("run"));
     Ok(command)
 }
 
-fn qemu(storage: Storage, site: &Site, file: &Path, socket: &Path) -> Command {
+fn qemu(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Path) -> Command {
     let node = match storage {
         // Without read-zeroes it does not touch the guest's memory, which favours it.
-        Storage::Null => format!("driver=null-co,node-name=disk,size={}", u64::from(site.mib) << 20),
+        Storage::Null => format!(
+            "driver=null-co,node-name=disk,size={},read-zeroes={}",
+            u64::from(site.mib) << 20,
+            if kind == Kind::QemuZeroes { "on" } else { "off" }
+        ),
         _ => format!("driver=file,node-name=disk,aio=io_uring,filename={}", file.display()),
     };
     let export = format!(

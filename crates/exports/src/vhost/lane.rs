@@ -365,6 +365,7 @@ impl Lane {
         let slot = &mut self.slots[usize::from(tag)];
         if slot.req.op == Op::Read && self.config.facts.zero_copy_reads {
             slot.req.flags = slot.req.flags.union(Flags::ZERO_COPY);
+            count(&self.config.shared.copied);
             self.submit(tag, Data::NONE, turn);
             return Popped::Taken;
         }

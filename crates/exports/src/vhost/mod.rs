@@ -51,7 +51,7 @@ pub struct LaneShared {
     pub kicks: AtomicU64,
     /// Number of interrupts sent.
     pub interrupts: AtomicU64,
-    /// Number of requests whose data was copied through a bounce buffer.
+    /// Requests whose data user space copied to or from guest memory.
     pub copied: AtomicU64,
 }
 

@@ -96,6 +96,11 @@ impl Queue {
         self.disk.add(slot, kind, sector, len)
     }
 
+    /// Guest addresses of a slot's data and of its status byte.
+    pub fn addresses(&self, slot: u16) -> (u64, u64) {
+        (self.disk.data_address(slot), self.disk.status_address(slot))
+    }
+
     /// Sector at which a completed zone append wrote.
     pub fn append_sector(&self, slot: u16) -> u64 {
         self.disk.append_sector(slot)

@@ -70,6 +70,16 @@ impl Disk {
         self.slots[usize::from(slot)].data.1
     }
 
+    /// Guest address of a slot's data.
+    pub fn data_address(&self, slot: u16) -> u64 {
+        self.slots[usize::from(slot)].data.0
+    }
+
+    /// Guest address of a slot's status byte.
+    pub fn status_address(&self, slot: u16) -> u64 {
+        self.slots[usize::from(slot)].status.0
+    }
+
     /// Sector at which a completed zone append wrote.
     pub fn append_sector(&self, slot: u16) -> u64 {
         let mut bytes = [0; SECTOR_LEN as usize];
