@@ -11,6 +11,7 @@ pub mod disk;
 #[cfg(feature = "suites")]
 pub mod guest;
 pub mod iscsi;
+pub mod machine;
 mod mounts;
 pub mod peer;
 pub mod raw;

@@ -281,8 +281,8 @@ impl<'a> Request<'a> {
                 queues: fields.u16(16),
                 queue_size: fields.u16(18),
             };
-            // C compilers pad the structure to 24 bytes; QEMU packs it to 20.
-            len(20).or(len(24)).map(|()| area)
+            // QEMU sends the padding of C; the specification draws none.
+            len(InflightArea::LEN).or(len(InflightArea::LEN_PADDED)).map(|()| area)
         };
         Ok(match number {
             request::GET_FEATURES => nothing(Request::GetFeatures)?,
@@ -467,14 +467,17 @@ impl Config<'_> {
 }
 
 impl InflightArea {
-    /// Bytes of the structure, packed as in QEMU.
+    /// Bytes of the fields.
     pub const LEN: usize = 20;
+    /// Bytes of the structure with the padding of C. QEMU refuses a reply of another length.
+    pub const LEN_PADDED: usize = 24;
 
     fn put(&self, into: &mut Vec<u8>) {
         into.extend(self.len.to_ne_bytes());
         into.extend(self.offset.to_ne_bytes());
         into.extend(self.queues.to_ne_bytes());
         into.extend(self.queue_size.to_ne_bytes());
+        into.extend([0; InflightArea::LEN_PADDED - InflightArea::LEN]);
     }
 
     /// Parses the reply to [`Request::GetInflightFd`].

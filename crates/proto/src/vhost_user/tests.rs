@@ -71,6 +71,14 @@ fn every_request_parses_as_it_was_encoded() {
 }
 
 #[test]
+fn the_reply_with_inflight_memory_has_the_padding_that_qemu_requires() {
+    let area = InflightArea { len: 4096, offset: 0, queues: 2, queue_size: 128 };
+    let reply = put_inflight(&area);
+    assert_eq!(reply[8..12], 24_u32.to_ne_bytes());
+    assert_eq!(InflightArea::parse(&reply[12..]), Some(area));
+}
+
+#[test]
 fn a_payload_or_descriptors_of_the_wrong_number_are_malformed() {
     let request = Request::SetFeatures(1);
     assert!(matches!(parse(&request.encode(false), 1), Err(Malformed::Descriptors { count: 1, .. })));

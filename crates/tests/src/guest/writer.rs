@@ -207,6 +207,25 @@ impl Ledger {
     }
 }
 
+/// Writes to a device until the file `end` exists, then checks it; prints the number of acknowledged writes
+/// meanwhile. No write may fail.
+///
+/// # Panics
+/// If a write fails, or if a block does not have its last version.
+pub fn write_until(device: &Path, end: &Path) {
+    const THREADS: u64 = 4;
+    let disk = Disk { node: device.to_owned() };
+    let writer = Writer::start(&disk, THREADS);
+    while !end.exists() {
+        std::thread::sleep(Duration::from_millis(100));
+        println!("{}", writer.acknowledged());
+    }
+    let ledger = writer.finish();
+    assert_eq!(ledger.failed, 0, "writes failed");
+    ledger.check(&disk);
+    println!("{} writes, each block has its last version", ledger.acknowledged);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

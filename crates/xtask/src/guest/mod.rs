@@ -10,6 +10,7 @@ pub mod boot;
 pub mod console;
 pub mod cpio;
 pub mod kernel;
+pub mod machine;
 pub mod modules;
 pub mod process;
 pub mod userland;
@@ -36,10 +37,12 @@ usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
        ./x guest [OPTIONS] -- COMMAND [ARGUMENTS...]
        ./x guest [OPTIONS] --suite [PREFIX...]
        ./x guest [OPTIONS] --shell
+       ./x guest --machine DIR
        ./x guest --list
 
 Runs a job on a kernel of its own: fetched from this machine's Debian archive, emulated by QEMU, without root.
 --suite runs the tests of crates/tests/src/guest, or those whose names begin with a PREFIX; --list lists them.
+--machine writes what a virtual machine boots from an exported disk to DIR, for the tests of vhost-user.
 The job has blockyard and the usual tools in PATH, itself and the files of --with in /job, and writes results to /out.
 
   --kernel WHICH     newest (default), older (that of the stable release), the beginning of a version (6.1), or uml
@@ -137,6 +140,11 @@ pub fn main(root: &Path, words: &[String]) -> u8 {
         print!("{USAGE}");
         return 0;
     }
+    if let [option, folder] = words
+        && option == "--machine"
+    {
+        return machine::main(root, Path::new(folder));
+    }
     let job = match parse(words, Choice::usual()) {
         Ok(job) => job,
         Err(error) => {
@@ -152,21 +160,13 @@ pub fn main(root: &Path, words: &[String]) -> u8 {
 
 fn run(root: &Path, job: &Job) -> Result<u8, String> {
     let root = at(root, "finding", root.canonicalize())?;
-    let cache = std::env::var_os(CACHE).map_or_else(|| root.join("target/guest"), PathBuf::from);
-    make_folder(&cache)?;
-    let cache = at(&cache, "finding", cache.canonicalize())?;
+    let cache = cache(&root)?;
     if job.what == What::List {
         return list(&root, &cache);
     }
     let suite = if let What::Suite(_) = job.what { Some(suite(&root)?) } else { None };
     let product = if job.bare { None } else { Some(product(&root)?) };
-    let kernel = {
-        // Only one process at a time may fetch; closing the file releases the lock.
-        let lock = cache.join("lock");
-        let file = at(&lock, "making", File::create(&lock))?;
-        at(&lock, "locking", file.lock())?;
-        kernel::get(&job.choice, &cache, job.update)?
-    };
+    let kernel = kernel_of(&job.choice, &cache, job.update)?;
     let folder = job.out.clone().unwrap_or_else(|| cache.join("out"));
     if folder.join("console.log").exists() {
         at(&folder, "emptying", std::fs::remove_dir_all(&folder))?;
@@ -187,6 +187,21 @@ fn run(root: &Path, job: &Job) -> Result<u8, String> {
     let (status, seconds) = (report.status(), report.took.as_secs_f64());
     eprintln!("guest: {name}: status {status} after {seconds:.1} s; files and logs in {}", folder.display());
     Ok(status)
+}
+
+/// The directory of kernels and the emulator.
+fn cache(root: &Path) -> Result<PathBuf, String> {
+    let cache = std::env::var_os(CACHE).map_or_else(|| root.join("target/guest"), PathBuf::from);
+    make_folder(&cache)?;
+    at(&cache, "finding", cache.canonicalize())
+}
+
+/// Finds or fetches a kernel. Only one process at a time may fetch; closing the file releases the lock.
+fn kernel_of(choice: &Choice, cache: &Path, update: bool) -> Result<Kernel, String> {
+    let lock = cache.join("lock");
+    let file = at(&lock, "making", File::create(&lock))?;
+    at(&lock, "locking", file.lock())?;
+    kernel::get(choice, cache, update)
 }
 
 /// The binary for jobs: the one named by the environment, otherwise a new one without optimisation.

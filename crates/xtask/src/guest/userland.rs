@@ -101,6 +101,24 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// # Errors
 /// Busybox is missing, or an installed program cannot be copied.
 pub fn pack() -> Result<Tree, String> {
+    let mut tree = base()?;
+    tree.bytes("init", 0o755, INIT);
+    tools(&mut tree, TOOLS)?;
+    for folder in FOLDERS.iter().map(Path::new).filter(|folder| folder.is_dir()) {
+        tree.copy_all(&place(folder), folder)?;
+    }
+    for file in FILES.iter().map(Path::new).filter(|file| file.is_file()) {
+        tree.copy(&place(file), file)?;
+        libraries(&mut tree, file)?;
+    }
+    Ok(tree)
+}
+
+/// The directories, the shell and the commands of busybox, without a first program.
+///
+/// # Errors
+/// Busybox is missing.
+pub fn base() -> Result<Tree, String> {
     let mut tree = Tree::default();
     for folder in ["dev", "proc", "sys", "tmp", "run", "var/tmp", "mnt", "out", "root", "job", "etc"] {
         tree.folder(folder);
@@ -117,7 +135,6 @@ pub fn pack() -> Result<Tree, String> {
     }
     // Busybox's own shell would prefer its own commands to the real ones.
     program(&mut tree, "sh", Path::new("/bin/sh"))?;
-    tree.bytes("init", 0o755, INIT);
     tree.bytes("usr/sbin/modprobe", 0o755, MODPROBE);
     tree.bytes(
         "etc/passwd",
@@ -125,24 +142,25 @@ pub fn pack() -> Result<Tree, String> {
         "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n",
     );
     tree.bytes("etc/group", 0o644, "root:x:0:\ndisk:x:6:\nnogroup:x:65534:\n");
+    Ok(tree)
+}
+
+/// Adds installed programs; reports the missing ones.
+///
+/// # Errors
+/// A program cannot be copied.
+pub fn tools(tree: &mut Tree, names: &[&str]) -> Result<(), String> {
     let mut missing = Vec::new();
-    for tool in TOOLS {
-        match find(tool) {
-            Some(path) => program(&mut tree, tool, &path)?,
-            None => missing.push(*tool),
+    for name in names {
+        match find(name) {
+            Some(path) => program(tree, name, &path)?,
+            None => missing.push(*name),
         }
     }
     if !missing.is_empty() {
         eprintln!("guest: not installed, so not in the guest: {} (./x install-deps)", missing.join(" "));
     }
-    for folder in FOLDERS.iter().map(Path::new).filter(|folder| folder.is_dir()) {
-        tree.copy_all(&place(folder), folder)?;
-    }
-    for file in FILES.iter().map(Path::new).filter(|file| file.is_file()) {
-        tree.copy(&place(file), file)?;
-        libraries(&mut tree, file)?;
-    }
-    Ok(tree)
+    Ok(())
 }
 
 /// Path in the guest of a file of this machine: `/lib` is a link there, which an archive must not write
