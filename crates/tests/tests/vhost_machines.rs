@@ -15,17 +15,25 @@ const KILLS: usize = 4;
 /// Writes between two kills.
 const WRITES: u64 = 20;
 
-/// A disk image, its server, and its socket.
+/// A disk, its server, and its socket.
 struct Export<'a> {
     sandbox: &'a Sandbox,
+    /// Name of the device, and of the socket `NAME.sock`.
     name: &'static str,
+    /// The stack that is served.
+    stack: String,
     server: Server,
 }
 
 impl<'a> Export<'a> {
     /// Serves the file `NAME.img` of the sandbox.
     fn start(sandbox: &'a Sandbox, name: &'static str) -> Export<'a> {
-        Export { sandbox, name, server: serve(sandbox, name) }
+        Export::of_stack(sandbox, name, format!("file:{name}.img,format=raw"))
+    }
+
+    fn of_stack(sandbox: &'a Sandbox, name: &'static str, stack: String) -> Export<'a> {
+        let server = serve(sandbox, name, &stack);
+        Export { sandbox, name, stack, server }
     }
 
     fn socket(&self) -> std::path::PathBuf {
@@ -39,7 +47,7 @@ impl<'a> Export<'a> {
     /// Kills the server, and starts another one.
     fn replace(&mut self) {
         self.server.kill();
-        self.server = serve(self.sandbox, self.name);
+        self.server = serve(self.sandbox, self.name, &self.stack);
     }
 
     /// Bytes that the file takes.
@@ -48,10 +56,9 @@ impl<'a> Export<'a> {
     }
 }
 
-fn serve(sandbox: &Sandbox, name: &str) -> Server {
-    let stack = format!("file:{}.img,format=raw", name);
+fn serve(sandbox: &Sandbox, name: &str, stack: &str) -> Server {
     let export = format!("unix:{}", sandbox.path(&format!("{name}.sock")).display());
-    let words = ["serve", &stack, "--vhost-user", &export, "--name", name, "--queues", "2"];
+    let words = ["serve", stack, "--vhost-user", &export, "--name", name, "--queues", "2"];
     sandbox.start(&mut sandbox.blockyard(&words), 1)
 }
 
@@ -73,7 +80,7 @@ fn a_machine_boots_from_an_export_and_uses_another_one() {
     let (mut root, mut data) = (Export::start(&sandbox, "root"), Export::start(&sandbox, "data"));
     let mut machine = start(&files, &sandbox, &[&root, &data]);
     machine.run("grep -q '^/dev/vda / ext4 rw' /proc/mounts");
-    killed_servers_lose_nothing(&mut machine, &mut [&mut root, &mut data], KILLS);
+    killed_servers_lose_nothing(&mut machine, &mut [&mut root, &mut data], 2 * KILLS);
     trimmed_blocks_are_discarded(&mut machine, &data);
     a_resized_disk_grows(&mut machine, &sandbox);
     an_unplugged_disk_returns(&mut machine);
@@ -86,33 +93,112 @@ fn a_machine_boots_from_an_export_and_uses_another_one() {
     }
 }
 
+#[test]
+fn a_machine_migrates_to_another_server_while_it_writes() {
+    let Some(files) = machine::files() else { return };
+    let sandbox = Sandbox::new(Engine::Auto);
+    machine::root_image(&files, &sandbox);
+    sandbox.image("data.img", 64 * MIB);
+    // Both servers have the file open for a moment; only one of them is given requests.
+    let stack = |name: &str| format!("file:{name}.img,format=raw,share");
+    let (root, data) = (
+        Export::of_stack(&sandbox, "root", stack("root")),
+        Export::of_stack(&sandbox, "data", stack("data")),
+    );
+    let (next_root, next_data) = (
+        Export::of_stack(&sandbox, "next-root", stack("root")),
+        Export::of_stack(&sandbox, "next-data", stack("data")),
+    );
+    let mut machine = start(&files, &sandbox, &[&root, &data]);
+    let address = format!("unix:{}", sandbox.path("migration").display());
+    let sockets = [next_root.socket(), next_data.socket()];
+    let disks = [("root", &sockets[0]), ("data", &sockets[1])];
+    let disks = disks.map(|(name, socket)| MachineDisk { name, socket });
+    let mut next = Machine::start(&files, &sandbox, "next", &disks, &["-incoming", &address]);
+    begin_writes(&mut machine, &WRITTEN);
+    // The device writes to guest memory all the time: a page that is not in the log arrives with old content.
+    machine.run("md5sum /usr/bin/guest /usr/lib/x86_64-linux-gnu/* >/run/sums");
+    machine.run(
+        "while [ ! -e /run/end ]; do echo 3 >/proc/sys/vm/drop_caches; md5sum -c /run/sums >/run/sums.now || \
+         echo wrong >>/run/wrong; echo again >>/run/rounds; done &",
+    );
+    await_writes(&mut machine, &WRITTEN);
+    machine.monitor("migrate", json!({"uri": address}));
+    let status = until(PATIENCE, || {
+        let state = machine.monitor("query-migrate", json!({}));
+        ["completed", "failed"].into_iter().find(|end| state["status"] == *end)
+    });
+    assert_eq!(status, Some("completed"), "{}", machine.monitor("query-migrate", json!({})));
+    machine.check_console();
+    drop((machine, root, data));
+    await_writes(&mut next, &WRITTEN);
+    end_writes(&mut next, &WRITTEN);
+    next.run("test -s /run/rounds && test ! -e /run/wrong && mount -o remount,ro /");
+    next.check_console();
+    drop(next);
+    run(command(&["e2fsck", "-f", "-n"]).arg(sandbox.path("root.img"))).ok();
+}
+
+/// `./x soak vhost`: `BLOCKYARD_SOAK_KILLS` kills.
+#[test]
+#[ignore = "long"]
+fn soak_killed_servers() {
+    let Some(files) = machine::files() else { return };
+    let kills = std::env::var("BLOCKYARD_SOAK_KILLS").map_or(300, |kills| kills.parse().expect("a number"));
+    let sandbox = Sandbox::new(Engine::Auto);
+    machine::root_image(&files, &sandbox);
+    sandbox.image("data.img", 64 * MIB);
+    let (mut root, mut data) = (Export::start(&sandbox, "root"), Export::start(&sandbox, "data"));
+    let mut machine = start(&files, &sandbox, &[&root, &data]);
+    killed_servers_lose_nothing(&mut machine, &mut [&mut root, &mut data], kills);
+    let counts: Vec<String> =
+        (0..2).map(|number| machine.run(&format!("tail -n 1 /run/log{number}"))).collect();
+    println!("{kills} kills: {}", counts.concat().trim().replace('\n', "; "));
+    machine.run("mount -o remount,ro /");
+    machine.check_console();
+    drop(machine);
+    run(command(&["e2fsck", "-f", "-n"]).arg(root.file())).ok();
+}
+
 /// Kills the servers in turn while the guest writes to both disks.
 fn killed_servers_lose_nothing(machine: &mut Machine, exports: &mut [&mut Export<'_>], kills: usize) {
-    machine.run("rm -f /run/end; dd if=/dev/zero of=/var/tmp/file bs=1M count=2 2>/dev/null");
-    for (number, target) in ["/var/tmp/file", "/dev/vdb"].iter().enumerate() {
-        machine.run(&format!(
-            "guest --write {target} /run/end >/run/log{number} 2>&1 & echo $! >/run/pid{number}"
-        ));
-    }
-    for kill in 0..kills * exports.len() {
-        for number in 0..2 {
-            let goal = written(machine, number) + WRITES;
-            let done = until(PATIENCE, || (written(machine, number) >= goal).then_some(()));
-            assert!(done.is_some(), "writes to disk {number} do not continue after kill {kill}");
-        }
+    begin_writes(machine, &WRITTEN);
+    for kill in 0..kills {
+        await_writes(machine, &WRITTEN);
         exports[kill % exports.len()].replace();
     }
-    machine.run("touch /run/end");
-    for number in 0..2 {
-        let ended =
-            format!("test -d /proc/$(cat /run/pid{number}) && echo runs || tail -n 1 /run/log{number}");
-        let last = until(PATIENCE, || Some(machine.run(&ended)).filter(|line| line.trim() != "runs"));
-        let last = last.unwrap_or_else(|| panic!("the writer of disk {number} does not end"));
-        assert!(
-            last.contains("each block has its last version"),
-            "disk {number}: {}",
-            machine.run(&format!("tail -n 20 /run/log{number}"))
-        );
+    await_writes(machine, &WRITTEN);
+    end_writes(machine, &WRITTEN);
+}
+
+/// What writers write to: a file on the first disk, and the second disk.
+const WRITTEN: [&str; 2] = ["/var/tmp/file", "/dev/vdb"];
+
+/// Starts the writers in the machine.
+fn begin_writes(machine: &mut Machine, targets: &[&str]) {
+    machine.run("rm -f /run/end; dd if=/dev/zero of=/var/tmp/file bs=1M count=1 conv=fsync 2>/dev/null");
+    for (number, target) in targets.iter().enumerate() {
+        machine.run(&format!("guest --write {target} /run/end >/run/log{number} 2>&1 &"));
+    }
+}
+
+/// Waits until each writer has made progress.
+#[track_caller]
+fn await_writes(machine: &mut Machine, targets: &[&str]) {
+    for (number, target) in targets.iter().enumerate() {
+        let goal = written(machine, number) + WRITES;
+        let done = until(PATIENCE, || (written(machine, number) >= goal).then_some(()));
+        assert!(done.is_some(), "writes to {target} do not continue");
+    }
+}
+
+/// Ends the writers: each must find the last version of each of its blocks, and no write may have failed.
+#[track_caller]
+fn end_writes(machine: &mut Machine, targets: &[&str]) {
+    machine.run("touch /run/end; wait");
+    for (number, target) in targets.iter().enumerate() {
+        let log = machine.run(&format!("tail -n 20 /run/log{number}"));
+        assert!(log.contains("each block has its last version"), "{target}: {log}");
     }
 }
 

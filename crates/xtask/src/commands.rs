@@ -57,6 +57,9 @@ impl Tally {
     }
 }
 
+/// Names the directory with the files of virtual machines to their tests.
+const MACHINE: &str = "BLOCKYARD_MACHINE";
+
 /// A running task.
 pub(crate) struct Task<'a> {
     root: &'a Path,
@@ -128,12 +131,17 @@ impl<'a> Task<'a> {
         let folder = cluster.as_ref().map(Cluster::folder);
         // A guest waits for its disks and timers as much as the other programs do.
         let guest: Vec<programs::Program> = guest_suite(self, "newest").into_iter().collect();
+        let machine = if guest.is_empty() { None } else { self.machine(environment) };
+        if machine.is_none() && !guest.is_empty() {
+            return false;
+        }
         let with = if guest.is_empty() { "" } else { ", and the tests on a kernel of their own" };
         self.announce(&format!("BLOCKYARD_BIN={binary}: {} test programs{with}", programs.len()));
         let total = programs.len() + guest.len();
         let ended = Mutex::new((&mut self.output, Tally::default(), Vec::new()));
         let mut environment = [environment, &[("BLOCKYARD_BIN", binary)]].concat();
         environment.extend(folder.as_ref().map(|folder| ("BLOCKYARD_CEPH", folder.as_str())));
+        environment.extend(machine.as_ref().map(|folder| (MACHINE, folder.as_str())));
         programs::run_all(&guest, &programs, &environment, &|outcome| {
             let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
             let (output, tally, failed) = &mut *ended;
@@ -189,6 +197,16 @@ impl<'a> Task<'a> {
                 None
             }
         }
+    }
+
+    /// Writes the files of virtual machines; returns their directory. A process of its own builds what it needs in
+    /// this environment.
+    fn machine(&mut self, environment: &[(&str, &str)]) -> Option<String> {
+        const FOLDER: &str = "target/machine";
+        let words = ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest"];
+        let done = self.step(&[&words[..], &["--machine", FOLDER]].concat(), environment);
+        let folder = self.root.join(FOLDER).canonicalize().ok().filter(|_| done)?;
+        Some(folder.to_string_lossy().into_owned())
     }
 
     /// Fetches `iscsi-test-cu`, which `iscsi_conformance` runs.
@@ -480,6 +498,11 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if arguments == ["crash"] {
         return soak_crash(root);
     }
+    if let [word, rest @ ..] = arguments
+        && word == "vhost"
+    {
+        return soak_vhost(root, rest.first().map_or("300", String::as_str));
+    }
     if arguments == ["multipath"] {
         return soak_multipath(root);
     }
@@ -505,7 +528,7 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
     };
     let Some(minutes) = minutes else {
         eprintln!(
-            "soak: usage: ./x soak [MINUTES | attack [PART...] [OPTIONS] | ublk | iscsi | multipath | crash | sanitizers | loop [MINUTES] \
+            "soak: usage: ./x soak [MINUTES | attack [PART...] [OPTIONS] | ublk | iscsi | vhost [KILLS] | multipath | crash | sanitizers | loop [MINUTES] \
              | flakes [MINUTES] [PROGRAM...]]"
         );
         return false;
@@ -578,6 +601,27 @@ fn soak_multipath(root: &Path) -> bool {
     let scenarios = ["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "mptest"];
     let done = task.step(&words.concat(), &[("BLOCKYARD_SOAK_SECONDS", "60")])
         && task.step(&scenarios, &[("BLOCKYARD_SOAK_SECONDS", "30")]);
+    task.end(done)
+}
+
+/// Kills the servers of a virtual machine's two disks `kills` times while it writes to them, and migrates one.
+fn soak_vhost(root: &Path, kills: &str) -> bool {
+    const BINARY: &str = "BLOCKYARD_BIN";
+    let mut task = Task::begin(root);
+    let release = ["cargo", "build", "--locked", "--release", "--package", "blockyard"];
+    let given = std::env::var(BINARY).ok();
+    if given.is_none() && !task.step(&release, &[]) {
+        return task.end(false);
+    }
+    let Some(machine) = task.machine(&[]) else { return task.end(false) };
+    let built = || root.canonicalize().unwrap_or_else(|_| root.to_owned()).join("target/release/blockyard");
+    let binary = given.unwrap_or_else(|| built().to_string_lossy().into_owned());
+    let words = [
+        &["cargo", "test", "--locked", "--package", "blockyard-tests", "--test", "vhost_machines"][..],
+        &["--", "--include-ignored", "--nocapture", "--test-threads", "1"],
+    ];
+    let environment = [(MACHINE, machine.as_str()), ("BLOCKYARD_SOAK_KILLS", kills), (BINARY, &binary)];
+    let done = task.step(&words.concat(), &environment);
     task.end(done)
 }
 

@@ -42,7 +42,7 @@ pub(super) fn main(root: &Path, folder: &Path) -> u8 {
 ///
 /// # Errors
 /// There is no kernel or emulator, a program cannot be copied, or a tool failed.
-pub fn prepare(root: &Path, folder: &Path) -> Result<(), String> {
+fn prepare(root: &Path, folder: &Path) -> Result<(), String> {
     let root = at(root, "finding", root.canonicalize())?;
     let kernel = super::kernel_of(&Choice::Newest, &super::cache(&root)?, false)?;
     let Kernel::Emulated { image, emulator, .. } = &kernel else {
