@@ -82,6 +82,29 @@ fn the_journal_without_bugs_survives() {
 }
 
 #[test]
+fn redb_needs_durability() {
+    if lacks_needs() {
+        return;
+    }
+    let run = |how: &str, more: &[&str]| {
+        let sandbox = Sandbox::default();
+        let program = env!("CARGO_BIN_EXE_use_redb");
+        let (workload, check) = (format!("{program} write $DEV {how}"), format!("{program} verify $DEV"));
+        let words = ["--size", "8M", "--workload", &workload, "--check", &check, "--json"];
+        let outcome = crash(&sandbox, &[&words[..], more].concat());
+        serde_json::from_str::<serde_json::Value>(&outcome.stdout)
+            .unwrap_or_else(|why| panic!("{why}: {outcome:?}"))
+    };
+    let summary = run("", &["--states", "300"]);
+    assert!(is_empty(&summary) && summary["checked"].as_u64() > Some(20), "{summary:#}");
+    for (how, output) in [("none", "was acknowledged"), ("nosync", "")] {
+        let summary = run(how, &["--findings", "1"]);
+        let found = summary["findings"][0]["output"].as_str();
+        assert!(found.is_some_and(|found| found.contains(output)), "{how}: {summary:#}");
+    }
+}
+
+#[test]
 fn a_finding_is_reproduced_and_attached() {
     if lacks_needs() {
         return;

@@ -217,6 +217,18 @@ fn lmdb_needs_sync() {
 
 #[test]
 #[ignore = "takes minutes: ./x soak crash"]
+fn redb_needs_durability() {
+    let sandbox = sandbox();
+    let program = env!("CARGO_BIN_EXE_use_redb");
+    let (write, check) = (format!("{program} write $DEV"), format!("{program} verify $DEV"));
+    let size = ["--size", "8M"];
+    is_found(&sandbox, &size, &format!("{write} none"), &check, "was acknowledged");
+    is_found(&sandbox, &size, &format!("{write} nosync"), &check, "");
+    survives(&sandbox, &size, &write, &check);
+}
+
+#[test]
+#[ignore = "takes minutes: ./x soak crash"]
 fn our_own_stores_survive() {
     if lacks(&["/usr/bin/python3", "qemu-img"]) {
         return;

@@ -3,7 +3,10 @@
 
 use super::recorder::Recorder;
 use crate::failure::Failure;
-use std::io::{BufRead, BufReader, Read, Write};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::fs::File;
+use std::io::{self, PipeReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,21 +40,61 @@ fn one_line(text: &str) -> String {
     text.trim_end().replace(['\n', '\r'], " ")
 }
 
-/// Adds each line of a pipe as a mark until all its writers have closed it.
-pub(super) fn read_lines(pipe: impl Read, recorder: &Mutex<Recorder>) {
-    let mut pipe = BufReader::new(pipe);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match pipe.read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {
-                let text = one_line(&String::from_utf8_lossy(&line));
-                if recorder.lock().unwrap_or_else(PoisonError::into_inner).mark(&text).is_err() {
-                    return;
-                }
+/// The lines of a pipe as marks.
+///
+/// It is read before each write is recorded, so a mark that a workload makes before a write precedes it in the
+/// log, and by a thread, for marks that no write follows.
+pub(super) struct Lines {
+    pipe: File,
+    /// The bytes of a line that has not ended.
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes the reading end of a pipe.
+    pub(super) fn new(pipe: PipeReader) -> io::Result<Lines> {
+        let pipe = File::from(OwnedFd::from(pipe));
+        rustix::io::ioctl_fionbio(&pipe, true)?;
+        Ok(Lines { pipe, rest: Vec::new() })
+    }
+
+    /// Returns the pipe, to wait for more.
+    pub(super) const fn pipe(&self) -> &File {
+        &self.pipe
+    }
+
+    /// Reads what has arrived; calls `line` for each line. Returns whether the pipe is still open.
+    pub(super) fn read(&mut self, mut line: impl FnMut(&str)) -> bool {
+        let mut bytes = [0; 4096];
+        let open = loop {
+            match self.pipe.read(&mut bytes) {
+                Ok(0) => break false,
+                Ok(len) => self.rest.extend_from_slice(&bytes[..len]),
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => break why.kind() == io::ErrorKind::WouldBlock,
             }
+        };
+        let mut from = 0;
+        while let Some(len) = self.rest[from..].iter().position(|byte| *byte == b'\n') {
+            line(&one_line(&String::from_utf8_lossy(&self.rest[from..from + len])));
+            from += len + 1;
         }
+        self.rest.drain(..from);
+        if !open && !self.rest.is_empty() {
+            line(&one_line(&String::from_utf8_lossy(&std::mem::take(&mut self.rest))));
+        }
+        open
+    }
+}
+
+/// Adds the lines of the recorder's pipe until all its writers have closed it.
+pub(super) fn follow(recorder: &Mutex<Recorder>) {
+    loop {
+        let pipe = match recorder.lock().unwrap_or_else(PoisonError::into_inner).wait_for_lines() {
+            Some(pipe) => pipe,
+            None => return,
+        };
+        let _ = poll(&mut [PollFd::new(&pipe, PollFlags::IN)], None);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::base::Base;
 use super::command::{Outcome, run, tail};
 use super::device::{Device, Mounted};
-use super::marks::{SOCKET, listen, read_lines};
+use super::marks::{Lines, SOCKET, follow, listen};
 use super::recorder::{Recorder, Recording};
 use super::save::Run;
 use std::fs::File;
@@ -50,7 +50,9 @@ pub(super) fn record(
     let script = format!("exec 3>/dev/fd/{}\n{workload}", writer.as_raw_fd());
     rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).map_err(|why| why.to_string())?;
     let marks = recorder.clone();
-    let lines = std::thread::spawn(move || read_lines(reader, &marks));
+    let lines = Lines::new(reader).map_err(|why| why.to_string())?;
+    marks.lock().unwrap_or_else(PoisonError::into_inner).read_lines(lines);
+    let lines = std::thread::spawn(move || follow(&marks));
     let outcome = run(&script, &environment, None, &output)?;
     drop(writer);
     let _ = lines.join();

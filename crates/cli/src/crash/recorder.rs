@@ -3,6 +3,7 @@
 //! The base is never written. Records that were gathered are written to the log before the requests of their
 //! batch are answered, so a log has every write that completed, even if this process is killed.
 
+use super::marks::Lines;
 use super::served::{Disk, Request};
 use crash::Source;
 use crash::record::{FUA, Record, SECTOR, TEXT_LEN_MAX, Type, header};
@@ -41,6 +42,8 @@ pub(super) struct Recorder {
     marks: u32,
     content: HashMap<u64, Place>,
     processes: HashSet<u32>,
+    /// The marks that the workload writes to a descriptor, while it is open.
+    lines: Option<Lines>,
     error: Option<String>,
 }
 
@@ -58,6 +61,7 @@ impl Recorder {
             marks: 0,
             content: HashMap::new(),
             processes: HashSet::new(),
+            lines: None,
             error: None,
         })
     }
@@ -101,6 +105,30 @@ impl Recorder {
         self.put(Record { number: self.marks, len, ..Record::new(Type::Mark) }, text);
         self.marks += 1;
         self.write_out()
+    }
+
+    /// Takes marks from a pipe as well.
+    pub(super) fn read_lines(&mut self, lines: Lines) {
+        self.lines = Some(lines);
+    }
+
+    /// Adds the marks that have arrived in the pipe.
+    fn add_lines(&mut self) {
+        let Some(mut lines) = self.lines.take() else { return };
+        let mut texts = Vec::new();
+        if lines.read(|text| texts.push(text.to_owned())) {
+            self.lines = Some(lines);
+        }
+        for text in texts {
+            // An error is kept, and ends the recording.
+            let _ = self.mark(&text);
+        }
+    }
+
+    /// Adds the marks that have arrived. Returns the pipe to wait for; `None` once it is closed.
+    pub(super) fn wait_for_lines(&mut self) -> Option<File> {
+        self.add_lines();
+        self.lines.as_ref().and_then(|lines| lines.pipe().try_clone().ok())
     }
 
     fn process(&mut self, pid: u32) {
@@ -175,6 +203,7 @@ impl Recorder {
     }
 
     fn submit(&mut self, request: &Request, data: &[u8], pid: u32) -> io::Result<u32> {
+        self.add_lines();
         self.process(pid);
         match *request {
             Request::Write { at, len, fua } => {
