@@ -61,9 +61,28 @@ impl Exports {
     }
 }
 
+/// Chooses the kind of export that is a block device of this kernel: the one that is `wanted`, or the first of
+/// [`default_exports`] that is possible here. `None`: neither is.
+pub fn block_export(wanted: Option<&str>) -> Option<&'static str> {
+    let is_possible = |kind: &str| match kind {
+        UBLK => ublk::is_offered().is_ok(),
+        LOOP => loop_device::is_possible().is_ok(),
+        _ => false,
+    };
+    let kinds = || default_exports().into_iter().map(|row| row.kind).filter(|kind| *kind != NBD);
+    kinds().find(|kind| Some(*kind) == wanted).or_else(|| kinds().find(|kind| is_possible(kind)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_block_device_that_is_wanted_is_chosen() {
+        assert_eq!(block_export(Some(LOOP)), Some(LOOP));
+        assert_eq!(block_export(Some(UBLK)), Some(UBLK));
+        assert_eq!(block_export(Some(NBD)), block_export(None));
+    }
 
     #[test]
     fn every_default_export_has_a_check_and_needs_no_value() {

@@ -19,6 +19,7 @@ pub mod nbd_device;
 pub mod ublk;
 mod vhost;
 
+pub use default_export::block_export;
 pub(crate) use exports_of_host::Exported;
 pub use exports_of_host::{Exports, Shown, UblkLife};
 pub use loopdev::remove as remove_loop;

@@ -217,6 +217,15 @@ pub async fn is_possible(host: &Arc<Host>, device: &Arc<Device>) -> Result<(), U
     .await?
 }
 
+/// Checks whether the kernel has the driver, and this process may use it.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn is_offered() -> Result<(), UblkError> {
+    driver()?.features()?;
+    Ok(())
+}
+
 /// Number of I/O threads that may serve a device: 1 if its stack takes one queue.
 fn threads_of(host: &Host, device: &Device) -> u16 {
     if device.is_single() { 1 } else { host.reactors().len() as u16 }

@@ -1,5 +1,6 @@
 //! The rows of `blockyard crash` in the table of commands.
 
+use super::device::BlockKind;
 use clap::{Args, Subcommand, ValueEnum};
 use crash::Variant;
 use engine::spec::Bytes;
@@ -61,6 +62,9 @@ pub(crate) struct CrashArgs {
     /// Which device is mounted for its command [default: as the commands need]
     #[arg(long, value_name = "WHICH")]
     pub(crate) mount: Option<MountFor>,
+    /// The block device, where a command needs one [default: ublk if the kernel has it, else loop]
+    #[arg(long, value_name = "KIND")]
+    pub(crate) device: Option<BlockKind>,
     /// What a power cut loses: the last writes (prefix), any writes (subset), parts of writes (torn)
     #[arg(long, value_name = "MODEL", default_value = "torn", value_parser = |text: &str| text.parse::<Variant>())]
     pub(crate) model: Variant,

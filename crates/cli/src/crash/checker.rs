@@ -1,7 +1,7 @@
 //! A worker's device and the check that runs on it, state by state.
 
 use super::command::{Environment, Outcome, run, tail};
-use super::device::{Device, Mounted};
+use super::device::{BlockKind, Device, Mounted};
 use super::state::Shared;
 use crash::{State, View};
 use std::fs::File;
@@ -21,8 +21,8 @@ pub(super) struct Check {
     pub(super) mounts: bool,
     /// The type of the file system, if it is known.
     pub(super) fs: Option<String>,
-    /// The device is a block device.
-    pub(super) block: bool,
+    /// The kind of block device; `None`: a file.
+    pub(super) block: Option<BlockKind>,
 }
 
 /// The result of one check.

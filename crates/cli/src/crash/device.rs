@@ -1,14 +1,44 @@
-//! A device of the laboratory as programs see it: a file by FUSE, with a loop device over it if it is mounted.
+//! A device of the laboratory as programs see it: a file by FUSE, or a block device if it is mounted. That is a
+//! ublk device where the kernel has ublk, and else a loop device over the file.
 
+use super::export::Exported;
 use super::served::{Disk, Served};
+use clap::ValueEnum;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-/// A file by FUSE, and maybe a loop device over it.
+/// Longest time that the server of a ublk device may take to end, in milliseconds.
+const END_MAX_MS: u64 = 5000;
+
+/// A kind of block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum BlockKind {
+    /// A ublk device.
+    Ublk,
+    /// A loop device.
+    Loop,
+}
+
+impl BlockKind {
+    /// Chooses the kind of export that `serve` would choose here, among those that are block devices.
+    pub(super) fn choose() -> BlockKind {
+        let wanted = std::env::var("BLOCKYARD_EXPORT").ok();
+        match attach::block_export(wanted.as_deref()) {
+            Some("ublk") => BlockKind::Ublk,
+            _ => BlockKind::Loop,
+        }
+    }
+}
+
+/// The device that programs use.
 pub(super) struct Device {
-    // Dropped after the loop device is gone.
-    served: Served,
+    // Dropped first: the node, then what it needs.
     node: Option<PathBuf>,
+    server: Option<Child>,
+    served: Option<Served>,
+    _exported: Option<Exported>,
 }
 
 /// Runs a program; returns its standard output, or why it failed.
@@ -33,11 +63,20 @@ fn helper(words: &[&std::ffi::OsStr]) -> Result<String, String> {
 }
 
 impl Device {
-    /// Serves a device as `path`, and with `block` as a loop device.
-    pub(super) fn start(path: &Path, size: u64, block: bool, disk: impl Disk) -> Result<Device, String> {
-        let mut device = Device { served: Served::start(path, size, disk)?, node: None };
-        if block {
-            let file = device.served.path().to_owned();
+    /// Serves a device as `path`: as a file, or as a block device of this kind.
+    pub(super) fn start(
+        path: &Path,
+        size: u64,
+        block: Option<BlockKind>,
+        disk: impl Disk + Clone,
+    ) -> Result<Device, String> {
+        if block == Some(BlockKind::Ublk) {
+            return Device::start_ublk(path, size, disk);
+        }
+        let served = Served::start(path, size, disk)?;
+        let file = served.path().to_owned();
+        let mut device = Device { node: None, server: None, served: Some(served), _exported: None };
+        if block.is_some() {
             let words = ["attach".as_ref(), file.as_os_str(), "any".as_ref(), "512".as_ref()];
             let answer = helper(&[&words[..], &["false".as_ref(), "false".as_ref()]].concat())?;
             device.node = Some(format!("/dev/loop{}", answer.trim()).into());
@@ -45,9 +84,33 @@ impl Device {
         Ok(device)
     }
 
+    /// Serves the device over NBD to a server of its own, which creates the ublk device.
+    fn start_ublk(path: &Path, size: u64, disk: impl Disk + Clone) -> Result<Device, String> {
+        let exported = Exported::start(&path.with_extension("nbd"), size, disk)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let parent = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("serve").arg(format!("nbd:nbd+unix:///?socket={}", exported.socket().display()));
+        command.arg("--name").arg(format!("crash-{}-{parent}-{name}", std::process::id())).arg("--ublk");
+        let mut server =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|why| why.to_string())?;
+        let mut line = String::new();
+        if let Some(stdout) = server.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).map_err(|why| why.to_string())?;
+        }
+        let node = line.split_whitespace().last().filter(|node| node.starts_with("/dev/")).map(PathBuf::from);
+        // Created before an error is returned, so that the server ends.
+        let device = Device { node, server: Some(server), served: None, _exported: Some(exported) };
+        if device.node.is_none() {
+            return Err("the ublk device could not be created (the error is above; --device loop)".to_owned());
+        }
+        Ok(device)
+    }
+
     /// Returns what programs open.
     pub(super) fn path(&self) -> &Path {
-        self.node.as_deref().unwrap_or(self.served.path())
+        let file = self.served.as_ref().map(Served::path);
+        self.node.as_deref().or(file).unwrap_or(Path::new("/dev/null"))
     }
 
     /// Drops what the kernel has cached of the block device.
@@ -59,9 +122,22 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let Some(node) = self.node.take() else { return };
+        if let Some(mut server) = self.server.take() {
+            let pid = rustix::process::Pid::from_child(&server);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            // A process that survived its checker may keep the device open.
+            for _ in 0..END_MAX_MS / 10 {
+                if !matches!(server.try_wait(), Ok(None)) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        let (Some(node), Some(served)) = (self.node.take(), &self.served) else { return };
         let number = node.to_string_lossy().trim_start_matches("/dev/loop").to_owned();
-        let file = self.served.path().as_os_str().to_owned();
+        let file = served.path().as_os_str().to_owned();
         let detach = |force: &str| helper(&["detach".as_ref(), number.as_ref(), &file, force.as_ref()]);
         if detach("false").is_err() {
             let _ = detach("true");

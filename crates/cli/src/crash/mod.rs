@@ -9,6 +9,7 @@ mod base;
 mod checker;
 mod command;
 mod device;
+mod export;
 mod files;
 mod marks;
 mod record;
@@ -27,6 +28,7 @@ use base::Base;
 use checker::Check;
 use crash::report::Summary;
 use crash::{Log, Model, View};
+use device::BlockKind;
 use run::{Limits, explore};
 use save::{Options, Run, mounts, save_options, save_summary};
 use std::fs::File;
@@ -97,7 +99,9 @@ fn laboratory(args: &CrashArgs, check: &str) -> Result<ExitCode, String> {
         Some(log) => std::fs::canonicalize(log).map_err(|why| why.to_string())?,
         None => {
             let size = base.size().or(args.size).unwrap_or(SIZE_DEFAULT);
-            record::record(&run, &base, size, workload, mount_workload, args.fs.as_deref(), work.path())?;
+            let block = args.device.or_else(|| mount_workload.then(BlockKind::choose));
+            let how = record::How { workload, mounts: mount_workload, fs: args.fs.as_deref(), block };
+            record::record(&run, &base, size, &how, work.path())?;
             PathBuf::from("log")
         }
     };
@@ -115,17 +119,19 @@ fn laboratory(args: &CrashArgs, check: &str) -> Result<ExitCode, String> {
         cache: args.cache,
         check: check.to_owned(),
         mounts: mount_check,
-        block: mount_check,
+        block: mount_check || args.device.is_some(),
         deadline_ms: args.deadline.as_millis() as u64,
     };
     save_options(&run, &options)?;
     let model = Model { variant: args.model, atomic: args.atomic, cache: args.cache };
     let summary = empty_summary(&run, &log, &model, args.seed);
     let view = Arc::new(View::new(log, Arc::new(log_file), base.source(), size, model));
+    let mut check = options.check();
+    check.block = args.device.or(check.block);
     let jobs = args.jobs.map(usize::from);
     let jobs = jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let limits = Limits { time: args.time, states: args.states, findings: args.findings.max(1), jobs };
-    let summary = explore(&view, &run, &options.check(), limits, summary, work.path(), &STOP)?;
+    let summary = explore(&view, &run, &check, limits, summary, work.path(), &STOP)?;
     save_summary(&run, &summary)?;
     report(args, &run, &summary);
     Ok(if summary.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -190,7 +196,7 @@ impl Options {
             deadline: std::time::Duration::from_millis(self.deadline_ms),
             mounts: self.mounts,
             fs: self.fs.clone(),
-            block: self.block,
+            block: self.block.then(BlockKind::choose),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::base::Base;
 use super::command::{Outcome, run, tail};
-use super::device::{Device, Mounted};
+use super::device::{BlockKind, Device, Mounted};
 use super::marks::{Lines, SOCKET, follow, listen};
 use super::recorder::{Recorder, Recording};
 use super::save::Run;
@@ -11,16 +11,18 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// How a workload runs.
+pub(super) struct How<'a> {
+    pub(super) workload: &'a str,
+    pub(super) mounts: bool,
+    /// The type of the file system, if it is known.
+    pub(super) fs: Option<&'a str>,
+    /// The kind of block device; `None`: a file.
+    pub(super) block: Option<BlockKind>,
+}
+
 /// Records a workload into the log of a run. Unmounting belongs to the recording.
-pub(super) fn record(
-    to: &Run,
-    base: &Base,
-    size: u64,
-    workload: &str,
-    mounts: bool,
-    fs: Option<&str>,
-    work: &Path,
-) -> Result<(), String> {
+pub(super) fn record(to: &Run, base: &Base, size: u64, how: &How<'_>, work: &Path) -> Result<(), String> {
     let path = to.file(Path::new("log"));
     let failed = |why: std::io::Error| format!("{}: {why}", path.display());
     let log = File::options().read(true).write(true).create_new(true).open(&path).map_err(failed)?;
@@ -29,7 +31,7 @@ pub(super) fn record(
     let recorder = Arc::new(Mutex::new(recorder));
     let socket = work.join("marks");
     listen(&socket, recorder.clone()).map_err(|why| format!("{}: {why}", socket.display()))?;
-    let device = Device::start(&work.join("dev"), size, mounts, Recording(recorder.clone()))?;
+    let device = Device::start(&work.join("dev"), size, how.block, Recording(recorder.clone()))?;
     let output = work.join("output");
     let output = File::options().read(true).append(true).create(true).open(&output).map_err(failed)?;
     let mut environment = vec![
@@ -37,17 +39,17 @@ pub(super) fn record(
         (SOCKET, socket.into_os_string()),
         ("CRASH_FD", "3".into()),
     ];
-    let mounted = if mounts {
+    let mounted = if how.mounts {
         let at = work.join("mnt");
         std::fs::create_dir(&at).map_err(|why| format!("{}: {why}", at.display()))?;
         environment.push(("MNT", at.clone().into_os_string()));
-        Some(Mounted::new(device.path(), &at, fs)?)
+        Some(Mounted::new(device.path(), &at, how.fs)?)
     } else {
         None
     };
     let (reader, writer) = std::io::pipe().map_err(|why| why.to_string())?;
     // Opened by its number, the descriptor becomes number 3, which every shell can name.
-    let script = format!("exec 3>/dev/fd/{}\n{workload}", writer.as_raw_fd());
+    let script = format!("exec 3>/dev/fd/{}\n{}", writer.as_raw_fd(), how.workload);
     rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).map_err(|why| why.to_string())?;
     let marks = recorder.clone();
     let lines = Lines::new(reader).map_err(|why| why.to_string())?;

@@ -253,6 +253,7 @@ impl Recorder {
 }
 
 /// The recorder as a device, shared with the threads that add marks.
+#[derive(Clone)]
 pub(super) struct Recording(pub(super) Arc<Mutex<Recorder>>);
 
 impl Recording {

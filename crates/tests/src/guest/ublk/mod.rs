@@ -6,6 +6,7 @@
 mod cuts;
 mod data;
 mod death;
+mod laboratory;
 mod life;
 mod page;
 mod settings;
@@ -28,6 +29,7 @@ pub fn tests() -> Vec<Test> {
         cuts::TESTS,
         data::TESTS,
         stripe::TESTS,
+        laboratory::TESTS,
         life::TESTS,
         death::TESTS,
         page::TESTS,
