@@ -13,6 +13,10 @@ use std::sync::Arc;
 
 /// The most units of one write that are lost one by one.
 const UNITS_MAX: u32 = 64;
+/// The most units of a write that is lost in part; the tail of a larger one would take much memory.
+const TORN_UNITS_MAX: u32 = 4096;
+/// The most prefixes of the optional writes of one boundary.
+const PREFIXES_MAX: usize = 64;
 /// The most optional writes of a cut that are paired.
 const PAIRED_MAX: usize = 64;
 
@@ -139,7 +143,9 @@ impl Explorer {
                 let optional = self.view.optional(cut);
                 self.ready[0].push_back(State::all_present(cut));
                 if is_prefix {
-                    for from in (0..optional.len()).rev() {
+                    // Every prefix is a state of the next group as well, at the moment of its last write.
+                    let step = optional.len().div_ceil(PREFIXES_MAX).max(1);
+                    for from in (0..optional.len()).rev().step_by(step) {
                         let state = self.whole(cut, optional[from..].iter().copied());
                         self.ready[0].push_back(state);
                     }
@@ -185,7 +191,7 @@ impl Explorer {
                 let optional = self.view.optional(cut);
                 let Some(write) = optional.last().copied() else { return true };
                 let units = self.view.model().units(self.view.log(), write);
-                if units == 1 {
+                if units == 1 || units > TORN_UNITS_MAX {
                     return true;
                 }
                 let step = units.div_ceil(UNITS_MAX);
@@ -201,12 +207,12 @@ impl Explorer {
         true
     }
 
-    fn systematic(&mut self) -> Option<State> {
+    fn systematic(&mut self, go_on: &dyn Fn() -> bool) -> Option<State> {
         for _ in 0..5 {
             let which = usize::from(self.turn % 5);
             self.turn = (self.turn + 1) % 5;
             while self.ready[which].is_empty() {
-                if !self.refill(which) {
+                if !go_on() || !self.refill(which) {
                     break;
                 }
             }
@@ -217,11 +223,14 @@ impl Explorer {
         None
     }
 
-    fn pair(&mut self) -> Option<State> {
+    fn pair(&mut self, go_on: &dyn Fn() -> bool) -> Option<State> {
         if self.view.model().variant == Variant::Prefix {
             return None;
         }
         while self.ready[5].is_empty() {
+            if !go_on() {
+                return None;
+            }
             let cut = self.ends[self.pairs.next()? as usize];
             let optional = self.view.optional(cut);
             let newest = &optional[optional.len().saturating_sub(PAIRED_MAX)..];
@@ -249,7 +258,7 @@ impl Explorer {
         let mut lost = Vec::new();
         for write in optional {
             let units = model.units(self.view.log(), write);
-            if model.variant == Variant::Torn && units > 1 && self.random.bool() {
+            if model.variant == Variant::Torn && (2..=TORN_UNITS_MAX).contains(&units) && self.random.bool() {
                 let gone = (0..units).filter(|_| self.random.f64() < share);
                 lost.extend(gone.map(|unit| Piece { write, unit }));
             } else if self.random.f64() < share {
@@ -260,23 +269,36 @@ impl Explorer {
     }
 }
 
+impl Explorer {
+    /// Generates the next state. `None`: `go_on` has ended the search for one; there is always another.
+    pub fn next_while(&mut self, go_on: &dyn Fn() -> bool) -> Option<State> {
+        if self.phase == Phase::Systematic {
+            if let Some(state) = self.systematic(go_on) {
+                return Some(state);
+            }
+            if !go_on() {
+                return None;
+            }
+            self.phase = Phase::Pairs;
+        }
+        if self.phase == Phase::Pairs {
+            if let Some(state) = self.pair(go_on) {
+                return Some(state);
+            }
+            if !go_on() {
+                return None;
+            }
+            self.phase = Phase::Random;
+        }
+        Some(self.random())
+    }
+}
+
 impl Iterator for Explorer {
     type Item = State;
 
     /// Generates the next state; never ends.
     fn next(&mut self) -> Option<State> {
-        if self.phase == Phase::Systematic {
-            if let Some(state) = self.systematic() {
-                return Some(state);
-            }
-            self.phase = Phase::Pairs;
-        }
-        if self.phase == Phase::Pairs {
-            if let Some(state) = self.pair() {
-                return Some(state);
-            }
-            self.phase = Phase::Random;
-        }
-        Some(self.random())
+        self.next_while(&|| true)
     }
 }

@@ -24,6 +24,6 @@ pub use explore::{Explorer, Phase};
 pub use log::{Event, Flush, Kind, Log, LogError, Mark, Write};
 pub use minimise::minimise;
 pub use model::{Illegal, Model, Piece, State, Variant, WHOLE};
-pub use seen::{ReadSet, Seen, Verdicts};
+pub use seen::{CHUNKS_MAX, ReadSet, Seen, Verdicts};
 pub use source::Source;
 pub use view::{CHUNK, View};

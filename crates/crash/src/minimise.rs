@@ -24,17 +24,15 @@ pub fn minimise(view: &View, state: &State, mut fails: impl FnMut(&State) -> Opt
         parts = parts.min(best.lost.len());
         let len = best.lost.len().div_ceil(parts);
         let mut reduced = false;
-        let pieces: Vec<Vec<Piece>> = best.lost.chunks(len).map(<[Piece]>::to_vec).collect();
-        let rest = |without: &[Piece]| {
-            let lost = best.lost.iter().filter(|piece| !without.contains(piece)).copied().collect();
-            State { cut: best.cut, lost }
+        let subsets = best.lost.len().div_ceil(len);
+        // First each part alone, then all but each; one after the other, as all of them would take much memory.
+        let candidate_of = |lost: &[Piece], at: usize| {
+            let part = at % subsets * len..(at % subsets * len + len).min(lost.len());
+            if at < subsets { lost[part].to_vec() } else { [&lost[..part.start], &lost[part.end..]].concat() }
         };
-        let alone = pieces.iter().map(|part| State { cut: best.cut, lost: part.clone() });
-        let without = pieces.iter().map(|part| rest(part));
-        let candidates: Vec<State> =
-            if parts == 2 { alone.collect() } else { alone.chain(without).collect() };
-        let subsets = pieces.len();
-        for (at, candidate) in candidates.into_iter().enumerate() {
+        let count = if parts == 2 { subsets } else { 2 * subsets };
+        for at in 0..count {
+            let candidate = State { cut: best.cut, lost: candidate_of(&best.lost, at) };
             if candidate.lost.len() >= best.lost.len() || view.allows(&candidate).is_err() {
                 continue;
             }

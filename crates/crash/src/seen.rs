@@ -9,7 +9,7 @@ use std::io;
 /// The most sets of chunks that a new state is compared for.
 const SETS_MAX: usize = 24;
 /// The most chunks of a set; a check that reads more is not compared.
-const CHUNKS_MAX: usize = 4096;
+pub const CHUNKS_MAX: usize = 4096;
 
 /// Hashes of states whose check has begun.
 #[derive(Default)]
@@ -20,30 +20,35 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Returns the hash of a state's content; 0 is the base's.
+    /// Returns the hash of a state's content; 0 is the base's. The first hash of a late cut takes a look at
+    /// every write before it; `None`: `go_on` has ended that.
     ///
     /// # Errors
     /// Reading the log or the base fails.
-    pub fn hash(&mut self, view: &View, state: &State) -> io::Result<u128> {
+    pub fn hash(&mut self, view: &View, state: &State, go_on: &dyn Fn() -> bool) -> io::Result<Option<u128>> {
         let count = view.log().writes_before(state.cut) as usize;
         if self.prefixes.is_empty() {
             self.prefixes.push(0);
         }
         while self.prefixes.len() <= count {
             let write = self.prefixes.len() - 1;
-            let next = self.prefixes[write] ^ view.hash_of_write(write as u32)?;
-            self.prefixes.push(next);
+            if write % 256 == 255 && !go_on() {
+                return Ok(None);
+            }
+            let Some(change) = view.hash_of_write(write as u32, go_on)? else { return Ok(None) };
+            self.prefixes.push(self.prefixes[write] ^ change);
         }
-        Ok(self.prefixes[count] ^ view.hash_of_losses(state)?)
+        Ok(view.hash_of_losses(state, go_on)?.map(|change| self.prefixes[count] ^ change))
     }
 
-    /// Adds a state; returns whether its content, with its marks, is new.
+    /// Adds a state; returns whether its content, with its marks, is new. `None`: `go_on` has ended it, and the
+    /// state was not added.
     ///
     /// # Errors
     /// Reading the log or the base fails.
-    pub fn add(&mut self, view: &View, state: &State) -> io::Result<bool> {
-        let hash = self.hash(view, state)?;
-        Ok(self.states.insert((hash, view.log().marks_before(state.cut).len())))
+    pub fn add(&mut self, view: &View, state: &State, go_on: &dyn Fn() -> bool) -> io::Result<Option<bool>> {
+        let Some(hash) = self.hash(view, state, go_on)? else { return Ok(None) };
+        Ok(Some(self.states.insert((hash, view.log().marks_before(state.cut).len()))))
     }
 }
 

@@ -14,6 +14,8 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 /// The unit of the index and of all tracking of reads, in bytes.
 pub const CHUNK: u64 = 4096;
 const SECTORS: u64 = CHUNK / SECTOR;
+/// Chunks that are hashed between two looks at whether to go on: a millisecond.
+const GO_ON_EVERY: usize = 256;
 /// The most data of a log that is read to compare states.
 const HASHED_MAX: u64 = 256 << 20;
 
@@ -220,28 +222,39 @@ impl View {
         Ok(xxh3_128_with_seed(&bytes, chunk))
     }
 
+    /// Returns how the hash changes from a state to another that differs in these chunks. `None`: `go_on` has
+    /// ended it.
+    fn hash_change(
+        &self,
+        from: &State,
+        to: &State,
+        chunks: impl Iterator<Item = u64>,
+        go_on: &dyn Fn() -> bool,
+    ) -> io::Result<Option<u128>> {
+        let mut hash = 0;
+        for (done, chunk) in chunks.enumerate() {
+            if done % GO_ON_EVERY == GO_ON_EVERY - 1 && !go_on() {
+                return Ok(None);
+            }
+            hash ^= self.hash_chunk(from, chunk)? ^ self.hash_chunk(to, chunk)?;
+        }
+        Ok(Some(hash))
+    }
+
     /// Returns how a write changes the hash of the state in which all before it are present.
-    pub(crate) fn hash_of_write(&self, write: u32) -> io::Result<u128> {
+    pub(crate) fn hash_of_write(&self, write: u32, go_on: &dyn Fn() -> bool) -> io::Result<Option<u128>> {
         let submitted = self.log.writes[write as usize].submitted;
         let (before, after) = (State::all_present(submitted), State::all_present(submitted + 1));
-        let mut hash = 0;
-        for chunk in self.chunks(Piece::whole(write)) {
-            hash ^= self.hash_chunk(&before, chunk)? ^ self.hash_chunk(&after, chunk)?;
-        }
-        Ok(hash)
+        self.hash_change(&before, &after, self.chunks(Piece::whole(write)), go_on)
     }
 
     /// Returns how the lost pieces of a state change the hash of the state without losses.
-    pub(crate) fn hash_of_losses(&self, state: &State) -> io::Result<u128> {
+    pub(crate) fn hash_of_losses(&self, state: &State, go_on: &dyn Fn() -> bool) -> io::Result<Option<u128>> {
         let full = State::all_present(state.cut);
         let mut chunks: Vec<u64> = state.lost.iter().flat_map(|piece| self.chunks(*piece)).collect();
         chunks.sort_unstable();
         chunks.dedup();
-        let mut hash = 0;
-        for chunk in chunks {
-            hash ^= self.hash_chunk(&full, chunk)? ^ self.hash_chunk(state, chunk)?;
-        }
-        Ok(hash)
+        self.hash_change(&full, state, chunks.into_iter(), go_on)
     }
 
     /// Returns a number that is equal for two states if the same writes provide the chunks in both.

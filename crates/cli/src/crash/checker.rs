@@ -54,7 +54,7 @@ impl Checker {
         std::fs::create_dir_all(dir.join("mnt")).map_err(failed)?;
         let options = File::options().read(true).append(true).create(true).open(dir.join("output"));
         let mut checker = Checker {
-            slot: Shared::new(view.clone()),
+            slot: Shared::new(view.clone(), dir),
             check,
             view,
             device: None,
@@ -74,7 +74,7 @@ impl Checker {
         }
         self.devices += 1;
         let path = self.dir.join(format!("dev{}", self.devices));
-        self.slot = Shared::new(self.view.clone());
+        self.slot = Shared::new(self.view.clone(), &self.dir);
         let device = Device::start(&path, self.view.size(), self.check.block, self.slot.clone())?;
         let path = device.path().to_owned();
         self.device = Some(device);
@@ -91,6 +91,11 @@ impl Checker {
         // What was written back on the way belongs to the state before.
         self.slot.set(state);
         Ok(path)
+    }
+
+    /// Returns the longest time of a check.
+    pub(super) const fn deadline(&self) -> Duration {
+        self.check.deadline
     }
 
     /// Returns where the file system is mounted.

@@ -19,6 +19,7 @@ mod run;
 mod save;
 mod served;
 mod state;
+mod written;
 
 pub(crate) use args::CrashArgs;
 

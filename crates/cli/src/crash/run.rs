@@ -138,13 +138,16 @@ impl Worker<'_> {
             if shared.ended.is_some() {
                 return Ok(None);
             }
-            let Some(state) = shared.explorer.next() else { return Ok(None) };
+            let go_on = || !self.stop.load(Ordering::Relaxed) && self.start.elapsed() < self.limits.time;
+            // What `go_on` has ended is counted as the end of time with the next turn.
+            let Some(state) = shared.explorer.next_while(&go_on) else { continue };
             shared.summary.generated += 1;
             let number = shared.summary.generated;
             if number.is_multiple_of(16) {
                 self.show(shared);
             }
-            if !shared.seen.add(&self.view, &state).map_err(failed)? {
+            let Some(is_new) = shared.seen.add(&self.view, &state, &go_on).map_err(failed)? else { continue };
+            if !is_new {
                 shared.summary.equal += 1;
                 if shared.explorer.phase() == Phase::Random {
                     shared.known_in_a_row += 1;
@@ -251,8 +254,10 @@ impl Worker<'_> {
         let mut best = checked;
         let mut problem = None;
         let mut checks = 0;
+        let check_max = checker.deadline();
         let smallest = minimise(&self.view, state, |candidate| {
-            if checks == MINIMISE_MAX || self.stop.load(Ordering::Relaxed) {
+            let is_late = self.start.elapsed() > self.limits.time.saturating_add(check_max);
+            if checks == MINIMISE_MAX || is_late || self.stop.load(Ordering::Relaxed) {
                 return None;
             }
             checks += 1;

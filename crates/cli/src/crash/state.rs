@@ -1,9 +1,11 @@
-//! The device of a state: a view of the log and the base, with the checker's own writes in memory above it.
+//! The device of a state: a view of the log and the base, with the checker's own writes above it.
 
 use super::served::{Disk, Request};
-use crash::{CHUNK, State, View};
-use std::collections::{HashMap, HashSet};
+use super::written::{IN_MEMORY_MAX, Written};
+use crash::{CHUNK, CHUNKS_MAX, State, View};
+use std::collections::HashSet;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A device whose state is replaced between checks.
@@ -11,8 +13,8 @@ pub(super) struct Slot {
     view: Arc<View>,
     state: State,
     /// The chunks that the checker wrote.
-    written: HashMap<u64, Box<[u8]>>,
-    /// The chunks of the state that were read.
+    written: Written,
+    /// The chunks of the log that were read from the state; beyond [`CHUNKS_MAX`] no more are noted.
     read: HashSet<u64>,
 }
 
@@ -21,8 +23,10 @@ pub(super) struct Slot {
 pub(super) struct Shared(Arc<Mutex<Slot>>);
 
 impl Shared {
-    pub(super) fn new(view: Arc<View>) -> Shared {
-        let slot = Slot { view, state: State::all_present(0), written: HashMap::new(), read: HashSet::new() };
+    /// `dir`: for what a checker writes beyond a limit.
+    pub(super) fn new(view: Arc<View>, dir: &Path) -> Shared {
+        let written = Written::new(dir.to_owned(), IN_MEMORY_MAX);
+        let slot = Slot { view, state: State::all_present(0), written, read: HashSet::new() };
         Shared(Arc::new(Mutex::new(slot)))
     }
 
@@ -39,25 +43,31 @@ impl Shared {
         });
     }
 
-    /// Returns the chunks that were read, and forgets them.
+    /// Returns the chunks of the log that were read, and forgets them. More than [`CHUNKS_MAX`] are not all.
     pub(super) fn take_read(&self) -> Vec<u64> {
         self.with(|slot| std::mem::take(&mut slot.read).into_iter().collect())
     }
 }
 
 impl Slot {
+    fn note(&mut self, chunk: u64) {
+        if self.read.len() <= CHUNKS_MAX && self.view.is_touched(chunk) {
+            self.read.insert(chunk);
+        }
+    }
+
     fn read(&mut self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let end = at + into.len() as u64;
         self.view.read(&self.state, at, into)?;
         for chunk in at / CHUNK..end.div_ceil(CHUNK) {
-            let Some(bytes) = self.written.get(&chunk) else {
-                self.read.insert(chunk);
+            if !self.written.contains(chunk) {
+                self.note(chunk);
                 continue;
-            };
+            }
             let from = at.max(chunk * CHUNK);
             let to = end.min((chunk + 1) * CHUNK);
-            let source = &bytes[(from - chunk * CHUNK) as usize..(to - chunk * CHUNK) as usize];
-            into[(from - at) as usize..(to - at) as usize].copy_from_slice(source);
+            let target = &mut into[(from - at) as usize..(to - at) as usize];
+            self.written.read(chunk, (from - chunk * CHUNK) as usize, target)?;
         }
         Ok(())
     }
@@ -67,21 +77,16 @@ impl Slot {
         let end = at + len;
         for chunk in at / CHUNK..end.div_ceil(CHUNK) {
             let (from, to) = (at.max(chunk * CHUNK), end.min((chunk + 1) * CHUNK));
-            if !self.written.contains_key(&chunk) {
+            if !self.written.contains(chunk) {
                 let mut bytes = vec![0; CHUNK as usize].into_boxed_slice();
                 if to - from < CHUNK {
                     self.view.read_chunk(&self.state, chunk, &mut bytes)?;
-                    self.read.insert(chunk);
+                    self.note(chunk);
                 }
-                self.written.insert(chunk, bytes);
+                self.written.add(chunk, bytes)?;
             }
-            if let Some(bytes) = self.written.get_mut(&chunk) {
-                let target = &mut bytes[(from - chunk * CHUNK) as usize..(to - chunk * CHUNK) as usize];
-                match data {
-                    [] => target.fill(0),
-                    data => target.copy_from_slice(&data[(from - at) as usize..(to - at) as usize]),
-                }
-            }
+            let part = if data.is_empty() { data } else { &data[(from - at) as usize..(to - at) as usize] };
+            self.written.write(chunk, (from - chunk * CHUNK) as usize, (to - from) as usize, part)?;
         }
         Ok(())
     }
