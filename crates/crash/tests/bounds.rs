@@ -43,7 +43,7 @@ fn the_hash_of_ten_gibibytes_is_interrupted_and_continued() {
     let until = start.elapsed() + Duration::from_millis(200);
     assert_eq!(seen.add(&view, &last, &|| start.elapsed() < until).expect("no I/O"), None);
     assert!(start.elapsed() < until + Duration::from_secs(1), "{:?} after {until:?}", start.elapsed());
-    // The same hash as without interruptions.
+    // Interruptions do not change the hash.
     let state = State::new(800, vec![Piece::whole(3)]);
     let whole = Seen::default().hash(&view, &state, &|| true).expect("no I/O");
     assert_eq!(seen.hash(&view, &state, &|| true).expect("no I/O"), whole);
