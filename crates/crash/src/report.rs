@@ -143,6 +143,8 @@ pub struct Summary {
     pub failed: u64,
     /// States that failed, and passed when they were checked again.
     pub unstable: u64,
+    /// Checks that did not end before their deadline, and ended when they had more time.
+    pub slow: u64,
     /// Checks that ran to minimise failing states.
     pub minimising: u64,
     /// Seconds of exploring.
@@ -182,6 +184,12 @@ impl Summary {
         row("failed", self.failed.to_string());
         if self.unstable > 0 {
             row("  unstable", format!("{} (passed when checked again)", self.unstable));
+        }
+        if self.slow > 0 {
+            row(
+                "  slow",
+                format!("{} (ended only with more time than the deadline: a busy machine?)", self.slow),
+            );
         }
         row("findings", self.findings.len().to_string());
         row("ended", format!("{}, after {:.1} s (seed {})", self.ended, self.seconds, self.seed));

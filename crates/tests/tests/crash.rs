@@ -181,6 +181,27 @@ fn a_log_of_dm_log_writes_is_explored() {
 }
 
 #[test]
+fn a_check_that_is_late_once_is_no_finding_and_one_that_hangs_is() {
+    if lacks_needs() {
+        return;
+    }
+    let sandbox = Sandbox::default();
+    let explore = |check: &str| {
+        let words = ["--size", "64K", "--workload", "echo one > $DEV", "--check", check, "--jobs", "1"];
+        let outcome =
+            crash(&sandbox, &[&words[..], &["--deadline", "1s", "--states", "2", "--json"]].concat());
+        serde_json::from_str::<serde_json::Value>(&outcome.stdout)
+            .unwrap_or_else(|why| panic!("{why}: {outcome:?}"))
+    };
+    let slow = explore("test -e late || { touch late; sleep 1.5; }");
+    assert_eq!((&slow["slow"], is_empty(&slow)), (&1.into(), true), "{slow:#}");
+    // Only a state with the data hangs, so the other check is quick.
+    let hangs = explore("test ! -s $DEV || ! grep -q one $DEV || sleep 60");
+    let outcome = &hangs["findings"][0]["outcome"];
+    assert_eq!(outcome, "did not end before its deadline", "{hangs:#}");
+}
+
+#[test]
 fn bad_input_is_refused() {
     let sandbox = Sandbox::default();
     let refused = |words: &[&str]| crash(&sandbox, words).failed();

@@ -18,6 +18,15 @@ pub(super) enum Outcome {
     Failed(String),
 }
 
+impl Outcome {
+    /// Whether the deadline ended it.
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self, Outcome::Failed(how) if how == LATE)
+    }
+}
+
+const LATE: &str = "did not end before its deadline";
+
 /// Bytes of output that are kept.
 const OUTPUT_MAX: u64 = 8 << 10;
 
@@ -41,7 +50,7 @@ pub(super) fn run(
     // Whatever the command left running would use the device of the next state.
     let _ = kill_process_group(pid, Signal::KILL);
     let status = child.wait().map_err(|why| why.to_string())?;
-    Ok(if ended { outcome(status) } else { Outcome::Failed("did not end before its deadline".to_owned()) })
+    Ok(if ended { outcome(status) } else { Outcome::Failed(LATE.to_owned()) })
 }
 
 /// Waits for a process; returns whether it ended before the deadline.

@@ -182,6 +182,7 @@ fn empty_summary(run: &Run, log: &Log, model: &Model, seed: u64) -> Summary {
         unread: 0,
         failed: 0,
         unstable: 0,
+        slow: 0,
         minimising: 0,
         seconds: 0.0,
         ended: String::new(),

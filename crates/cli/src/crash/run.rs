@@ -202,8 +202,14 @@ impl Worker<'_> {
     }
 
     fn one(&self, checker: &mut Checker, number: u64, state: &State) -> Result<(), String> {
-        let checked = checker.check(state, &format!("{}-s{number}", self.run.name))?;
+        let name = format!("{}-s{number}", self.run.name);
+        let mut checked = checker.check(state, &name)?;
+        let was_late = checked.outcome.is_late();
+        if was_late {
+            checked = checker.check_patiently(state, &name)?;
+        }
         let mut shared = self.lock();
+        shared.summary.slow += u64::from(was_late && !checked.outcome.is_late());
         shared.summary.checked += 1;
         let Outcome::Failed(outcome) = &checked.outcome else {
             shared.verdicts.add(&self.view, state, checked.read, None);
@@ -217,9 +223,9 @@ impl Worker<'_> {
         }
         drop(shared);
         let read = checked.read.clone();
-        let (smallest, _) = self.minimise(checker, state, checked)?;
+        let (smallest, _) = self.minimise(checker, state, checked, was_late)?;
         // A check that fails only at times, or was slow on a busy machine, would be no finding.
-        let again = checker.check(&smallest, &format!("{}-again", self.run.name))?;
+        let again = checker.check_patiently(&smallest, &format!("{}-again", self.run.name))?;
         self.lock().summary.minimising += 1;
         if again.outcome == Outcome::Passed {
             self.lock().summary.unstable += 1;
@@ -250,6 +256,7 @@ impl Worker<'_> {
         checker: &mut Checker,
         state: &State,
         checked: Checked,
+        was_late: bool,
     ) -> Result<(State, Checked), String> {
         let mut best = checked;
         let mut problem = None;
@@ -261,7 +268,15 @@ impl Worker<'_> {
                 return None;
             }
             checks += 1;
-            match checker.check(candidate, &format!("{}-m{checks}", self.run.name)) {
+            let name = format!("{}-m{checks}", self.run.name);
+            let checked = if was_late {
+                checker.check_patiently(candidate, &name)
+            } else {
+                checker.check(candidate, &name)
+            };
+            match checked {
+                // Another state is late for another reason: this one did not fail for it.
+                Ok(checked) if checked.outcome.is_late() && !was_late => Some(false),
                 Ok(checked) => {
                     let fails = checked.outcome != Outcome::Passed;
                     if fails {
