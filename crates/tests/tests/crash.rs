@@ -211,6 +211,8 @@ fn bad_input_is_refused() {
     let log = sandbox.path("no.log");
     let words = ["--log", log.to_str().expect("UTF-8"), "--check", "true"];
     assert!(refused(&words).contains("it is no log"), "{}", refused(&words));
+    assert!(refused(&["--guest", "6.1", "--log", "x", "--check", "true"]).contains("cannot be used with"));
+    assert!(refused(&["--with", "x", "--workload", "true", "--check", "true"]).contains("--guest"));
     if !lacks_needs() {
         let why = refused(&["--size", "64K", "--workload", "exit 3", "--check", "true"]);
         assert!(why.contains("the workload failed with status 3"), "{why}");

@@ -229,6 +229,25 @@ fn redb_needs_durability() {
 
 #[test]
 #[ignore = "takes minutes: ./x soak crash"]
+fn another_kernel_records_and_recovers() {
+    let sandbox = sandbox();
+    let mut command =
+        sandbox.blockyard(&["crash", "--guest", "6.1", "--fs", "ext4", "--size", "16M", "--json"]);
+    command.args(["--workload", "uname -r > $MNT/a; echo written >&3", "--states", "8", "--findings", "1"]);
+    command.args(["--check", "uname -r; test -z \"$CRASH_MARK\" || test -s $MNT/a", "--save"]);
+    // The harness is in the checkout.
+    command.arg(sandbox.path("crash")).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let outcome = run_within(&mut command, PATIENCE);
+    let summary: serde_json::Value =
+        serde_json::from_str(&outcome.stdout).unwrap_or_else(|why| panic!("{why}: {outcome}"));
+    let output = summary["findings"][0]["output"].as_str();
+    assert!(output.is_some_and(|output| output.starts_with("6.1.")), "{summary:#}");
+    let run = sandbox.path("crash").join(summary["run"].as_str().expect("a name"));
+    assert!(run.join("log").exists() && run.join("1/reproduce.sh").exists(), "{}", run.display());
+}
+
+#[test]
+#[ignore = "takes minutes: ./x soak crash"]
 fn our_own_stores_survive() {
     if lacks(&["/usr/bin/python3", "qemu-img"]) {
         return;

@@ -65,6 +65,12 @@ pub(crate) struct CrashArgs {
     /// The block device, where a command needs one [default: ublk if the kernel has it, else loop]
     #[arg(long, value_name = "KIND")]
     pub(crate) device: Option<BlockKind>,
+    /// Run everything on another kernel, in a guest: newest, older, or the beginning of a version, such as 6.1
+    #[arg(long, value_name = "KERNEL", conflicts_with_all = ["on", "log"])]
+    pub(crate) guest: Option<String>,
+    /// Add this file to the guest: a program to PATH, anything else to /job (repeatable)
+    #[arg(long, value_name = "FILE", requires = "guest")]
+    pub(crate) with: Vec<PathBuf>,
     /// What a power cut loses: the last writes (prefix), any writes (subset), parts of writes (torn)
     #[arg(long, value_name = "MODEL", default_value = "torn", value_parser = |text: &str| text.parse::<Variant>())]
     pub(crate) model: Variant,

@@ -11,6 +11,7 @@ mod command;
 mod device;
 mod export;
 mod files;
+mod guest;
 mod marks;
 mod record;
 mod recorder;
@@ -80,6 +81,11 @@ pub(super) fn stop_on_signals(stop: &'static AtomicBool) -> Result<(), String> {
 pub(super) static STOP: AtomicBool = AtomicBool::new(false);
 
 fn laboratory(args: &CrashArgs, check: &str) -> Result<ExitCode, String> {
+    if let Some(kernel) = &args.guest {
+        let (run, summary) = guest::run(args, kernel)?;
+        report(args, &run, &summary);
+        return Ok(exit_code(&summary));
+    }
     let workload = args.workload.as_deref().unwrap_or_default();
     let (mount_workload, mount_check) = mounts(args.mount, args.fs.is_some(), workload, check);
     let is_root = rustix::process::geteuid().is_root();
@@ -135,7 +141,11 @@ fn laboratory(args: &CrashArgs, check: &str) -> Result<ExitCode, String> {
     let summary = explore(&view, &run, &check, limits, summary, work.path(), &STOP)?;
     save_summary(&run, &summary)?;
     report(args, &run, &summary);
-    Ok(if summary.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit_code(&summary))
+}
+
+fn exit_code(summary: &Summary) -> ExitCode {
+    if summary.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn report(args: &CrashArgs, run: &Run, summary: &Summary) {

@@ -32,6 +32,8 @@ if [ -n "$GUEST_OUT" ]; then
     mkdir -p /host && mount -t hostfs none /host -o "$GUEST_OUT"
     tar -C /out -cf /host/out.tar . && umount /host
 fi
+# Modules on Linux 6.1; nothing here loads modules for devices.
+for module in virtio_pci virtio_console; do modprobe $module 2>/dev/null; done
 for port in /sys/class/virtio-ports/vport*; do
     [ "$(cat $port/name 2>/dev/null)" = out ] && tar -C /out -cf /dev/${port##*/} .
 done

@@ -63,6 +63,7 @@ const WANTED: &[&str] = &[
     "xxhash_generic",
     "sha256_generic",
     "blake2b_generic",
+    "virtio_pci",
     "virtio_blk",
     "virtio_console",
 ];
