@@ -17,7 +17,7 @@ pub trait Layer<R: Ring>: Send + Sync {
     /// Returns the profile of the stack that ends in this layer, given its children's profiles.
     ///
     /// # Errors
-    /// The resulting limits contradict each other.
+    /// [`LimitsError`]: the resulting limits contradict each other.
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError>;
 
     /// Returns how many child requests a node of a queue with `depth` tags may have in flight; 0 if it spawns
@@ -27,8 +27,8 @@ pub trait Layer<R: Ring>: Send + Sync {
         0
     }
 
-    /// Returns whether the nodes read or write the data of requests. A layer that only passes references to
-    /// data on works with memory that only the kernel can access.
+    /// Returns whether the nodes read or write the data of requests. A layer that returns `false` passes
+    /// references to data only, so it also works with memory that only the kernel can access.
     fn accesses_data(&self) -> bool {
         true
     }

@@ -2,8 +2,8 @@
 //!
 //! The split points follow the kernel's `__bio_split_to_limits`, see [`cuts`]. A request within the limits
 //! goes down unchanged. A larger one is held while its parts go down as [child
-//! requests](crate::split_requests): as many at once as child requests are spare, the others as those end. It
-//! completes after its last child, with the first error; after an error no further child is started.
+//! requests](crate::split_requests): as many at once as there are spare child requests, the others as those
+//! complete. It completes after its last child, with the first error; after an error it starts no more.
 //!
 //! Flushes, prefetches, extent queries, zone reports and zone management commands are never split; a zone
 //! append that exceeds the limits is rejected. `dma_alignment` is not enforced here: a backend copies data
@@ -84,7 +84,7 @@ fn head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
     computed_head(cuts, req, cx)
 }
 
-/// As [`head`], by the kernel's rules for each operation.
+/// Computes [`head`] by the kernel's rules for each operation.
 #[inline(never)]
 fn computed_head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
     match req.op {
@@ -129,6 +129,6 @@ impl<R: Ring> Node<R> for Split {
         split.end(io, req, status, cx, next_child(*child, cuts, None))
     }
 
-    /// Nothing to cancel here: the children are as old as the request, and are cancelled themselves.
+    /// Does nothing: the children have the request's age, so the queue cancels them itself.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

@@ -1,6 +1,6 @@
 //! Split requests: each is held while its parts go down as child requests, as many at once as are spare.
 //!
-//! Belongs to a node, which chooses the length and the target of each child request.
+//! The state belongs to a node, which chooses the length and the target of each child request.
 //!
 //! *Invariant:* a request that is held here has at least one child request in flight.
 
@@ -9,20 +9,20 @@ use queue::{ChildKind, Cx, Event, NodeId, Ring, Verdict};
 
 /// The next child request of a split request.
 pub(crate) struct ChildRange {
-    /// The node that gets it.
+    /// The node that receives the child request.
     pub(crate) child: NodeId,
-    /// Its length in bytes, at most what remains.
+    /// The length in bytes, at most the rest of the parent.
     pub(crate) len: u64,
-    /// Where the child's device begins, in bytes on the device that is split.
+    /// The start of the child's device, in bytes on the device that is split.
     pub(crate) start: u64,
 }
 
 /// The part of a split request that no child request covers yet.
 #[derive(Clone, Copy)]
 struct Rest {
-    /// Its first byte on the device; the request's end if nothing remains.
+    /// The offset on the device; the request's end if nothing remains.
     offset: Bytes,
-    /// The memory of that part.
+    /// The memory of the rest.
     data: Data,
     /// Child requests in flight.
     children: u32,
@@ -33,7 +33,7 @@ struct Rest {
 /// The split requests of a node.
 #[derive(Default)]
 pub(crate) struct SplitRequests {
-    /// By tag; meaningless for a request that is not held here.
+    /// The rest of each request, by tag; meaningless for a request that is not held here.
     rests: Box<[Rest]>,
 }
 

@@ -12,7 +12,7 @@ use std::rc::Rc;
 /// A ring without files.
 pub(crate) type Clock = TestRing;
 
-/// Records what the backend received, and holds what it answers.
+/// The log of a recording backend: the requests that it received, and the statuses that it answers with.
 #[derive(Default)]
 pub(crate) struct Log {
     /// Requests in the order they arrived, with their memory segments.

@@ -5,8 +5,8 @@ use crate::layer::stacked;
 use block::{Bytes, Cookie, Fact, LimitsError, Profile, Request, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
-/// The shared part: the range. The caller has checked that it lies within the child and is aligned to its
-/// logical blocks.
+/// The shared part of a window: its range. The caller has checked that the range lies within the child and is
+/// aligned to its logical blocks.
 #[derive(Clone, Debug)]
 pub struct WindowLayer {
     start: Bytes,
@@ -46,7 +46,8 @@ impl<R: Ring> Layer<R> for WindowLayer {
     }
 }
 
-/// The node: adds the start of the range to offsets on the way down, and subtracts it on the way up.
+/// The node of a window: adds the start of the range to offsets on the way down, and subtracts it on the way
+/// up.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     start: Bytes,

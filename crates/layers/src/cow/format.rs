@@ -31,7 +31,7 @@ const CHUNKS_SMALL: u64 = 1 << 25;
 
 const MAGIC: &[u8; 8] = b"BLKYDCOW";
 const VERSION: u32 = 2;
-/// The version that had a second table without checksums in place of the journal.
+/// The format version that had a second table without checksums in place of the journal.
 const VERSION_TALLY: u32 = 1;
 /// Longest journal in bytes: records of 640 MiB of data.
 const JOURNAL_LEN_MAX: u64 = 8 << 20;
@@ -62,8 +62,8 @@ const SAMPLES: u64 = 64;
 pub const SAMPLE_LEN: u64 = 4096;
 
 impl Identity {
-    /// Returns the offsets of the samples of an origin of that size: all of a small origin, else the first,
-    /// the last, and evenly spread ones between them.
+    /// Returns the byte offsets of the samples of an origin of that size: the whole of a small origin, else
+    /// the first block, the last block, and blocks spread evenly between them.
     pub fn samples(size: Bytes) -> impl Iterator<Item = u64> {
         let count = (size.0 / SAMPLE_LEN).min(SAMPLES);
         let last = (size.0 / SAMPLE_LEN).saturating_sub(1);
@@ -92,13 +92,13 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// No samples.
+    /// The fingerprint without samples.
     pub const EMPTY: Fingerprint = Fingerprint { samples: [(0, 0); SAMPLES as usize], count: 0 };
 
     /// Returns offsets at which to sample an origin of that size, spread evenly over the data that the
     /// overlay does not hold. `held` are the byte ranges that it holds, ascending.
     pub fn offsets(size: Bytes, held: impl IntoIterator<Item = (u64, u64)>) -> Vec<u64> {
-        // The ranges between, in whole samples.
+        // The ranges between those that the overlay holds, in whole samples.
         let mut between = Vec::new();
         let mut from = 0u64;
         for (start, end) in held.into_iter().chain([(size.0, size.0)]) {

@@ -6,7 +6,7 @@
 //! sync that took it succeeded.
 //!
 //! The journal ([`Journal`]) has checksums of data in chunks that are not stored. After a crash of the server
-//! the overlay verifies with them which of these chunks are write_partial.
+//! the overlay verifies with them which of these chunks were written completely.
 
 use super::format::{Layout, PAGE_LEN};
 use super::journal::{Journal, JournalSize};
@@ -30,7 +30,7 @@ pub(super) fn is_set(bits: &Bits, number: u64) -> bool {
     bits[(number / 64) as usize].load(Ordering::Acquire) >> (number % 64) & 1 == 1
 }
 
-/// Returns the index of each word that a range of bits touches, and the mask of the range's bits in it.
+/// Returns the index of each 64-bit word that a range of bits overlaps, and the mask of its bits there.
 pub(super) fn masks(range: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let words = range.start / 64..range.end.div_ceil(64);
     words.map(move |word| {
@@ -79,7 +79,7 @@ impl Index {
         Index::with_journal_size(layout, origin_size, table, generation, JournalSize::of(layout))
     }
 
-    /// As [`open`](Index::open), with journal sizes other than the layout's, for simulations.
+    /// Creates an index as [`open`](Index::open) does, with other journal sizes, for simulations.
     ///
     /// # Panics
     /// If the table does not have the length that the layout requires.
@@ -152,8 +152,8 @@ impl Index {
         is_set(&self.live, chunk)
     }
 
-    /// Returns whether the first chunk of the range is live, and the end of the run of chunks that are equal
-    /// in that.
+    /// Returns whether the first chunk of the range is live, and the end of the run of chunks in the same
+    /// state.
     pub(super) fn run(&self, range: Range<u64>) -> (bool, u64) {
         run(&self.live, range)
     }
@@ -186,7 +186,7 @@ impl Index {
         for (word, mask) in masks(range.clone()) {
             self.live[word].fetch_or(mask, Ordering::AcqRel);
         }
-        // After the bits: a sync that misses the mark finds it the next time.
+        // The pages are marked after the bits are set: a sync that misses a mark leaves it for the next one.
         let pages = range.start / PAGE_BITS..range.end.div_ceil(PAGE_BITS);
         self.table.mark(pages);
     }
@@ -196,8 +196,8 @@ impl Index {
         masks(range).any(|(word, mask)| self.claimed[word].load(Ordering::Acquire) & mask != 0)
     }
 
-    /// Returns whether the first chunk of the range is stored, and the end of the run of chunks that are
-    /// equal in that.
+    /// Returns whether the first chunk of the range is stored, and the end of the run of chunks in the same
+    /// state.
     pub(super) fn stored_run(&self, range: Range<u64>) -> (bool, u64) {
         run(&self.stored, range)
     }
@@ -209,7 +209,7 @@ impl Index {
 
     /// Starts a sync: takes the bits that are live now. Returns whether there is anything to write.
     pub(super) fn begin_sync(&self) -> bool {
-        // Before the bits are read: chunks become live before their records are appended.
+        // This comes before the bits are read, because chunks become live before their records are appended.
         self.journal.mark();
         let any = self.table.take();
         self.copy_pages(&self.live, &self.taken);

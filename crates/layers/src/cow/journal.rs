@@ -57,9 +57,9 @@ pub(super) struct Journal {
     tail: AtomicU64,
     /// The value of `head` when the current sync began.
     marked: AtomicU64,
-    /// Whether a request is writing pages to the file.
+    /// Set while a request writes pages to the file.
     writing: AtomicBool,
-    /// By position in the window: the position of the record in it plus one.
+    /// For each slot of the window: the position of the record stored there, plus one.
     filled: Box<[AtomicU64]>,
     words: Box<[AtomicU64]>,
 }
@@ -176,7 +176,7 @@ impl Journal {
         (to > from).then(|| (first, to.div_ceil(PER_PAGE) - first, to))
     }
 
-    /// Returns the page of the file for a page of the journal.
+    /// Returns the page of the file that stores a page of the journal: the file is a ring.
     pub(super) fn place(&self, page: u64) -> u64 {
         page % self.pages
     }

@@ -2,9 +2,9 @@
 //!
 //! A new chunk's records are appended after its data is in the store, before its claim is released. An
 //! overwrite of a chunk that is live but not stored writes its records to the file before its data: whenever
-//! the server is killed, the content of each sector matches a record. Memory that only the kernel can access
-//! has no checksum: then a new chunk is read back from the store, and an overwrite first has the chunk stored
-//! by a sync.
+//! the server is killed, the content of each sector matches a record. No checksum can be computed of memory
+//! that only the kernel can access: then a new chunk is read back from the store, and an overwrite waits for
+//! a sync that stores the chunk.
 
 use super::format::PAGE_LEN;
 use super::records::{BLOCK_LEN, Record, SECTORS};
@@ -28,7 +28,7 @@ pub(super) enum After {
     End,
     /// The request overwrites the data.
     Overwrite,
-    /// It tries again to admit its records.
+    /// The request tries again to admit its records.
     Step,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn records(from: u64, to: u64) -> u64 {
 struct Recorder<'a> {
     journal: &'a Journal,
     position: u64,
-    /// The offset in the device up to which bytes were fed.
+    /// The byte offset on the device up to which the recorder was fed.
     at: u64,
     record: Record,
     /// The checksum of a sector whose bytes arrive in several slices.
@@ -163,7 +163,7 @@ impl Cow {
         }
     }
 
-    /// Has a sync store all live chunks, then continues the request.
+    /// Holds the request until a sync has stored all live chunks, then continues it.
     pub(super) fn sync_first<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let ticket = self.index.syncs.ticket();
         let state = self.state(io);
@@ -239,11 +239,11 @@ impl Cow {
         }
     }
 
-    /// Ends a write, after its new chunks' records are in the file.
+    /// Ends a write once the records of its new chunks are in the file.
     pub(super) fn end_write<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let is_due = self.index.journal.is_half_full() && !self.index.syncs.is_running();
         if self.states[io.tag.index()].recorded > 0 && is_due {
-            // One request waits for a sync here, so that others need not when the journal is full.
+            // This request runs a sync early, so that others do not wait for one once the journal is full.
             return self.flush(io, req, cx);
         }
         self.write_records(io, req, After::End, cx)

@@ -9,8 +9,8 @@
 //!
 //! A partial write to a new chunk copies the rest of the chunk from the origin; chunks are small, so that is
 //! rare. The table on disk follows the data: a flush first writes the data, then the bits that were set
-//! before, then flushes again ([`sync`]). After a power cut the table therefore names only write_partial
-//! chunks, and every chunk that a flush covered. The journal has checksums of data that no flush has covered
+//! before, then flushes again ([`sync`]). After a power cut the table therefore names only complete chunks,
+//! among them every chunk that a flush covered. The journal has checksums of data that no flush has covered
 //! ([`log`]): after a crash of the server every acknowledged write is kept, and data that did not reach the
 //! disk is not used.
 //!
@@ -38,11 +38,12 @@ use block::{
 use queue::{ChildKind, Cx, HeldRequests, Nanos, Node, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long a request waits before it tries again to get memory. The time doubles up to the maximum.
+/// The first and the longest interval at which a request tries again to get memory, in nanoseconds. The
+/// interval doubles with each attempt.
 const RETRY_NS_MIN: u64 = 20_000;
 const RETRY_NS_MAX: u64 = 10_000_000;
 
-/// The shared part: the index of an overlay.
+/// The shared part of a copy-on-write layer: the index of its overlay.
 #[derive(Debug)]
 pub struct CowLayer {
     index: Arc<Index>,
@@ -108,12 +109,12 @@ impl<R: Ring> Layer<R> for CowLayer {
     }
 }
 
-/// The state of a request that is held here or at a child.
+/// The phase of a request that is held here or in flight at a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// It went down unchanged to the origin, or (`true`) shifted to the store.
+    /// Sent down unchanged to the origin, or (`true`) shifted to the store.
     Whole(bool),
-    /// The children of a read.
+    /// Child requests of a read are in flight.
     Read,
     /// One step of a write. Its chunks are live, or `claimed` of them become live with it.
     Step { claimed: u64 },
@@ -123,9 +124,9 @@ enum Phase {
     CopyWrite,
     /// Reads newly written chunks back from the store to compute their checksums.
     ReadBack { claimed: u64 },
-    /// Waits: another request has claimed the chunk, no child request is spare, or there is no memory.
+    /// Waits because another request has claimed the chunk, no child request is spare, or memory is short.
     Wait,
-    /// A sync, see [`sync::Stage`].
+    /// Runs a sync or waits for one, see [`sync::Stage`].
     Sync(sync::Stage),
     /// Writes records to the journal file up to position `to`; `None`: waits for another request that writes
     /// them.
@@ -136,7 +137,7 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct State {
     phase: Phase,
-    /// The offset in the device up to which the request is done.
+    /// The byte offset on the device up to which the request is done.
     at: u64,
     /// The end of the current step.
     end: u64,
@@ -152,7 +153,7 @@ struct State {
     buffer: Segment,
     /// A buffer for pages of the journal; empty if there is none.
     records: Segment,
-    /// The whole length of a request that went down shortened.
+    /// The original length of a request that was sent down shortened.
     len: Bytes,
     retry_ns: u64,
     /// The sync that covers this request.
@@ -296,7 +297,7 @@ impl<R: Ring> Node<R> for Cow {
         Verdict::Up(status)
     }
 
-    /// A timer has expired: checks again what the request waits for.
+    /// Handles the timer of a held request: checks again for what the request waits for.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if result < 0 {
             return self.wait_cancelled(io, req, cx);
@@ -336,7 +337,7 @@ impl<R: Ring> Node<R> for Cow {
         }
     }
 
-    /// Cancels a wait. Children are as old as the request, and are cancelled themselves.
+    /// Cancels a wait. Children have the age of their parent, so the queue cancels them itself.
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
         if self.state(io).children == 0 && !self.held.cancel(io, cx) {
             cx.cancel(io);

@@ -4,7 +4,7 @@ use super::{Cow, Phase, State};
 use block::{Bytes, Cookie, Extent, Flags, Op, Request, Status};
 use queue::{Cx, Ring, Verdict};
 
-/// Where a range of the device is read from.
+/// The source of the data of a range of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
     Store,
@@ -14,7 +14,7 @@ enum Source {
 }
 
 impl Cow {
-    /// Returns where byte `from` is read, and the end of the range that is read there, at most `to`.
+    /// Returns the source of byte `from`, and the end of the range with that source, at most `to`.
     fn source(&self, from: u64, to: u64) -> (Source, u64) {
         let (live, end) = self.index.run(self.chunks(from, to));
         let end = (end * self.chunk).min(to);

@@ -3,8 +3,8 @@
 //! A record describes one block of 4 KiB of the device: which of its sectors were written, and a CRC-32 of
 //! each. A sector of the journal has up to ten records, the generation of the overlay in which they were
 //! written, and a CRC-32 of itself. [`confirmed_chunks`] finds the chunks whose content the records of one
-//! generation confirm: each sector of such a chunk matches one of the checksums recorded for it. Any of them
-//! will do: no flush has covered these writes, so each is valid content after a loss of the page cache.
+//! generation confirm: each sector of such a chunk matches one of the checksums recorded for it. Any recorded
+//! version is valid after a loss of the page cache, because no flush has covered these writes.
 
 use super::format::{Layout, PAGE_LEN};
 use block::Bytes;
@@ -171,8 +171,8 @@ fn is_confirmed(sectors: u8, records: &[Record], block: &[u8]) -> bool {
     })
 }
 
-/// Returns the chunks that the journal of `generation` has any record of, confirmed or not: the seeded fault
-/// of simulations.
+/// Returns the chunks that the journal of `generation` has any record of, confirmed or not. Simulations use
+/// it as a seeded fault in place of [`confirmed_chunks`].
 pub fn recorded_chunks(layout: Layout, table: &[u8], journal: &[u8], generation: u64) -> Vec<u64> {
     let records = decode(layout, journal, generation);
     described(layout, table, &records).into_iter().map(|(chunk, _)| chunk).collect()

@@ -2,8 +2,8 @@
 //!
 //! A sync takes the bits that are live when it begins, flushes the store so that the data of all of these
 //! chunks is on stable storage, writes the table pages with exactly these bits, and flushes again. Pages may
-//! reach the disk in any order and in part: each bit is true on its own, and bits are never cleared, so a
-//! torn page only names fewer chunks.
+//! reach the disk in any order and in part: each bit is valid independently of the others, and bits are never
+//! cleared, so a torn page only names fewer chunks.
 
 use super::format::{PAGE_LEN, TABLE_AT};
 use super::{Cow, Phase, RETRY_NS_MIN, State};
@@ -87,7 +87,7 @@ impl Cow {
         }
     }
 
-    /// A stage has completed.
+    /// Handles the completion of a stage.
     pub(super) fn stage_done<R: Ring>(
         &mut self,
         io: Cookie,
@@ -98,7 +98,7 @@ impl Cow {
         self.free(io, cx);
         let status = self.state(io).status;
         if !status.is_ok() {
-            // The store decides whether data lost by a failed flush is gone: if so, it stays failed.
+            // Only the store knows whether a failed flush lost data; if so, the store stays failed.
             self.index.table.put_back();
             self.index.syncs.abandon();
             self.index.waiting.wake(self.held.waiter());

@@ -178,7 +178,7 @@ impl Cow {
         self.index.waiting.wake_fenced(self.held.waiter());
     }
 
-    /// Sends the part up to `to` to the store; `claimed` chunks become live when it completes.
+    /// Writes the request's data up to `to` to the store; `claimed` chunks become live when that completes.
     pub(super) fn start_step<R: Ring>(
         &mut self,
         io: Cookie,
@@ -267,7 +267,7 @@ impl Cow {
         let chunks = at / self.chunk..at / self.chunk + claimed;
         let (from, to) = (chunks.start * self.chunk, (chunks.end * self.chunk).min(self.size));
         debug_assert_eq!(self.state(io).admitted, records(from, to));
-        // In this order: a sync that sees the records also sees the live chunks.
+        // The chunks become live first, so that a sync that sees the records also sees the live chunks.
         self.index.set_live(chunks.clone());
         self.record(io, req, (from, to), body, buffer, cx);
         self.state(io).admitted = 0;
@@ -286,8 +286,8 @@ impl Cow {
         self.step(io, req, cx)
     }
 
-    /// Reads the origin's data of a claimed chunk that the request covers in part; past the origin's end:
-    /// zeroes.
+    /// Reads a claimed chunk that the request covers in part from the origin. Past the origin's end the chunk
+    /// is zeroes.
     fn start_copy<R: Ring>(&mut self, io: Cookie, req: &Request, chunk: u64, cx: &mut Cx<'_, R>) -> Verdict {
         let start = chunk * self.chunk;
         let len = self.chunk.min(self.size - start);

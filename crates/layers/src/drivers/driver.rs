@@ -61,11 +61,11 @@ pub trait Driver: fmt::Display + Sized {
 pub struct DriverFile {
     /// The path as given, or resolved by [`Driver::rooted`].
     pub path: PathBuf,
-    /// Create it with this size if it is missing.
+    /// The size with which a missing file is created; `None`: the file must exist.
     pub create: Option<Bytes>,
 }
 
-/// A driver's row in the list.
+/// A driver's row in the list: its constants and functions, without the type.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// [`Driver::NAME`].

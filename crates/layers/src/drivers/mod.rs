@@ -1,4 +1,4 @@
-//! The list of drivers: layers of `--layer`. A new one is a line here.
+//! The list of drivers: the layers that `--layer` accepts. A new driver adds a line here.
 
 mod driver;
 mod throttle;
@@ -20,7 +20,7 @@ macro_rules! list {
             vec![$(Row::of::<$driver>()),*]
         }
 
-        /// Creates a driver's layer from a text that the driver has validated.
+        /// Creates the layer of a driver from options that the driver has validated.
         pub(crate) fn layer<R: Ring>(
             name: &str,
             text: &str,

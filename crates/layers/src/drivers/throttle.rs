@@ -26,13 +26,13 @@ const SECOND: u64 = 1_000_000_000;
 const BURST_DEFAULT: Duration = Duration::from_millis(100);
 /// The longest sleep of a held request before it checks whether the limits have changed.
 const CHECK_NS: u64 = 50_000_000;
-/// The bytes that a request without data counts for.
+/// The number of bytes that a request without data counts as.
 const BYTES_MIN: u64 = 512;
 
-/// Requests a second, then bytes a second: in total, of reads, of writes.
+/// The options of rates: requests a second, then bytes a second; each in total, of reads, of writes.
 const KEYS: [&str; 6] = ["iops", "iops_read", "iops_write", "bps", "bps_read", "bps_write"];
 
-/// The options.
+/// The parsed options of a throttle layer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Throttle {
     limits: Limits,
@@ -44,7 +44,7 @@ pub(crate) struct Throttle {
 struct Limits {
     /// Units a second, in the order of [`KEYS`]; 0: unlimited.
     rates: [u64; 6],
-    /// How much unused time accumulates at most.
+    /// The longest unused time that accumulates.
     burst: Duration,
 }
 
@@ -140,7 +140,7 @@ impl Driver for Throttle {
 struct Bucket {
     /// Units a second; 0: unlimited.
     rate: AtomicU64,
-    /// When the next request would start if no unused time had accumulated.
+    /// The time at which the next request would start if no unused time had accumulated.
     due_ns: AtomicU64,
 }
 
@@ -236,7 +236,7 @@ fn group(name: &str, limits: Limits) -> Arc<Group> {
     group
 }
 
-/// The shared part.
+/// The shared part of a throttle layer.
 #[derive(Debug)]
 struct ThrottleLayer {
     shared: Arc<Shared>,
@@ -246,7 +246,7 @@ struct ThrottleLayer {
 #[derive(Debug)]
 struct Shared {
     group: Arc<Group>,
-    /// The limits that the group gets once this layer is in use; `None`: it keeps its own.
+    /// The limits that the group gets once this layer is in use; `None`: the group keeps its limits.
     wanted: Option<Limits>,
     is_applied: AtomicBool,
 }
@@ -315,8 +315,8 @@ impl<R: Ring> Layer<R> for ThrottleLayer {
         let limits = self.shared.group.limits().to_string();
         let mut facts = vec![("throttled to", limits.trim_start_matches(',').replace(',', ", "))];
         if let Some(name) = &self.name {
-            // The layer and the nodes of a device share one reference to the group, so the count is that of
-            // devices.
+            // The layer and the nodes of a device share one reference to the group, so the count is the
+            // number of devices.
             let count = Arc::strong_count(&self.shared.group);
             facts.push((
                 "throttle group",
@@ -331,7 +331,7 @@ impl<R: Ring> Layer<R> for ThrottleLayer {
 struct ThrottleNode {
     child: NodeId,
     shared: Arc<Shared>,
-    /// By tag: when a held request may go, and the value of `Group::changes` when that was computed.
+    /// By tag: the start time of a held request, and the value of `Group::changes` when it was computed.
     held: Box<[(Nanos, u32)]>,
 }
 
@@ -453,7 +453,7 @@ mod tests {
         let sparse = crate::dm::testing::profile(Bytes::gib(1));
         let whole = layer.profile(&[Profile { sparse: true, ..sparse }]).unwrap();
         assert!(!whole.sparse, "reads are not answered by extent queries");
-        // One each millisecond, the first at once.
+        // One request starts each millisecond, the first at once.
         assert_eq!(ended(&mut bench, Op::Read, 512, 20, &[1, 5, 10, 18, 30]), [1, 5, 10, 18, 20]);
         let (_, mut bench) = create("throttle,iops=1000,burst=10ms");
         bench.ring.now = Nanos(1000 * MS);

@@ -37,11 +37,11 @@ fn word(stage: u32, how_far: u64) -> u64 {
 pub enum Outcome {
     /// The path may serve requests.
     Activated,
-    /// Try again, up to `pg_init_retries` times.
+    /// The activation is to be tried again, up to `pg_init_retries` times.
     Retry,
     /// The path's group cannot be used for now.
     Busy,
-    /// The path does not work.
+    /// The path is failed.
     Failed,
 }
 
@@ -169,14 +169,15 @@ impl Multipath {
         attempts.busy
     }
 
-    /// Returns whether an attempt still matters: the path has not failed since, and its group is current.
+    /// Returns whether the outcome of an attempt still has an effect: the path has not failed since, and its
+    /// group is current.
     pub fn is_wanted(&self, activation: &Activation) -> bool {
         let Activation { path, stage } = *activation;
         self.in_use().is_some_and(|(_, now)| now == stage)
             && self.paths[path].activation.load(Acquire) == word(stage, RUNNING)
     }
 
-    /// Reports the outcome of an attempt. Returns whether the attempt still mattered.
+    /// Reports the outcome of an attempt. Returns whether it had an effect ([`is_wanted`](Self::is_wanted)).
     pub fn finish_activation(&self, activation: &Activation, outcome: Outcome, now: Instant) -> bool {
         let Activation { path, stage } = *activation;
         let mut attempts = self.attempts();

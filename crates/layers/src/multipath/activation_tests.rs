@@ -24,7 +24,7 @@ fn end(bench: &Bench, outcome: Outcome) -> Vec<usize> {
     let begun = begun(bench, now);
     let wanted =
         begun.iter().filter(|activation| bench.shared.finish_activation(activation, outcome, now)).count();
-    // The first busy path bypasses its group, so the others no longer matter.
+    // The first busy path bypasses its group, so the outcomes of the other paths have no effect.
     assert_eq!(wanted, if outcome == Outcome::Busy { begun.len().min(1) } else { begun.len() });
     paths(&begun)
 }

@@ -12,10 +12,11 @@ use super::select::{PathArgs, SelectorArgs};
 use crate::dm::{Args, TargetError};
 use std::fmt::Write as _;
 
-/// The hardware handler of this project: a program activates paths.
+/// The hardware handler of this project: it runs a program that activates paths.
 const EXEC: &str = "exec";
 
-/// The queue mode of the kernel's target. It makes no difference here, and is kept to be shown again.
+/// The queue mode of the kernel's target. It has little effect here (handlers, the shown table), and is kept
+/// to be shown again.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum QueueMode {
     /// `rq` and `mq`; the default.
@@ -66,7 +67,7 @@ impl Config {
     /// Parses the arguments that follow the target name `multipath`.
     ///
     /// # Errors
-    /// The error that the kernel's constructor would set.
+    /// [`TargetError`] with the text that the kernel's constructor would set.
     pub fn parse(words: &[&str]) -> Result<Config, TargetError> {
         let mut words = Args::new(words);
         let mut config = Config {

@@ -6,20 +6,21 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Why a path failed.
+/// The reason why a path failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathFailure {
-    /// It was unreachable when the table was loaded.
+    /// The path was unreachable when the table was loaded.
     Unreachable,
-    /// The message `fail_path`.
+    /// The message `fail_path` failed the path.
     Message,
-    /// Activation of the path failed (MP-6).
+    /// The activation of the path failed (MP-6).
     Activation,
-    /// A request on it failed.
+    /// A request on the path failed with this status.
     Request(Status),
 }
 
-/// A failed request is packed as this plus its errno; other failures are numbers below; 0 means none.
+/// Offset of packed request failures, which are this plus the errno. Other failures are smaller numbers; 0
+/// means none.
 const REQUEST: u32 = 1 << 16;
 
 impl PathFailure {
@@ -71,7 +72,7 @@ impl Multipath {
         self.fail_path(path)
     }
 
-    /// Returns why a path failed last.
+    /// Returns the reason of a path's last failure; `None`: it never failed.
     pub fn path_failure(&self, path: usize) -> Option<PathFailure> {
         PathFailure::unpack(self.failure(path).load(Relaxed))
     }

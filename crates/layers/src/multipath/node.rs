@@ -51,7 +51,7 @@ impl CycleEntry {
     }
 }
 
-/// Where and when a request was sent: the path's number over all groups in the lowest byte; above, for
+/// The path and time of a sent request: the path's number over all groups in the lowest byte; above, for
 /// selectors that measure time, the time in nanoseconds without its highest byte (it wraps after two years).
 #[derive(Clone, Copy)]
 struct PathTime(u64);
@@ -67,7 +67,7 @@ impl PathTime {
         self.0 as u8
     }
 
-    /// Returns the time since then in nanoseconds.
+    /// Returns the nanoseconds from the request's time to `now`.
     #[inline]
     fn ago(self, now: Nanos) -> u64 {
         (now.0 << 8).wrapping_sub(self.0 & !0xff) >> 8
@@ -87,7 +87,7 @@ pub struct MultipathNode {
     shared: Arc<Multipath>,
     /// The epoch for which the fields below are valid and a path is usable; 0: refresh first.
     ready_epoch: u64,
-    /// The usable paths of the current group are taken round-robin, and all are in `cycle`.
+    /// Whether the usable paths of the current group are taken round-robin, and all of them are in `cycle`.
     round_robin: bool,
     /// Whether any selector counts requests in flight.
     counted: bool,
@@ -103,18 +103,18 @@ pub struct MultipathNode {
     /// The current group's selector; its place in `selectors` has an unused one.
     selector: Selector,
     cycle: [CycleEntry; CYCLE_MAX],
-    /// By path, over all groups.
+    /// The child of each path, by the path's number over all groups.
     children: [NodeId; PATHS_MAX],
-    /// By group.
+    /// The selectors of all groups, by group.
     selectors: Box<[Selector]>,
     /// The current group; `None`: no path is usable.
     group: Option<u16>,
     /// The epoch of the last refresh.
     epoch: u64,
-    /// Queued requests in order of arrival, and since when.
+    /// Queued requests in order of arrival, with the time at which each was queued.
     queued: Vec<(Cookie, Nanos)>,
     alarm_set: bool,
-    /// The current group's paths are being activated: requests are queued until then.
+    /// Whether requests are queued until a path of the current group is activated.
     waits: bool,
     published: Arc<Published>,
     /// Whether the published counts of other groups are out of date.
@@ -163,9 +163,10 @@ impl MultipathNode {
             std::mem::swap(&mut self.selector, &mut self.selectors[usize::from(group)]);
         }
         self.unpublished = true;
-        // First, so that changes during the refresh cause another one.
+        // The epoch is read first, so that changes during the refresh cause another one.
         self.epoch = self.shared.epoch();
-        // Before the paths, because a path is usable only while its group is current.
+        // The group is chosen before the paths are read, because a path is usable only while its group is
+        // current.
         let group = self.shared.choose_group().map(|group| group as u16);
         for (group, selector) in self.selectors.iter_mut().enumerate() {
             let (first, _) = self.shared.paths_of(group);
@@ -233,7 +234,7 @@ impl MultipathNode {
         Some(self.send_to(io, req, path, now))
     }
 
-    /// Sends a request down the path that the current group's selector chooses. What needs a call goes
+    /// Sends a request down the path that the current group's selector chooses. Cases that need a call go
     /// through `choose`, in tail position, so that no request saves registers here.
     #[inline(never)]
     fn select<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
@@ -243,7 +244,7 @@ impl MultipathNode {
         }
     }
 
-    /// The slow path of `submit`.
+    /// Handles the cases of `submit` that need a refresh or a general choice.
     #[inline(never)]
     fn choose<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         match self.send(io, req, cx.now()) {
@@ -268,7 +269,7 @@ impl MultipathNode {
         Verdict::Up(status)
     }
 
-    /// Ends a request that failed, and whose selector measures how long requests take. A function of its own,
+    /// Ends a request that failed, and whose selector measures how long requests take. This function is separate
     /// so that `ended_timed` calls nothing and saves no registers.
     #[cold]
     fn failed_timed<R: Ring>(
@@ -330,7 +331,7 @@ impl MultipathNode {
         }
     }
 
-    /// Handles a request without a usable path; `status` is its result on the last path that it was tried on.
+    /// Handles a request without a usable path; `status` is its result on the path that was tried last.
     #[cold]
     fn no_path<R: Ring>(&mut self, io: Cookie, req: &Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
         if self.shared.must_push_back() {
@@ -365,7 +366,7 @@ impl MultipathNode {
     ) -> Verdict {
         let sent = self.sent[io.tag.index()];
         let nowait = req.flags.contains(Flags::NOWAIT) && status == Status::Again;
-        // An invalid request is invalid on every path, so the path has not failed.
+        // An invalid request is invalid on every path, so it does not fail the path.
         if !status.is_path_error() || nowait || status == Status::Invalid || status == Status::Requeue {
             return Verdict::Up(status);
         }
@@ -457,7 +458,7 @@ impl<R: Ring> Node<R> for MultipathNode {
     }
 
     fn cancel(&mut self, io: Cookie, cx: &mut Cx<'_, R>) {
-        // A request held below is cancelled by the queue itself; one held here waits for a path.
+        // The queue itself cancels a request that is held below; a request held here waits for a path.
         if let Some(place) = self.queued.iter().position(|&(queued, _)| queued == io) {
             self.queued.remove(place);
             cx.resume(io, -i64::from(Status::Timeout.errno()));

@@ -31,21 +31,21 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-/// No group.
+/// The number that stands for no group.
 pub(super) const NONE: u32 = u16::MAX as u32;
 
 /// A path, on a cache line of its own.
 #[repr(align(64))]
 pub(super) struct Path {
     active: AtomicBool,
-    /// Failed by a message: only a message reinstates it.
+    /// Whether a message failed the path: then only a message reinstates it.
     failed_by_message: AtomicBool,
     fails: AtomicU32,
-    /// Why it failed last, packed (`failure.rs`); 0: it never failed.
+    /// The reason of the path's last failure, packed (`failure.rs`); 0: it never failed.
     failure: AtomicU32,
-    /// The state and stage of its activation (`activation.rs`); unused without a handler.
+    /// The state and stage of the path's activation (`activation.rs`); unused without a handler.
     pub(super) activation: AtomicU64,
-    /// Number of its group.
+    /// Number of the path's group.
     group: u32,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Path {
 #[repr(align(64))]
 pub(super) struct Group {
     pub(super) bypassed: AtomicBool,
-    /// Its paths are consecutive: the number of the first.
+    /// The number of the group's first path; its paths are consecutive.
     first: usize,
     count: usize,
 }
@@ -70,19 +70,20 @@ pub struct Multipath {
     chosen: AtomicU64,
     queue_if_no_path: AtomicBool,
     saved_queue_if_no_path: AtomicBool,
-    /// No request was sent down any path yet.
+    /// Whether `choose_group` was never called.
     untouched: AtomicBool,
     /// 0, or one of `SUSPENDED_FLUSHED`, `SUSPENDED_NOFLUSH`, `REMOVED`.
     suspended: AtomicU32,
     /// How long requests are queued while no path is usable, in nanoseconds; 0: without limit.
     no_path_timeout_ns: AtomicU64,
-    /// Since when no path is usable; 0: a path is usable, or no request has needed one since.
+    /// The time since which no path is usable, in nanoseconds; 0: a path is usable, or no request has needed one
+    /// since.
     no_path_since_ns: AtomicU64,
     /// The longest time for which a request was queued, in nanoseconds.
     longest_wait_ns: AtomicU64,
     /// Counts events as `dmsetup wait` does.
     events: AtomicU32,
-    /// One for each queue. Used by the control plane only.
+    /// The published counts of each queue. Used by the control plane only.
     published: Mutex<Vec<Arc<Published>>>,
     /// The stage whose paths are all activated: its group serves requests.
     pub(super) ready_stage: AtomicU32,
@@ -234,7 +235,7 @@ impl Multipath {
         Some(self.longest_wait_ns.load(Relaxed)).filter(|&wait_ns| wait_ns > 0)
     }
 
-    /// Returns the current group; `None`: none was chosen yet, or another one was requested.
+    /// Returns the current group; `None`: no group was chosen yet, or another one was requested.
     pub fn current(&self) -> Option<usize> {
         match self.chosen() {
             Chosen { current, next: NONE, .. } if current != NONE => Some(current as usize),
@@ -316,7 +317,7 @@ impl Multipath {
         self.paths[first..first + count].iter().any(|path| path.active.load(Acquire))
     }
 
-    /// Bypasses a group as long as another one is usable, or ends that (MP-7).
+    /// Bypasses a group as long as another one is usable, or ends its bypass (MP-7).
     fn bypass(&self, group: usize, bypassed: bool) {
         self.groups[group].bypassed.store(bypassed, Release);
         // The group is chosen anew, even if the current one is still usable.
@@ -336,7 +337,7 @@ impl Multipath {
         }
     }
 
-    /// Requests a group, and bypasses none.
+    /// Requests a group, and ends the bypass of all others.
     fn switch_group(&self, group: usize) {
         for other in &self.groups {
             other.bypassed.store(false, Release);
@@ -376,7 +377,7 @@ impl Multipath {
 
     /// Returns the table line's arguments as `dmsetup table` shows them, with `name` for each path.
     pub fn table(&self, name: impl FnMut(usize) -> String) -> String {
-        // The value in force: a suspension turns it off, for bios (as in the kernel) also without flush.
+        // The current value is shown: a suspension turns it off, for bios (as in the kernel) also without flush.
         let is_off = self.must_push_back() && self.config.queue_mode == QueueMode::Bio;
         self.config.table(self.queues_if_no_path() && !is_off, self.shown_group(self.chosen()), name)
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A ring without files.
 pub(super) type Clock = TestRing;
 
-/// How a path answers, and the operations that it received.
+/// The status that a path answers with, and the operations that it received.
 #[derive(Default)]
 struct PathLog {
     answer: Option<Status>,
@@ -217,8 +217,8 @@ fn mp_5_without_another_path_the_original_error_is_returned() {
     assert_eq!(bench.run(Op::Write), Status::IoError);
 }
 
-/// MP-8: the kernel's ioctl to probe paths reads from failed ones. Here the path checker reads from paths
-/// that failed by themselves until they answer, and not from those that a message has failed.
+/// MP-8: the kernel's ioctl that probes paths reads from failed paths. Here the path checker reads from paths
+/// that failed by themselves until they answer, but not from paths that a message has failed.
 #[test]
 fn mp_8_paths_that_failed_by_themselves_are_probed() {
     let mut bench = bench("0 0 1 1 round-robin 0 3 0 a b c");

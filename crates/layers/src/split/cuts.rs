@@ -1,4 +1,4 @@
-//! Where a request is split: arithmetic on byte offsets, without a queue.
+//! Computes where a request is split: arithmetic on byte offsets, without a queue.
 //!
 //! Source of the rules: `get_max_io_size`, `bio_split_io_at`, `bio_split_discard` and
 //! `bio_split_write_zeroes` in the kernel's block/blk-merge.c. Each function returns the length of the first
@@ -15,13 +15,13 @@ pub(crate) struct Cuts {
     /// The length of the children of a request with contiguous memory that starts on a physical block; 0:
     /// each split has to be computed.
     stride: u64,
-    /// The bits of an offset within a physical block.
+    /// Mask of the bits of an offset within a physical block.
     within_block: u64,
     max: u64,
     max_write_zeroes: u64,
-    /// 0: the device does not support zone append.
+    /// Longest zone append; 0: the device does not support zone append.
     max_zone_append: u64,
-    /// 0: no chunk limit.
+    /// Chunk size (`chunk_sectors`); 0: no chunk limit.
     chunk: u64,
     logical_block: u64,
     physical_block: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Cuts {
     max_segment_size: u64,
     seg_boundary_mask: u64,
     virt_boundary_mask: u64,
-    /// A multiple of the granularity; 0: discards are not split.
+    /// Longest discard, a multiple of the granularity; 0: discards are not split.
     max_discard: u64,
     discard_granularity: u64,
     discard_alignment: u64,
@@ -140,7 +140,7 @@ impl Cuts {
         let mut taken = 0;
         while taken < room && *count < self.max_segments {
             let address = segment.offset + taken;
-            // The limit is computed less one, because the mask may be all ones.
+            // Both limits are computed less one, because the mask may be all ones.
             let to_boundary = self.seg_boundary_mask - (self.seg_boundary_mask & address);
             let size = to_boundary.min(self.max_segment_size - 1) + 1;
             taken += size.min(room - taken);

@@ -24,7 +24,7 @@ impl<R: Ring> Layer<R> for SplitLayer {
 
     fn profile(&self, below: &[Profile]) -> Result<Profile, LimitsError> {
         let below = &below[0];
-        // The limits apply to the same queue: this is not a device stacked on another one.
+        // The limits apply to the device's own queue: no device is stacked on another, so nothing is stacked.
         let mut limits = below.limits.clone();
         self.wanted.apply_over(&mut limits)?;
         // Children of a split read fill parts of one buffer, so a backend cannot answer them zero-copy.

@@ -4,7 +4,7 @@
 //! on how long that request took: a table has one weight for each 16 ms, the last of them 0.
 //!
 //! Comparison is not transitive, so the best of three paths may depend on the order of comparison. That order
-//! is queued as a list through the paths, least recently chosen first.
+//! is kept in a list through the paths, least recently chosen first.
 //!
 //! *Invariant:* the list is a ring of all usable paths and [`ENDS`], which is before the first and after the
 //! last.
@@ -13,16 +13,16 @@ use super::{PATHS_MAX, Report};
 use queue::Nanos;
 
 const FIXED_SHIFT: u32 = 10;
-/// 1.0, the initial service time of a path.
+/// Fixed-point 1.0: the initial service time of a path.
 pub(super) const FIXED_ONE: u64 = 1 << FIXED_SHIFT;
 /// The largest service time that can be multiplied by a weight: nearly 2^44 ns.
 const FIXED_MAX: u64 = u64::MAX >> FIXED_SHIFT;
-/// 2^24 ns, about 16 ms, share a weight.
+/// Each bucket of times has one weight and is 2^24 ns wide, about 16 ms.
 const BUCKET_SHIFT: u32 = 24;
 const WEIGHTS: usize = 64;
-/// From this many requests in flight on, products might overflow.
+/// Number of requests in flight from which on products might overflow.
 const REQUESTS_MAX: u64 = FIXED_ONE;
-/// The list's head and tail; no path has this number.
+/// The number that stands for the list's head and tail; no path has it.
 const ENDS: u8 = (PATHS_MAX - 1) as u8;
 
 #[derive(Clone, Copy, Debug)]
@@ -38,16 +38,17 @@ struct Path {
     usable: bool,
 }
 
-/// Above all times: marks a path that is not usable.
+/// A bit above all times, which marks a path that is not usable.
 const UNUSABLE: u64 = 1 << 63;
 /// Keys compared in one step.
 const STEP: usize = 4;
 
-/// The key of a path while no request is in flight: when its average becomes stale, then when it was chosen
-/// last.
+/// The key of a path while no request is in flight. Keys order paths by the time at which their average
+/// becomes stale, then by their last choice.
 #[derive(Clone, Copy, Debug)]
 struct Key {
-    /// In nanoseconds; the highest bit marks a path that is not usable.
+    /// The time at which the average becomes stale, in nanoseconds; the highest bit marks a path that is not
+    /// usable.
     stale_after: u64,
     /// The stamp of the last choice, which never wraps; in the lowest byte the path.
     stamp: u64,
@@ -63,20 +64,21 @@ impl Key {
 /// The paths of a group.
 #[derive(Debug)]
 pub(in crate::multipath) struct HistoricalServiceTime {
-    /// By path.
+    /// The key of each path.
     idle: [Key; PATHS_MAX],
     /// The last stamp.
     stamp: u64,
     paths: [Path; PATHS_MAX],
-    /// When a request of each path last ended.
+    /// The time at which a request of each path last ended, in nanoseconds.
     last_ends: [u64; PATHS_MAX],
     /// Requests in flight on all paths.
     requests: u32,
     weights: [u64; WEIGHTS],
     threshold: u64,
-    /// The threshold is 0 and no service time can become 0, so no two paths count as equally fast.
+    /// Whether the threshold is 0 and no service time can become 0: then no two paths with different estimates
+    /// count as equally fast.
     is_plain: bool,
-    /// `is_plain`, and one step compares all paths.
+    /// Whether `is_plain` is set and one step compares all paths.
     is_small: bool,
     usable_count: u64,
     count: u8,
@@ -103,7 +105,7 @@ impl HistoricalServiceTime {
         for (place, weight) in weights.iter_mut().enumerate().take(WEIGHTS - 1) {
             *weight = power(base_weight.into(), place as u64 + 1);
         }
-        // Half of the least service time is rounded up to that again.
+        // With a weight of at least a half, the smallest service time, 1, is rounded to 1 again, not to 0.
         let is_plain = threshold == 0 && u64::from(base_weight) >= FIXED_ONE / 2;
         let path = Path {
             service_time: FIXED_ONE,
@@ -176,8 +178,8 @@ impl HistoricalServiceTime {
     }
 
     /// Chooses the path for the next request if none is in flight, there is no threshold and one step
-    /// compares all paths; counts the request as in flight there. It is the path whose last request ended
-    /// longest ago. Called only while a path is usable.
+    /// compares all paths; counts the request as in flight there. The chosen path is the one whose average
+    /// becomes stale first. Called only while a path is usable.
     #[inline(always)]
     pub(super) fn take_idle(&mut self) -> Option<u8> {
         if !self.is_small || self.requests > 0 {
@@ -188,8 +190,8 @@ impl HistoricalServiceTime {
         Some(self.put(a.whole().min(b.whole()).min(c.whole()).min(d.whole()) as u8))
     }
 
-    /// [`take_idle`](HistoricalServiceTime::take_idle) in general: compares the paths in the order of the
-    /// list.
+    /// Chooses the path in all cases that [`take_idle`](HistoricalServiceTime::take_idle) leaves: compares the
+    /// paths in the order of the list.
     pub(super) fn take_from_list(&mut self, now: Nanos) -> u8 {
         let best = match self.is_plain && u64::from(self.requests) < REQUESTS_MAX {
             true => self.best(|path, other| path.is_better_in_time(other, now.0)),
@@ -212,7 +214,7 @@ impl HistoricalServiceTime {
         best
     }
 
-    /// Returns the first path of the list that no later one is better than.
+    /// Goes through the list once and keeps the best path so far. Returns the last one kept.
     #[inline(always)]
     fn best(&self, is_better: impl Fn(&Path, &Path) -> bool) -> u8 {
         let mut best = self.paths[usize::from(ENDS)].next;
@@ -248,7 +250,7 @@ impl HistoricalServiceTime {
         let sum = path.service_time * weight + took * (FIXED_ONE - weight) + (FIXED_ONE >> 1);
         path.service_time = sum >> FIXED_SHIFT;
         path.estimate = path.service_time.wrapping_mul(u64::from(path.requests) + 1);
-        // Fewer than 2^8 paths times less than 2^44.
+        // The product of fewer than 2^8 paths and less than 2^44 ns does not overflow.
         let stale_ns = self.usable_count * (path.service_time >> FIXED_SHIFT);
         path.stale_after = now.0.saturating_add(stale_ns);
         key.stale_after = (key.stale_after & UNUSABLE) | (path.stale_after & !UNUSABLE);
@@ -274,7 +276,7 @@ impl HistoricalServiceTime {
 }
 
 impl Path {
-    /// Returns whether this path is preferred to one before it in the list. The kernel's `hst_compare`.
+    /// Returns whether this path is preferred to one before it in the list, as the kernel's `hst_compare` does.
     fn is_better(&self, other: &Path, threshold: u64, now: u64) -> bool {
         let (slow, fast) =
             (self.service_time.max(other.service_time), self.service_time.min(other.service_time));
@@ -290,13 +292,13 @@ impl Path {
         self.is_better_unless(other_better, other, now)
     }
 
-    /// [`is_better`](Path::is_better) without a threshold, and with few requests in flight.
+    /// Compares as [`is_better`](Path::is_better), without a threshold and with few requests in flight.
     #[inline(always)]
     fn is_better_in_time(&self, other: &Path, now: u64) -> bool {
         self.is_better_unless(self.estimate > other.estimate, other, now)
     }
 
-    /// The rest of the comparison, after the estimates: handles idle paths and stale averages.
+    /// Completes a comparison after the estimates: handles idle paths and stale averages.
     #[inline(always)]
     fn is_better_unless(&self, other_better: bool, other: &Path, now: u64) -> bool {
         let (idle, other_idle) = (self.requests == 0, other.requests == 0);

@@ -8,11 +8,11 @@ use std::str::FromStr;
 /// A set of CPUs, formatted as the kernel does: hexadecimal groups of 32 bits separated by commas.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct CpuMask {
-    /// Lowest CPUs first. The last word is not 0.
+    /// The words of the mask, lowest CPUs first. The last word is not 0.
     words: Vec<u32>,
 }
 
-/// A CPU mask cannot be parsed.
+/// The error of a CPU mask that cannot be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParseCpuMaskError;
 

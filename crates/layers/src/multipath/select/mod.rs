@@ -20,11 +20,11 @@ use queue::Nanos;
 use queue_length::QueueLength;
 use service_time::ServiceTime;
 
-/// More paths than a stack can have: its nodes have numbers of eight bits.
+/// Upper bound of the number of paths: the nodes of a stack have numbers of eight bits.
 pub(super) const PATHS_MAX: usize = 1 << u8::BITS;
 
-/// Renumbers the stamps of paths from 0, in their order. The bits `stamps` of each path's key
-/// hold its stamp, in units of `stamp`. Returns the next stamp.
+/// Renumbers the stamps of paths from 0 and keeps their order. The bits `stamps` of each path's key hold its
+/// stamp, in units of `stamp`. Returns the next stamp.
 #[cold]
 fn renumber<'a>(numbers: impl Iterator<Item = &'a mut u64>, stamp: u64, stamps: u64) -> u64 {
     let mut order: Vec<&mut u64> = numbers.collect();
@@ -45,9 +45,9 @@ const FIXED_ONE: u32 = 1024;
 /// A path selector with its arguments.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SelectorArgs {
-    /// Paths in turn.
+    /// Each usable path in turn.
     RoundRobin,
-    /// The path with the selector requests in flight.
+    /// The path with the fewest requests in flight.
     QueueLength,
     /// The path that would complete a request first, by bytes in flight and relative throughput.
     ServiceTime,
@@ -65,7 +65,7 @@ pub enum SelectorArgs {
 /// A selector's arguments for one path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PathArgs {
-    /// None that matters: the repeat count of older kernels, which is always 1.
+    /// No argument with an effect: at most the repeat count of older kernels, which is always 1.
     Plain,
     /// Relative throughput, 0 to 100.
     Throughput(u32),
@@ -233,16 +233,17 @@ pub struct Report {
     pub service_time: u64,
     /// When that average becomes stale, in nanoseconds.
     pub stale_after: u64,
-    /// How often a request's CPU had no path.
+    /// Number of requests whose CPU had no path.
     pub misses: u64,
 }
 
-/// How one hardware queue chooses among the paths of one group. Paths are numbered within the group.
+/// The state with which one hardware queue chooses among the paths of one group. Paths are numbered within the
+/// group.
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum Selector {
     RoundRobin(RoundRobin),
-    /// The path of this queue's CPU, and how often it had none.
+    /// The path of this queue's CPU, and the number of requests for which that CPU had none.
     Affinity {
         round_robin: RoundRobin,
         own: Option<u8>,
@@ -306,7 +307,7 @@ impl Selector {
         Selector::RoundRobin(RoundRobin::default())
     }
 
-    /// Sets which paths are usable. The others enqueue their order; newly usable ones send_to last.
+    /// Sets which paths are usable. Paths that stay usable keep their order; newly usable ones are chosen last.
     pub(super) fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
         match self {
             Selector::RoundRobin(round_robin) | Selector::Affinity { round_robin, .. } => {
@@ -335,10 +336,10 @@ impl Selector {
     pub(super) fn cycle(&self) -> &[u8] {
         match self {
             Selector::RoundRobin(round_robin) => &round_robin.usable,
-            // Only the CPU's own path. A CPU without one is counted at each request.
+            // The cycle is the CPU's own path. A CPU without one has no cycle, so that each request is counted.
             Selector::Affinity { round_robin: RoundRobin { usable, .. }, own: Some(own), .. } => {
                 let place = usable.iter().position(|path| path == own);
-                // If it is not usable, the first usable path is taken.
+                // If the CPU's path is not usable, the first usable path is taken.
                 place.map_or(&usable[..usable.len().min(1)], |place| &usable[place..=place])
             }
             _ => &[],
@@ -389,7 +390,7 @@ impl Selector {
         }
     }
 
-    /// Passes this queue's counts of the first `count` paths to `show`, if the selector has any.
+    /// Passes this queue's counts of the first `count` paths to `show`, if the selector has counts.
     #[inline]
     pub(super) fn each_report(&self, count: u8, show: impl Fn(u8, Report)) {
         let paths = 0..count;
@@ -478,7 +479,7 @@ mod tests {
     fn service_time_chooses_by_bytes_and_throughput() {
         let paths = [PathArgs::Throughput(1), PathArgs::Throughput(3)];
         let mut selector = selector(SelectorArgs::ServiceTime, &paths);
-        // Nothing is in flight: the faster path. Then three times as many requests on that path.
+        // While nothing is in flight the faster path is chosen, then it gets three times as many requests.
         let order: Vec<_> = (0..8).map(|_| next(&mut selector, 4096)).collect();
         assert_eq!(order.iter().filter(|&&path| path == 1).count(), 6, "{order:?}");
         assert_eq!(report(&selector, 1).bytes, 6 * 4096);

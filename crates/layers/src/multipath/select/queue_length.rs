@@ -1,4 +1,5 @@
-//! `queue-length`: the path with the fewest requests in flight, of equal ones the least recently chosen.
+//! `queue-length`: chooses the path with the fewest requests in flight; of equal ones, the least recently
+//! chosen.
 //!
 //! The choice is the minimum of one key for each path:
 //!
@@ -15,8 +16,8 @@ const UNUSABLE: u64 = 1 << 63;
 const REQUEST: u64 = 1 << 46;
 const STAMP: u64 = 1 << 8;
 const STAMPS: u64 = REQUEST - STAMP;
-/// From here on stamps are renumbered between two iterations of the queue, each of which takes far fewer
-/// stamps.
+/// The stamp from which on stamps are renumbered between two iterations of the queue. One iteration takes far
+/// fewer stamps than remain.
 const STAMPS_FULL: u64 = STAMPS / 2;
 /// Keys compared in one step. Keys without a path are not usable.
 const STEP: usize = 4;
@@ -24,9 +25,9 @@ const STEP: usize = 4;
 /// The paths of a group.
 #[derive(Debug)]
 pub(in crate::multipath) struct QueueLength {
-    /// By path.
+    /// The key of each path.
     keys: Box<[u64; PATHS_MAX]>,
-    /// Steps beyond the first that are needed to compare all paths.
+    /// Number of steps beyond the first that are needed to compare all paths.
     more_steps: u8,
     count: u8,
     /// Increment of the chosen key: one request, and the next stamp.
@@ -74,7 +75,7 @@ impl QueueLength {
         Some(self.put(least(steps[0])))
     }
 
-    /// [`take_small`](QueueLength::take_small) for any number of paths.
+    /// Chooses as [`take_small`](QueueLength::take_small) does, among any number of paths.
     pub(super) fn take_of_many(&mut self) -> u8 {
         let (steps, _) = self.keys.as_chunks::<STEP>();
         let steps = steps.iter().take(1 + usize::from(self.more_steps));

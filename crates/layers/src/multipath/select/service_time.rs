@@ -1,5 +1,5 @@
-//! `service-time`: the path that would complete a request first, by bytes in flight and relative throughput;
-//! of equal ones the least recently chosen.
+//! `service-time`: chooses the path that would complete a request first, by bytes in flight and relative
+//! throughput; of equal ones, the least recently chosen.
 //!
 //! If all usable paths have the same throughput, that is the path with the least bytes in flight. Then the
 //! choice is the minimum of one key of two halves for each path, as in `queue_length.rs`:
@@ -22,8 +22,8 @@ const REQUEST: u64 = 1 << 8;
 const STAMP: u64 = 1 << 25;
 const STAMPS: u64 = !(STAMP - 1);
 const REQUESTS: u64 = STAMP - REQUEST;
-/// From here on stamps are renumbered between two iterations of the queue, each of which takes far fewer
-/// stamps.
+/// The stamp from which on stamps are renumbered between two iterations of the queue. One iteration takes far
+/// fewer stamps than remain.
 const STAMPS_FULL: u64 = STAMPS / 2;
 /// Keys compared in one step. Keys without a path are not usable.
 const STEP: usize = 4;
@@ -49,13 +49,13 @@ impl Key {
 /// The paths of a group.
 #[derive(Debug)]
 pub(in crate::multipath) struct ServiceTime {
-    /// By path.
+    /// The key of each path.
     keys: Box<[Key; PATHS_MAX]>,
-    /// All usable paths have the same throughput.
+    /// Whether all usable paths have the same throughput.
     even: bool,
-    /// `even`, and one step compares all paths.
+    /// Whether `even` is set and one step compares all paths.
     is_small: bool,
-    /// Steps beyond the first that are needed to compare all paths.
+    /// Number of steps beyond the first that are needed to compare all paths.
     more_steps: u8,
     count: u8,
     /// Increment of the chosen key: one request, and the next stamp.
@@ -72,13 +72,13 @@ fn least(keys: &[Key; STEP]) -> u128 {
 }
 
 /// Compares two paths, each by bytes in flight and throughput, for a request of `len` bytes; `Less`: `a`
-/// completes it first. The kernel's `st_compare_load`: `(bytes in flight + len) / throughput`, without
-/// dividing.
+/// completes it first. As the kernel's `st_compare_load`, it compares `(bytes in flight + len) / throughput`
+/// without dividing.
 fn compare(a: (u64, u32), b: (u64, u32), len: u64) -> Ordering {
     if a.1 == b.1 {
         return a.0.cmp(&b.0);
     }
-    // The faster path first.
+    // The path with the higher throughput comes first.
     let by_throughput = b.1.cmp(&a.1);
     if a.0 == b.0 || a.1 == 0 || b.1 == 0 {
         return by_throughput;
@@ -142,7 +142,7 @@ impl ServiceTime {
         Some(self.put(least(&steps[0]), len))
     }
 
-    /// [`take_small`](ServiceTime::take_small) for any number of paths and any throughput.
+    /// Chooses as [`take_small`](ServiceTime::take_small) does, among any number of paths of any throughput.
     pub(super) fn take_in_general(&mut self, len: u64) -> u8 {
         if !self.even {
             return self.put(self.fastest(len), len);

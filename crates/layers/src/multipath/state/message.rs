@@ -50,8 +50,8 @@ impl Multipath {
     }
 }
 
-/// Returns the error of a message about a path that is not one of this device's: a device number is invalid,
-/// any other name does not exist.
+/// Returns the error of a message about a path that the device does not have: `EINVAL` for a device number,
+/// `ENOENT` for any other name.
 fn unknown(path: &str) -> MessageError {
     let is_number = |half: &str| !half.is_empty() && half.bytes().all(|byte| byte.is_ascii_digit());
     match path.split_once(':') {

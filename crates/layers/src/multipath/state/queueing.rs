@@ -1,4 +1,4 @@
-//! Whether requests are queued while no path is usable, and suspensions, which change that (MP-4).
+//! Decides whether requests are queued while no path is usable; handles suspensions, which change that (MP-4).
 
 use super::Multipath;
 use queue::Nanos;
@@ -64,7 +64,7 @@ impl Multipath {
     /// Prepares for a suspension. With `noflush`, requests without a path are pushed back; without, they
     /// fail.
     pub fn presuspend(&self, noflush: bool) {
-        // The saved value is otherwise the current one, unless an earlier suspension has turned queueing off.
+        // If queueing is off already, the saved value stays: an earlier suspension may have turned it off.
         if !noflush && self.queue_if_no_path.swap(false, AcqRel) {
             self.saved_queue_if_no_path.store(true, Release);
         }
