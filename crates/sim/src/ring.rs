@@ -154,8 +154,8 @@ impl SimRing {
         next < NEVER
     }
 
-    /// As [`advance`](SimRing::advance), but by `nanos` nanoseconds at most: for callers who act on their own while
-    /// requests wait for a distant timer.
+    /// As [`advance`](SimRing::advance), but by `nanos` nanoseconds at most: for callers who act on their own
+    /// while requests wait for a distant timer.
     pub fn advance_within(&mut self, nanos: u64) {
         let latest = self.now.after(nanos);
         if self.pending.iter().all(|pending| pending.due > latest) {

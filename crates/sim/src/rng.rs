@@ -1,8 +1,8 @@
 //! Seeded random numbers: xoshiro256**, seeded by splitmix64, both from `rand_xoshiro`.
 //!
-//! Not `fastrand`, which the other crates use: a seed that a failed run printed, or that a test pins, must give
-//! the same run on every platform and after every update of dependencies. `fastrand` changed the numbers of its
-//! seeds in a minor release (2.1.0); `rand_xoshiro` names its generators and promises their numbers.
+//! Not `fastrand`, which the other crates use: a seed that a failed run printed, or that a test pins, must
+//! give the same run on every platform and after every update of dependencies. `fastrand` changed the numbers
+//! of its seeds in a minor release (2.1.0); `rand_xoshiro` names its generators and promises their numbers.
 
 use rand_xoshiro::Xoshiro256StarStar;
 use rand_xoshiro::rand_core::{Rng as _, SeedableRng};
@@ -56,8 +56,8 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_published_numbers() {
-        // The state's second word, by the reference C code of splitmix64 from 1234567; xoshiro256** gives this
-        // function of it first.
+        // The state's second word, by the reference C code of splitmix64 from 1234567; xoshiro256** gives
+        // this function of it first.
         let second = 3_203_168_211_198_807_973_u64;
         assert_eq!(Rng::new(1_234_567).word(), second.wrapping_mul(5).rotate_left(7).wrapping_mul(9));
     }

@@ -41,8 +41,9 @@ impl WebAddress {
     }
 }
 
-/// An address at which other machines reach a socket that listens on all of them: the one that packets to the network leave from. Of a
-/// machine without a network, the loopback address. A socket that listens on one address has that.
+/// An address at which other machines reach a socket that listens on all of them: the one that packets to the
+/// network leave from. Of a machine without a network, the loopback address. A socket that listens on one
+/// address has that.
 pub(crate) fn reachable(bound: SocketAddr) -> SocketAddr {
     if !bound.ip().is_unspecified() {
         return bound;

@@ -1,5 +1,5 @@
-//! Tests of all targets: whatever fails below, a request completes with the fields that it was submitted
-//! with. In debug builds the queue compares them at each node.
+//! Tests of all targets: a request completes with the fields that it was submitted with, whatever fails
+//! below. In debug builds the queue compares the fields at each node.
 
 use super::harness::{Harness, Memory};
 use super::{Status as Asked, target_types, testing};

@@ -14,7 +14,7 @@ pub struct Place {
 /// A part of a device that a target uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Area {
-    /// The device's number, in the order of opening.
+    /// Number of the device, in the order of opening.
     pub device: usize,
     /// First sector on the device.
     pub start: Sectors,
@@ -22,11 +22,11 @@ pub struct Area {
     pub len: Sectors,
 }
 
-/// Returns the profile of a target of length `len`, before it sets anything of its own: limits stacked as
-/// `dm_calculate_queue_limits` does for one target, and the abilities that all of its devices have.
+/// Returns the profile of a target of length `len`, before the target changes it: limits stacked as
+/// `dm_calculate_queue_limits` does for one target, and the abilities that all of the devices have.
 ///
 /// # Errors
-/// Limits that contradict each other.
+/// [`LimitsError`]: the stacked limits contradict each other.
 pub fn stack(len: Sectors, areas: &[Area], below: &[Profile]) -> Result<Profile, LimitsError> {
     let mut limits = QueueLimits::stacking();
     let mut whole = Profile {
@@ -42,7 +42,7 @@ pub fn stack(len: Sectors, areas: &[Area], below: &[Profile]) -> Result<Profile,
     };
     for area in areas {
         let child = &below[area.device];
-        // A misaligned device is stacked all the same; the limits then say so.
+        // A misaligned device is stacked all the same; `misaligned` is then set in the limits.
         let _ = limits.stack(&child.limits, area.start);
     }
     for child in below {
@@ -64,7 +64,7 @@ pub fn stack(len: Sectors, areas: &[Area], below: &[Profile]) -> Result<Profile,
     Ok(Profile { limits, ..whole })
 }
 
-/// Returns the abilities that both have. Rotational: if either is.
+/// Returns the abilities that both have. The result is rotational if either of them is.
 pub(crate) fn common_abilities(a: Abilities, b: Abilities) -> Abilities {
     Abilities {
         flush: a.flush && b.flush,

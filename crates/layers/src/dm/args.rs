@@ -9,7 +9,7 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Starts with all arguments.
+    /// Creates a parser at the first of `args`.
     pub fn new(args: &'a [&'a str]) -> Args<'a> {
         Args { rest: args }
     }
@@ -24,7 +24,7 @@ impl<'a> Args<'a> {
     /// Takes a number within bounds (`dm_read_arg`).
     ///
     /// # Errors
-    /// `error`: missing, not a number, or out of bounds.
+    /// `error` if the argument is missing, not a number, or out of bounds.
     pub fn number(&mut self, min: u32, max: u32, error: &'static str) -> Result<u32, TargetError> {
         let number = self.take_next().and_then(parse_u32).filter(|n| (min..=max).contains(n));
         number.ok_or(TargetError::new(error))
@@ -33,7 +33,8 @@ impl<'a> Args<'a> {
     /// Takes the number of arguments of a group that follows (`dm_read_arg_group`).
     ///
     /// # Errors
-    /// `error`: not a number, more than `max`, or more than the arguments that are left.
+    /// `error` if the argument is not a number, is more than `max`, or is more than the arguments that are
+    /// left.
     pub fn count(&mut self, max: u32, error: &'static str) -> Result<usize, TargetError> {
         let count = self.number(0, max, error)? as usize;
         if count > self.rest.len() { Err(TargetError::new(error)) } else { Ok(count) }
@@ -42,7 +43,7 @@ impl<'a> Args<'a> {
     /// Takes the next `count` arguments.
     ///
     /// # Panics
-    /// Fewer are left.
+    /// If fewer arguments are left.
     pub fn take(&mut self, count: usize) -> Args<'a> {
         let (taken, rest) = self.rest.split_at(count);
         self.rest = rest;

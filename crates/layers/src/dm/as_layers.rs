@@ -26,11 +26,11 @@ pub struct DelayOptions {
 /// The options of `flakey,up=N,down=N,…`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlakeyOptions {
-    /// The seconds for which it works.
+    /// The number of seconds for which the layer works.
     pub up: u32,
-    /// The seconds for which it fails.
+    /// The number of seconds for which the layer fails.
     pub down: u32,
-    /// Its behaviour while it fails.
+    /// The behaviour while the layer fails.
     pub features: Features,
 }
 
@@ -39,7 +39,7 @@ pub struct FlakeyOptions {
 pub struct LogOptions {
     /// The path of the log.
     pub file: PathBuf,
-    /// Create the log with this size if it does not exist.
+    /// The size with which a missing log is created; `None`: the log must exist.
     pub create: Option<Bytes>,
 }
 
@@ -125,7 +125,7 @@ impl Driver for FlakeyOptions {
                 "for example flakey,up=10,down=2",
             ));
         }
-        // Parsed as arguments of a table line, so that there is one parser.
+        // The options are parsed as arguments of a table line, so that there is one parser.
         let mut args = Vec::new();
         for flag in FLAGS {
             if options.flag(flag)? {

@@ -1,4 +1,4 @@
-//! Background work of targets: what no request triggers, such as resynchronisation. It runs on a thread that
+//! Background work of targets, such as resynchronisation, which no request triggers. It runs on a thread that
 //! may block.
 
 use block::Bytes;
@@ -7,10 +7,10 @@ use std::io;
 
 /// The background work of a target. Shared by the target's queues and the thread that runs it.
 pub trait BackgroundWork: Send + Sync {
-    /// Whether there is something to do. `now`: on the clock of the rings.
+    /// Returns whether work is due. `now` is a time of the rings' clock.
     fn is_due(&self, now: Nanos) -> bool;
 
-    /// Does a part of the work. Called again while it is due, by one thread at a time.
+    /// Performs a part of the work. One thread at a time calls it, again and again while work is due.
     fn step(&self, now: Nanos, disks: &mut dyn Disks);
 }
 
@@ -34,8 +34,8 @@ pub trait Disks {
     /// The device's error.
     fn flush(&mut self, device: usize) -> io::Result<()>;
 
-    /// Writes and flushes, also to a device that refuses all other writes because a flush failed
-    /// ([`Flags::AFTER_LOSS`](block::Flags::AFTER_LOSS)). The default is for devices without that state.
+    /// Writes to a device and flushes it, even if it rejects all other writes because a flush failed
+    /// ([`Flags::AFTER_LOSS`](block::Flags::AFTER_LOSS)). The default is for devices that have no such state.
     ///
     /// # Errors
     /// The device's error.

@@ -1,9 +1,9 @@
 //! The target `delay <device> <offset> <ms> [<write device> <offset> <ms> [<flush device> <offset> <ms>]]`:
 //! delays requests.
 //!
-//! One set of arguments is for all requests; with two sets, the second is for writes and flushes; with three,
-//! the third is for flushes. There is no thread: each held request has a timer in its queue's ring.
-//! Suspending the device releases all held requests within [`RECHECK_NS`].
+//! One set of arguments applies to all requests; with two sets, the second applies to writes and flushes;
+//! with three, the third applies to flushes. No thread is used: each held request has a timer in its queue's
+//! ring. Suspending the device releases all held requests within [`RECHECK_NS`].
 
 use super::{
     Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
@@ -17,7 +17,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The longest timer of a held request: after it the request checks whether the device is being suspended.
+/// The longest timer of a held request, in nanoseconds. When it expires, the node checks whether the device
+/// is being suspended.
 const RECHECK_NS: u64 = 50_000_000;
 
 pub(super) const ROW: TargetRow = TargetRow {
@@ -52,9 +53,9 @@ const MS: u64 = 1_000_000;
 
 /// The shared part of the target or layer.
 pub struct Delay {
-    /// 0: the length of the device below.
+    /// The length; 0: the length of the device below.
     len: Sectors,
-    /// Reads, writes, flushes; a class that is not given equals the one before it.
+    /// The classes of reads, writes and flushes; a class that is not given equals the one before it.
     classes: [Class; 3],
     /// How many classes the table line gives.
     given: usize,
@@ -65,7 +66,7 @@ pub struct Delay {
 struct State {
     /// The number of held requests, by class.
     held: [AtomicU32; 3],
-    /// The device is being suspended: no request is held.
+    /// Whether the device is being suspended: then no request is held.
     draining: AtomicBool,
 }
 
@@ -96,8 +97,8 @@ pub(super) fn construct<R: Ring>(
 }
 
 impl Delay {
-    /// Creates a layer over one device, of the device's length. The delays of reads, writes and flushes, in
-    /// nanoseconds.
+    /// Creates a layer over one device, of the device's length. The arguments are the delays of reads, writes
+    /// and flushes, in nanoseconds.
     pub fn of([read, write, flush]: [u64; 3]) -> Delay {
         let len = Sectors(0);
         let class = |nanos| Class { device: 0, start: Sectors(0), nanos };
@@ -126,8 +127,8 @@ impl<R: Ring> Layer<R> for Delay {
         false
     }
 
-    /// As a layer, it is one device with its child in a trace. A target is a device of its own, as in the
-    /// kernel.
+    /// Returns 0 for a layer, so that traces treat it and its child as one device. A target is a device of
+    /// its own, as in the kernel.
     fn child_start(&self, _: usize) -> Option<Bytes> {
         (self.len.0 == 0).then_some(Bytes::ZERO)
     }
@@ -196,7 +197,7 @@ impl DelayNode {
         Verdict::Down(child)
     }
 
-    /// Holds the request until its time, but at most for [`RECHECK_NS`].
+    /// Holds the request until its delay is over, but at most for [`RECHECK_NS`].
     fn wait<R: Ring>(&self, io: Cookie, cx: &mut Cx<'_, R>) -> Verdict {
         let (_, until) = self.sent[io.tag.index()];
         cx.timer(io, until.min(cx.now().after(RECHECK_NS)));

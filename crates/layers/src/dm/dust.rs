@@ -1,7 +1,7 @@
 //! The target `dust <device> <offset> <block>`: emulates bad blocks, whose reads fail until they are written.
 //!
-//! Blocks are numbered from the device's first sector, as in the kernel. Nothing fails before the message
-//! `enable`. The list has a lock, which requests take only while failing is enabled and there is a bad block.
+//! Blocks are numbered from the device's first sector, as in the kernel. No read fails before the message
+//! `enable`. The list has a lock, which requests take only while failing is enabled and a bad block exists.
 
 use super::{
     Area, Devices, MessageError, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a target cannot be constructed or activated.
+/// The reason why a target cannot be constructed or activated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetError {
     text: Cow<'static, str>,
     errno: i32,
-    /// A detail that the kernel does not report, such as why a device did not open. May be empty.
+    /// A detail that the kernel does not report, such as the reason why a device could not be opened. May be
+    /// empty.
     detail: String,
 }
 
@@ -23,12 +24,12 @@ impl TargetError {
         TargetError { text: Cow::Owned(text), ..TargetError::new("") }
     }
 
-    /// Creates the error for a device that did not open; `text`: the target's text for that.
+    /// Creates the error for a device that could not be opened; `text` is the target's text for that.
     pub fn lookup(text: &'static str, why: LookupError) -> TargetError {
         TargetError { errno: why.errno, detail: why.why, ..TargetError::new(text) }
     }
 
-    /// Returns the error with another errno, positive.
+    /// Returns the error with the positive errno `errno`.
     #[must_use]
     pub fn with_errno(self, errno: i32) -> TargetError {
         TargetError { errno, ..self }
@@ -54,7 +55,7 @@ impl fmt::Display for TargetError {
 
 impl std::error::Error for TargetError {}
 
-/// Why a device did not open.
+/// The reason why a device could not be opened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LookupError {
     /// The reason, with the device's name.
@@ -63,7 +64,7 @@ pub struct LookupError {
     pub errno: i32,
 }
 
-/// Why a message was rejected: the kernel's errno.
+/// The reason why a message was rejected, as the kernel's errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MessageError {
     /// The target does not know the message, or its arguments are wrong.

@@ -22,7 +22,7 @@ pub(super) const ROW: TargetRow = TargetRow {
 
 struct ErrorTarget {
     len: Sectors,
-    /// The offset on the device whose limits it has.
+    /// The offset on the device whose limits the target has; `None`: no device was given.
     start: Option<Sectors>,
 }
 
@@ -84,7 +84,7 @@ struct ErrorNode;
 
 impl<R: Ring> Node<R> for ErrorNode {
     fn submit(&mut self, _: Cookie, req: &mut Request, _: &mut Cx<'_, R>) -> Verdict {
-        // The kernel's target has no flush requests (`num_flush_bios` is 0), so a flush of its table
+        // The kernel's target receives no flush requests (`num_flush_bios` is 0), so a flush of its table
         // succeeds.
         Verdict::Up(if req.op == Op::Flush { block::Status::Ok } else { block::Status::IoError })
     }

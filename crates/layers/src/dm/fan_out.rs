@@ -1,7 +1,6 @@
-//! One request copied to several children; it completes when all of them have, with the first error.
+//! Copies one request to several children. The request completes when all of them have, with the first error.
 //!
-//! Used for flushes, which every device must receive, and by targets that write to several devices. Part of a
-//! node.
+//! Nodes use it for flushes, which every device must receive, and for writes to several devices.
 
 use block::{Cookie, Request, Status};
 use queue::{ChildKind, Cx, NodeId, Ring, Verdict};
@@ -25,8 +24,9 @@ impl FanOut {
         self.open = vec![Open { left: 0, status: Status::Ok }; tags].into();
     }
 
-    /// Sends a request to each of these children; `request` returns it for the child's index. The node must
-    /// have at least as many spare children as `children` has entries, or the request is blocked forever.
+    /// Sends a request to each of these children; `request` returns the request for a child's index. The node
+    /// must be allowed at least as many child requests as `children` has entries, or the request is blocked
+    /// forever.
     pub fn start<R: Ring>(
         &mut self,
         io: Cookie,
@@ -48,7 +48,7 @@ impl FanOut {
         Verdict::Held
     }
 
-    /// Accounts for one completed child. Call it in the node's `child_end`.
+    /// Counts a completed child. Call it in the node's `child_end`.
     pub fn end(&mut self, io: Cookie, status: Status) -> Verdict {
         let open = &mut self.open[io.tag.index()];
         open.left -= 1;

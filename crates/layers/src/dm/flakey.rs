@@ -1,8 +1,8 @@
 //! The target `flakey <device> <offset> <up> <down> [<#feature args> <feature>…]`: works for `up` seconds,
 //! then fails for `down` seconds, periodically.
 //!
-//! While down it fails all requests, or does what its [`Features`] specify. The period starts with the first
-//! request. A write to be corrupted is copied first: its buffer belongs to the client.
+//! While down it fails all requests, or behaves as its [`Features`] specify. The period starts with the first
+//! request. The data of a write is copied before it is corrupted, because its buffer belongs to the client.
 
 use super::{
     Area, Args, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
@@ -70,7 +70,7 @@ pub struct Flakey {
     up: u32,
     down: u32,
     features: Features,
-    /// The time of the first request in nanoseconds; 0: none yet.
+    /// The time of the first request in nanoseconds; 0: no request has arrived yet.
     began_ns: Arc<AtomicU64>,
 }
 
@@ -295,15 +295,15 @@ impl<R: Ring> Target<R> for Flakey {
     }
 }
 
-/// The original fields of a request, and what to do when it completes.
+/// The original fields of a request, and the state that its completion needs.
 #[derive(Clone, Copy)]
 struct Saved {
     offset: Bytes,
     data: Data,
     flags: Flags,
-    /// The buffer of a corrupted write; empty: the request has its own.
+    /// The buffer of a corrupted write; empty: the request uses its own memory.
     copy: Segment,
-    /// Whether it is a read that was sent while the target was down.
+    /// Whether the request is a read that was sent while the target was down.
     down: bool,
 }
 
@@ -345,7 +345,7 @@ impl FlakeyNode {
         now_ns.saturating_sub(began) / 1_000_000_000 % self.cycle >= self.up
     }
 
-    /// Returns the bytes to replace: offset and new value.
+    /// Returns the bytes to replace: the offset in the request and the new value of each.
     fn corruptions(&mut self, req: &Request) -> [Option<(u64, u8)>; 2] {
         let writes = req.op == Op::Write;
         let fits = |corrupt: &CorruptByte| {
@@ -361,7 +361,8 @@ impl FlakeyNode {
         [fixed, random]
     }
 
-    /// Points a write at a copy of its data with these bytes replaced. `false`: no memory for the copy.
+    /// Points a write at a copy of its data with these bytes replaced. Returns `false` if there is no memory
+    /// for the copy.
     fn corrupt_write<R: Ring>(
         &mut self,
         io: Cookie,
@@ -434,7 +435,7 @@ impl<R: Ring> Node<R> for FlakeyNode {
                 return Verdict::Blocked;
             }
         } else if req.op == Op::Read && self.features.corrupts() {
-            // A zero-copy reply cannot be written to.
+            // The target writes to the data, which a zero-copy reply does not allow.
             req.flags = req.flags.difference(Flags::ZERO_COPY);
         }
         self.forward(req)

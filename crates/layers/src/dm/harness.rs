@@ -294,7 +294,7 @@ impl Harness {
         self.disks[disk].borrow_mut().failures.push_back(status);
     }
 
-    /// Makes all requests to a disk fail, or succeed again.
+    /// Makes the next 1000 requests to a disk fail, or all requests succeed again.
     pub(crate) fn break_disk(&mut self, disk: usize, broken: bool) {
         let failures = if broken { 1000 } else { 0 };
         self.disks[disk].borrow_mut().failures = vec![Status::IoError; failures].into();

@@ -1,4 +1,4 @@
-//! The target `linear <device> <offset>`: maps to a part of a device.
+//! The target `linear <device> <offset>`: maps its sectors to a contiguous range of a device.
 
 use super::{
     Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u64,

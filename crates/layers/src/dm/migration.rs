@@ -1,16 +1,17 @@
 //! The target of a device whose contents move to another device while it is served.
 //!
-//! Devices: 0 is the source, 1 the destination, both as long as the target. A region is *copied* or not. Reads go to
-//! the source. Writes, discards and zeroes go to the source, and in copied regions to the destination afterwards.
-//! [Background work](super::background) copies the other regions, one at a time.
+//! Devices: 0 is the source, 1 the destination, both as long as the target. A region is *copied* or not.
+//! Reads go to the source. Writes, discards and zeroes go to the source, and in copied regions to the
+//! destination afterwards. [Background work](super::background) copies the other regions, one at a time.
 //!
-//! The source alone answers: the status of a request is the source's, and a request is answered after the source
-//! has it. An error of the destination ends the migration, and fails no request. Flushes go to the source; the
-//! destination is flushed as a whole before a device uses it alone.
+//! The source alone answers: the status of a request is the source's, and a request is answered after the
+//! source has it. An error of the destination ends the migration, and fails no request. Flushes go to the
+//! source; the destination is flushed as a whole before a device uses it alone.
 //!
-//! *Invariant:* the source has every acknowledged write, at any time. *Invariant:* source and destination are equal in
-//! a copied region without writes in flight: writes that overlap are sent one after the other. A region's cell counts its writes in flight, or says that it is being
-//! copied: the two exclude each other, so a write knows for its whole time whether its region is copied.
+//! *Invariant:* the source has every acknowledged write, at any time. *Invariant:* source and destination are
+//! equal in a copied region without writes in flight: writes that overlap are sent one after the other. A
+//! region's cell counts its writes in flight, or says that it is being copied: the two exclude each other, so
+//! a write knows for its whole time whether its region is copied.
 
 use super::background::{BackgroundWork, Disks};
 use super::{Area, Names, Status, Target, stack};
@@ -62,8 +63,8 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// Creates the state for devices of this length. `to`: the destination's description. `rate`: bytes to copy a
-    /// second; `None`: as fast as possible.
+    /// Creates the state for devices of this length. `to`: the destination's description. `rate`: bytes to
+    /// copy a second; `None`: as fast as possible.
     pub fn new(len: Sectors, to: String, rate: Option<u64>) -> Arc<Migration> {
         let regions = len.bytes().0.div_ceil(REGION.0);
         Arc::new(Migration {

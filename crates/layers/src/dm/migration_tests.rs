@@ -152,8 +152,8 @@ fn the_rate_delays_the_next_region() {
     assert_eq!(migration.progress(), (REGION, Bytes(4 * REGION.0)));
 }
 
-/// Seeds of random writes, failures and copies. After each run the source has what a model of the device has, and so
-/// has the destination if the migration is complete.
+/// Seeds of random writes, failures and copies. After each run the source has what a model of the device has,
+/// and so has the destination if the migration is complete.
 #[test]
 fn random_writes_beside_the_copy_reach_both_devices() {
     let len = Sectors(3 * REGION.sectors().0 + 40);

@@ -269,8 +269,8 @@ impl MultipathNode {
         Verdict::Up(status)
     }
 
-    /// Ends a request that failed, and whose selector measures how long requests take. This function is separate
-    /// so that `ended_timed` calls nothing and saves no registers.
+    /// Ends a request that failed, and whose selector measures how long requests take. This function is
+    /// separate so that `ended_timed` calls nothing and saves no registers.
     #[cold]
     fn failed_timed<R: Ring>(
         &mut self,

@@ -76,8 +76,8 @@ pub struct Multipath {
     suspended: AtomicU32,
     /// How long requests are queued while no path is usable, in nanoseconds; 0: without limit.
     no_path_timeout_ns: AtomicU64,
-    /// The time since which no path is usable, in nanoseconds; 0: a path is usable, or no request has needed one
-    /// since.
+    /// The time since which no path is usable, in nanoseconds; 0: a path is usable, or no request has needed
+    /// one since.
     no_path_since_ns: AtomicU64,
     /// The longest time for which a request was queued, in nanoseconds.
     longest_wait_ns: AtomicU64,
@@ -377,7 +377,8 @@ impl Multipath {
 
     /// Returns the table line's arguments as `dmsetup table` shows them, with `name` for each path.
     pub fn table(&self, name: impl FnMut(usize) -> String) -> String {
-        // The current value is shown: a suspension turns it off, for bios (as in the kernel) also without flush.
+        // The current value is shown: a suspension turns it off, for bios (as in the kernel) also without
+        // flush.
         let is_off = self.must_push_back() && self.config.queue_mode == QueueMode::Bio;
         self.config.table(self.queues_if_no_path() && !is_off, self.shown_group(self.chosen()), name)
     }

@@ -1,4 +1,4 @@
-//! mq-deadline: chooses the next request. The kernel's `__dd_dispatch_request`, block/mq-deadline.c.
+//! mq-deadline: chooses the next request as the kernel's `__dd_dispatch_request` does (block/mq-deadline.c).
 //!
 //! Requests are dispatched in batches of one direction, in sector order. A batch ends after `fifo_batch`
 //! requests, or when no request lies ahead. Then reads are chosen, unless writes wait and have been passed
@@ -16,12 +16,12 @@ pub(super) const WRITE: usize = 1;
 /// The state of one queue.
 #[derive(Default, Debug)]
 pub(super) struct Deadline {
-    /// Where the last dispatched request of each direction began.
+    /// The first byte of the last dispatched request of each direction.
     position: [u64; 2],
     direction: usize,
     /// Requests dispatched in the current batch.
     batched: u64,
-    /// Batches of reads since writes began to wait.
+    /// Number of batches of reads since writes began to wait.
     starved: u64,
 }
 

@@ -12,22 +12,22 @@ use super::values::{Parameter, Snapshot};
 use block::{Op, Tag};
 use queue::Nanos;
 
-/// Reads, writes, discards, and others, in the order in which they are served.
+/// Number of domains: reads, writes, discards, and others, in the order in which they are served.
 pub(super) const DOMAINS: usize = 4;
 const OTHER: usize = 3;
-/// The most tokens of each domain (`kyber_depth`).
+/// Largest number of tokens of each domain (`kyber_depth`).
 const DEPTH: [u32; DOMAINS] = [256, 128, 64, 16];
 /// Requests that each domain may dispatch in a batch (`kyber_batch_size`).
 const BATCH: [u32; DOMAINS] = [16, 8, 1, 1];
 const DISCARD_TARGET_NS: u64 = 5_000_000_000;
-/// The width of a bucket: the target shifted right by this.
+/// The width of a bucket is the target shifted right by this number of bits.
 const SHIFT: u32 = 2;
-/// Buckets of requests within the target.
+/// Number of buckets for latencies within the target.
 const GOOD: usize = 1 << SHIFT;
 const BUCKETS: usize = 2 << SHIFT;
-/// The time from the first latency to the evaluation.
+/// The time from the first latency to the evaluation, in nanoseconds.
 const TIMER_NS: u64 = 100_000_000;
-/// Latencies that an evaluation needs, and how long it waits for that many.
+/// Number of latencies that an evaluation needs, and how long it waits for that many.
 const SAMPLES: u32 = 500;
 const SAMPLES_NS: u64 = 1_000_000_000;
 
@@ -35,7 +35,8 @@ const SAMPLES_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, Default, Debug)]
 struct Latencies {
     buckets: [u32; BUCKETS],
-    /// When few latencies are evaluated anyway. The kernel has one such time for both histograms of a domain.
+    /// The time at which even a few latencies are evaluated. The kernel has one such time for both histograms
+    /// of a domain.
     until: Option<Nanos>,
 }
 
@@ -73,7 +74,7 @@ impl Latencies {
 struct Domain {
     tokens: u32,
     used: u32,
-    /// Latencies from dispatch, and from arrival.
+    /// Latencies from dispatch (at the device), and from arrival (in total).
     device: Latencies,
     total: Latencies,
     /// The 99th percentile of total latency while the device was not congested.
@@ -86,7 +87,7 @@ pub(super) struct Kyber {
     domains: [Domain; DOMAINS],
     current: usize,
     batched: u32,
-    /// When latencies are evaluated next; `None`: there are none.
+    /// The time of the next evaluation; `None`: there are no latencies.
     timer_at: Option<Nanos>,
 }
 
@@ -157,7 +158,7 @@ impl Kyber {
         self.timer_at.get_or_insert(now.after(TIMER_NS));
     }
 
-    /// Evaluates latencies and adjusts tokens, if it is time.
+    /// Evaluates latencies and adjusts tokens if the evaluation is due.
     pub(super) fn evaluate(&mut self, now: Nanos) {
         if self.timer_at.is_none_or(|at| now < at) {
             return;

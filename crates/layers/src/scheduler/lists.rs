@@ -1,4 +1,4 @@
-//! Waiting requests: lists in order of arrival and of sectors, merged where they are adjacent.
+//! The lists of waiting requests, in order of arrival and of sectors. Adjacent requests are merged.
 //!
 //! An element of a list is a **group**: one request, or several adjacent ones that are dispatched as one. A
 //! group is identified by the tag of its first request to arrive, its *lead*. All state is in arrays
@@ -11,10 +11,10 @@ use super::merge::{Memory, Rules};
 use block::{Bytes, Cookie, Data, Flags, Op, Request, Segment, Tag};
 use queue::Nanos;
 
-/// No tag: tags are below 2^16.
+/// The number that stands for no tag: tags are below 2^16.
 const NONE: u32 = u32::MAX;
 
-/// A request's place in its group; for a lead also the state of the group.
+/// A request and its place in its group; for a lead also the state of the group.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     req: Request,
@@ -30,7 +30,7 @@ pub(super) struct Group {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) memory: Memory,
-    /// 0: it was merged into another group.
+    /// Number of requests; 0: the group was merged into another one.
     pub(super) requests: u32,
     pub(super) arrived: Nanos,
     pub(super) deadline: Nanos,
@@ -77,18 +77,18 @@ struct List {
 /// Which groups an arriving request may be merged with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Merging {
-    /// None.
+    /// No group.
     None,
     /// Only the group that was inserted or merged into last.
     Last,
     /// All groups.
     All {
-        /// Whether in front of a group, too.
+        /// Whether the request may also be merged in front of a group.
         front: bool,
     },
 }
 
-/// How a request was inserted.
+/// The place where a request was inserted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Insertion {
     /// As a new group.

@@ -1,4 +1,4 @@
-//! Whether adjacent requests may be merged: arithmetic on limits, without a queue.
+//! Decides whether adjacent requests may be merged: arithmetic on limits, without a queue.
 //!
 //! Source of the rules: `blk_rq_merge_ok`, `ll_back_merge_fn`, `ll_front_merge_fn`, `req_gap_back_merge` and
 //! `blk_rq_get_max_sectors` in the kernel's block/blk-merge.c. As in the kernel, segment counts of merged
@@ -6,17 +6,17 @@
 
 use block::{Op, QueueLimits, Segment};
 
-/// Entries of the segment table for one merged request: what one vectored operation takes.
+/// Entries of the segment table for one merged request: the most that one vectored operation takes.
 pub(super) const SEGMENTS_MAX: u32 = 64;
 
-/// The most bytes that every zero-copy backend answers at once (a zero device: 32 MiB).
+/// Longest read in bytes that every zero-copy backend answers at once (a zero device: up to 32 MiB).
 const ZERO_COPY_MAX: u64 = 16 << 20;
 
 /// The memory of a group, as far as merging needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     segments: u32,
-    /// The first address of its first segment, and the end of its last.
+    /// The address of the first segment, and the end of the last one.
     first: u64,
     end: u64,
     pub(super) mergeable: bool,
@@ -43,7 +43,7 @@ impl Memory {
 pub(super) struct Rules {
     max: u64,
     max_discard: u64,
-    /// 0: no chunk limit.
+    /// Chunk size (`chunk_sectors`); 0: no chunk limit.
     chunk: u64,
     max_segments: u32,
     max_segment_size: u64,
@@ -56,7 +56,7 @@ impl Rules {
         let granule = limits.discard_granularity.0.max(512);
         Rules {
             max: limits.max_sectors.bytes().0,
-            // As in the split rules: whole granules.
+            // Whole granules, as in the split rules.
             max_discard: limits.max_discard_sectors.bytes().align_down(granule).0,
             chunk: limits.chunk_sectors.bytes().0,
             max_segments: u32::from(limits.max_segments).min(SEGMENTS_MAX),

@@ -51,15 +51,15 @@ impl Chooser {
 /// The state of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
-    /// Not here, or it bypasses the lists.
+    /// The request is not held here, or bypasses the lists.
     Passthrough,
-    /// Waits for admission to the lists: the limit of writes (`async_depth`) is reached.
+    /// The request waits for admission to the lists: the limit of writes (`async_depth`) is reached.
     Throttled,
-    /// In a list, as the lead or a member of a group.
+    /// The request is in a list, as the lead or a member of a group.
     Queued,
-    /// Dispatched, on its own or as the lead of a group.
+    /// The request was dispatched, on its own or as the lead of a group.
     Dispatched,
-    /// Its group has completed.
+    /// The request's group has completed.
     Completed,
 }
 
@@ -67,15 +67,15 @@ enum Place {
 #[derive(Clone, Copy, Debug)]
 struct State {
     place: Place,
-    /// The status with which its group completed.
+    /// The status with which the request's group completed.
     status: Status,
     class: u8,
-    /// For a dispatched lead: when it was dispatched, and its area of the segment table.
+    /// The time of dispatch and the area of the segment table, for a dispatched lead.
     started: Nanos,
     area: u16,
 }
 
-/// No area of the segment table is in use.
+/// The number that stands for no area of the segment table.
 const NO_AREA: u16 = u16::MAX;
 const NEW: State =
     State { place: Place::Passthrough, status: Status::Ok, class: 0, started: Nanos(0), area: NO_AREA };
@@ -191,7 +191,7 @@ impl SchedulerNode {
     /// Reports requests of this batch as inserted.
     fn report_inserted<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
         for tag in self.batch.drain(..) {
-            // It may have been merged into another group meanwhile.
+            // The request's group may have been merged into another one meanwhile.
             if self.lists.group(tag).requests > 0 {
                 cx.probe(tag, &self.lists.whole(tag), Event::Inserted);
             }
@@ -212,7 +212,7 @@ impl SchedulerNode {
         let now = cx.now();
         while self.below < self.snapshot.get(Parameter::QueueDepth) && self.lists.waiting() > 0 {
             if self.areas.is_empty() || cx.spare_children() == 0 {
-                // The next request may be a group. A completion below dispatches again.
+                // The next request may be a group, which needs an area. A completion below dispatches again.
                 return;
             }
             let next = match &mut self.chooser {
@@ -339,7 +339,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, _: &mut Cx<'_, R>) -> Verdict {
         let state = self.states[io.tag.index()];
         if state.place == Place::Completed {
-            // A zero-copy read has got its memory from the group's child.
+            // The group's child has given a zero-copy read its memory.
             req.data = self.lists.request(io.tag).data;
             self.states[io.tag.index()] = NEW;
             return Verdict::Up(state.status);
@@ -382,6 +382,6 @@ impl<R: Ring> Node<R> for SchedulerNode {
         Verdict::Up(status)
     }
 
-    /// Waiting requests are dispatched in time; dispatched ones are cancelled below.
+    /// Does nothing: waiting requests are dispatched soon, and dispatched ones are cancelled below.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

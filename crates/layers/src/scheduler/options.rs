@@ -1,4 +1,5 @@
-//! The parameters of schedulers as help and the reference show them. Names, units and defaults are the kernel's.
+//! The parameters of schedulers as help and the reference show them, with the kernel's names, units and
+//! defaults.
 
 use super::Policy;
 use options::OptionRow;
@@ -43,7 +44,7 @@ const KYBER: &[OptionRow] = &[
 ];
 
 impl Policy {
-    /// The parameters, each with its value, default and purpose.
+    /// Returns the parameters, each with its value, default and purpose.
     pub const fn options(self) -> &'static [OptionRow] {
         match self {
             Policy::MqDeadline => MQ_DEADLINE,
@@ -51,7 +52,7 @@ impl Policy {
         }
     }
 
-    /// The purpose, in half a line.
+    /// Returns a description of the policy, half a line long.
     pub const fn about(self) -> &'static str {
         match self {
             Policy::MqDeadline => "requests in the order of sectors, with deadlines; reads go before writes",

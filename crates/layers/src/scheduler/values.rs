@@ -49,7 +49,7 @@ pub enum Parameter {
     WriteExpire,
     /// How many batches of reads may precede waiting writes.
     WritesStarved,
-    /// Whether requests are merged in front of others, too.
+    /// Whether requests are also merged in front of others.
     FrontMerges,
     /// Number of requests in a batch.
     FifoBatch,
@@ -107,7 +107,7 @@ const KYBER_ASYNC_PERCENT: u64 = 75;
 /// Error in a scheduler's options.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParameterError {
-    /// The scheduler does not exist.
+    /// No scheduler has this name.
     #[error("unknown scheduler \"{0}\" ({near}schedulers: none, mq-deadline, kyber)", near = near_policy(.0))]
     Policy(String),
     /// `prio_aging_expire`: requests have no priorities.
@@ -116,7 +116,7 @@ pub enum ParameterError {
     /// The scheduler has no such parameter.
     #[error("{0} has no parameter \"{1}\" ({near}parameters: {2})", near = options::did_you_mean(.1, .2.split(", ")))]
     Unknown(&'static str, String, String),
-    /// A parameter is specified twice.
+    /// A parameter was specified twice.
     #[error("{0} is specified twice (leave one out)")]
     Twice(&'static str),
     /// The value is invalid.
@@ -264,7 +264,7 @@ impl fmt::Display for Choice {
 pub(crate) struct Values {
     policy: Policy,
     values: [AtomicU64; COUNT],
-    /// The largest depth of the device's queues; 0: it has none yet.
+    /// The largest depth of the device's queues; 0: the device has no queue yet.
     requests: AtomicU64,
 }
 

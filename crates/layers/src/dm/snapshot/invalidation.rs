@@ -1,8 +1,8 @@
 //! Writing the header of a snapshot that became invalid, before a write to its origin changes what the
 //! snapshot shows.
 //!
-//! After a restart only the COW device records whether the snapshot is valid. So a write without a copy goes to
-//! the origin only once the header on disk says that the snapshot is invalid. Background work writes the
+//! After a restart only the COW device records whether the snapshot is valid. So a write without a copy goes
+//! to the origin only once the header on disk says that the snapshot is invalid. Background work writes the
 //! header, and retries until that succeeds. Writes to the origin wait for up to [`HEADER_TIMEOUT_NS`], then
 //! fail while the header cannot be written. Until then the header is correct: the origin is unchanged
 //! wherever the snapshot has no exception on disk.

@@ -75,8 +75,8 @@ pub(in crate::multipath) struct HistoricalServiceTime {
     requests: u32,
     weights: [u64; WEIGHTS],
     threshold: u64,
-    /// Whether the threshold is 0 and no service time can become 0: then no two paths with different estimates
-    /// count as equally fast.
+    /// Whether the threshold is 0 and no service time can become 0: then no two paths with different
+    /// estimates count as equally fast.
     is_plain: bool,
     /// Whether `is_plain` is set and one step compares all paths.
     is_small: bool,
@@ -190,8 +190,8 @@ impl HistoricalServiceTime {
         Some(self.put(a.whole().min(b.whole()).min(c.whole()).min(d.whole()) as u8))
     }
 
-    /// Chooses the path in all cases that [`take_idle`](HistoricalServiceTime::take_idle) leaves: compares the
-    /// paths in the order of the list.
+    /// Chooses the path in all cases that [`take_idle`](HistoricalServiceTime::take_idle) leaves: compares
+    /// the paths in the order of the list.
     pub(super) fn take_from_list(&mut self, now: Nanos) -> u8 {
         let best = match self.is_plain && u64::from(self.requests) < REQUESTS_MAX {
             true => self.best(|path, other| path.is_better_in_time(other, now.0)),
@@ -276,7 +276,8 @@ impl HistoricalServiceTime {
 }
 
 impl Path {
-    /// Returns whether this path is preferred to one before it in the list, as the kernel's `hst_compare` does.
+    /// Returns whether this path is preferred to one before it in the list, as the kernel's `hst_compare`
+    /// does.
     fn is_better(&self, other: &Path, threshold: u64, now: u64) -> bool {
         let (slow, fast) =
             (self.service_time.max(other.service_time), self.service_time.min(other.service_time));

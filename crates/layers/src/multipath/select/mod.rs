@@ -237,8 +237,8 @@ pub struct Report {
     pub misses: u64,
 }
 
-/// The state with which one hardware queue chooses among the paths of one group. Paths are numbered within the
-/// group.
+/// The state with which one hardware queue chooses among the paths of one group. Paths are numbered within
+/// the group.
 #[derive(Debug)]
 #[repr(u8)]
 pub(super) enum Selector {
@@ -307,7 +307,8 @@ impl Selector {
         Selector::RoundRobin(RoundRobin::default())
     }
 
-    /// Sets which paths are usable. Paths that stay usable keep their order; newly usable ones are chosen last.
+    /// Sets which paths are usable. Paths that stay usable keep their order; newly usable ones are chosen
+    /// last.
     pub(super) fn set_usable(&mut self, is_usable: impl Fn(u8) -> bool) {
         match self {
             Selector::RoundRobin(round_robin) | Selector::Affinity { round_robin, .. } => {
@@ -336,7 +337,8 @@ impl Selector {
     pub(super) fn cycle(&self) -> &[u8] {
         match self {
             Selector::RoundRobin(round_robin) => &round_robin.usable,
-            // The cycle is the CPU's own path. A CPU without one has no cycle, so that each request is counted.
+            // The cycle is the CPU's own path. A CPU without one has no cycle, so that each request is
+            // counted.
             Selector::Affinity { round_robin: RoundRobin { usable, .. }, own: Some(own), .. } => {
                 let place = usable.iter().position(|path| path == own);
                 // If the CPU's path is not usable, the first usable path is taken.

@@ -70,7 +70,8 @@ impl Multipath {
         })
     }
 
-    /// Returns the requests and bytes in flight that selectors of all queues count, for tests that they balance.
+    /// Returns the requests and bytes in flight that selectors of all queues count, for tests that they
+    /// balance.
     pub fn in_flight(&self) -> (u64, u64) {
         let reports = (0..self.paths.len()).map(|path| self.report(path));
         reports.fold((0, 0), |sum, one| (sum.0 + one.requests, sum.1 + one.bytes))

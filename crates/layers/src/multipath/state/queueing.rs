@@ -1,4 +1,5 @@
-//! Decides whether requests are queued while no path is usable; handles suspensions, which change that (MP-4).
+//! Decides whether requests are queued while no path is usable; handles suspensions, which change that
+//! (MP-4).
 
 use super::Multipath;
 use queue::Nanos;
