@@ -5,15 +5,15 @@ use crate::Rng;
 use block::{Region, Segment};
 use std::collections::VecDeque;
 
-/// Content of fresh memory, so that a read that completes without filling it yields garbage.
+/// Content of fresh memory: a read that completes without filling its memory yields this as garbage.
 const FRESH: u8 = 0xA5;
-/// A region number is reused only after this many others were freed, so that a stale segment is invalid.
+/// Number of regions that are freed before a region number is reused, so that a stale segment is invalid.
 const QUARANTINE: usize = 256;
 
 #[derive(Debug)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// The allocation; bytes outside it belong to nobody.
+    /// The allocation; the bytes of the region before it must not be used.
     whole: Segment,
     live: bool,
     pins: u32,
@@ -28,7 +28,8 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Allocates `len` bytes: at offset 0 of a region from a page on, at a random offset below.
+    /// Allocates `len` bytes: a page or more at offset 0 of its region, less at a random multiple of 64
+    /// bytes.
     pub(crate) fn allocate(&mut self, len: u32, rng: &mut Rng) -> Segment {
         assert!(len > 0 && len <= 32 << 20, "allocate({len}): 1 byte to 32 MiB");
         let offset = if len < 4096 { rng.below(64) * 64 } else { 0 };
@@ -85,7 +86,7 @@ impl Arena {
         }
     }
 
-    /// Number of allocations that were not freed.
+    /// Returns the number of allocations that were not freed.
     pub(crate) fn live(&self) -> usize {
         self.live
     }

@@ -34,7 +34,7 @@ pub struct DiskConfig {
 struct Dirty {
     sequence: u64,
     bytes: Box<[u8; SECTOR_LEN]>,
-    /// A sync failed on it: it will never become stable.
+    /// A sync of it failed: it never becomes stable.
     dropped: bool,
 }
 
@@ -44,12 +44,12 @@ pub struct Disk {
     config: DiskConfig,
     now: Vec<u8>,
     stable: Vec<u8>,
-    /// By sector, oldest first.
+    /// Contents of each sector that are not stable, oldest first.
     dirty: BTreeMap<u64, Vec<Dirty>>,
-    /// By page.
+    /// Whether each page is allocated.
     allocated: Vec<bool>,
     sequence: u64,
-    /// Write-back has failed since power-on: data that is read back may never become stable.
+    /// Whether write-back has failed since power-on: data that is read back may never become stable.
     failed: bool,
 }
 
@@ -70,38 +70,39 @@ impl Disk {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> u64 {
         self.now.len() as u64
     }
 
-    /// Changes the required alignment: the file was switched between buffered and direct I/O.
+    /// Changes the required alignment, as when the file is switched between buffered and direct I/O.
     pub fn realign(&mut self, align: u64, align_memory: u64) {
         (self.config.align, self.config.align_memory) = (align, align_memory);
     }
 
-    /// Whether the size is 0.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.now.is_empty()
     }
 
-    /// Configuration of the disk.
+    /// Returns the configuration of the disk.
     pub fn config(&self) -> DiskConfig {
         self.config
     }
 
-    /// Whether data may have been dropped since the last power cut: the file's readers must not assume that
-    /// what they read is stable.
+    /// Returns whether data may have been dropped since the last power cut: then the file's readers must not
+    /// assume that the data they read is stable.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Whether a range lies in allocated pages only.
+    /// Returns whether a range lies in allocated pages only.
     pub fn is_allocated(&self, offset: u64, len: u64) -> bool {
         pages(offset, len).all(|page| self.allocated[page as usize])
     }
 
-    /// Reads into `into` from `offset`; returns the bytes before the end of the disk.
+    /// Reads into `into` from `offset`. Returns the number of bytes read, which is less at the end of the
+    /// disk.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> usize {
         let start = offset.min(self.len()) as usize;
         let len = into.len().min(self.now.len() - start);
@@ -112,7 +113,7 @@ impl Disk {
     /// Writes `bytes` at `offset`, to stable storage if `durable`.
     ///
     /// # Panics
-    /// If it would grow the disk: a stack must stay within its device.
+    /// If the write would grow the disk: a stack must stay within its device.
     pub fn write(&mut self, offset: u64, bytes: &[u8], durable: bool) {
         self.store(offset, bytes.len() as u64, |at, into| {
             into.copy_from_slice(&bytes[at as usize..at as usize + into.len()]);
@@ -148,8 +149,8 @@ impl Disk {
         pages(offset, len).for_each(|page| self.allocated[page as usize] = true);
     }
 
-    /// The first offset from `offset` on that is data (or a hole): `None` past the end, or if there is no
-    /// more data. The end of the disk counts as a hole.
+    /// Returns the first offset from `offset` on that is data (or a hole). Returns `None` past the end, or if
+    /// no data follows. The end of the disk counts as a hole.
     pub fn seek(&self, offset: u64, hole: bool) -> Option<u64> {
         if offset >= self.len() {
             return None;
@@ -161,7 +162,7 @@ impl Disk {
         if hole { Some(found.unwrap_or(self.len()).min(self.len())) } else { found }
     }
 
-    /// The sequence number up to which a sync that starts now is effective.
+    /// Returns the sequence number up to which a sync that starts now is effective.
     pub fn sync_point(&self) -> u64 {
         self.sequence
     }
@@ -179,14 +180,14 @@ impl Disk {
         });
     }
 
-    /// A sync up to `point` failed: some dirty data is written, some is still dirty, and some is marked clean
+    /// Fails a sync up to `point`: some dirty data is written, some is still dirty, and some is marked clean
     /// without having been written.
     pub fn fail_sync(&mut self, point: u64, rng: &mut Rng) {
         self.fail_write_back(0..self.len() / SECTOR, point, rng);
     }
 
-    /// A durable write failed after its data reached the cache: affects the pages of its range as a failed
-    /// sync does.
+    /// Fails a durable write after its data reached the cache. The pages of its range are affected as by a
+    /// failed sync.
     pub fn fail_durable(&mut self, offset: u64, len: u64, rng: &mut Rng) {
         let touched = pages(offset, len);
         let sectors = touched.start * PAGE_SECTORS..touched.end * PAGE_SECTORS;
@@ -206,7 +207,7 @@ impl Disk {
         }
     }
 
-    /// Power cut: each sector has its stable content or any later one.
+    /// Cuts the power: each sector then has its stable content or any later one.
     pub fn power_cut(&mut self, rng: &mut Rng) {
         for (sector, contents) in std::mem::take(&mut self.dirty) {
             let choice = rng.below(contents.len() as u64 + 1) as usize;
@@ -223,7 +224,7 @@ impl Disk {
         }
     }
 
-    /// A durable write has completed: the current content of the range is stable.
+    /// Makes the current content of a range stable, because a durable write has completed.
     pub(crate) fn make_stable(&mut self, offset: u64, len: u64) {
         for sector in sectors(offset, len) {
             self.dirty.remove(&sector);

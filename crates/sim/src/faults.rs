@@ -41,7 +41,7 @@ impl Faults {
         no_memory: 0,
     };
 
-    /// Whether requests may fail because of this plan.
+    /// Returns whether requests may fail because of this plan.
     pub fn can_fail_requests(&self) -> bool {
         [self.io_error, self.again, self.no_space, self.sync_error, self.lost]
             .iter()

@@ -2,7 +2,7 @@
 //!
 //! For every sector it has the writes that may have determined its content, with their start and end. A read
 //! may return the content of any of them, unless a later successful write hides it: one that started after
-//! the other ended, and ended before the read started. A failed write may or may not have taken effect. A
+//! the hidden write ended, and ended before the read started. A failed write may have taken effect or not. A
 //! discard may leave zeroes or the old content. After a power cut, only durable writes hide others: a
 //! completed FUA write, or a write that ended before a successful flush started.
 //!
@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-/// End of a write in flight.
+/// The end time of a write in flight.
 const OPEN: u64 = u64::MAX;
 
 /// A write to a sector.
@@ -25,16 +25,16 @@ struct Write {
     start: u64,
     /// [`OPEN`] until it has ended.
     end: u64,
-    /// It succeeded with a certain content, so it hides earlier writes.
+    /// Whether the write succeeded and its content is certain, so that it hides earlier writes.
     hides: bool,
-    /// It was completed with FUA, or survived a power cut.
+    /// Whether the write was completed with FUA, or survived a power cut.
     stable: bool,
 }
 
 /// A request watched by the model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    /// When it started; also the version of a write's data.
+    /// The start time of the request, which is also the version of a write's data.
     pub start: u64,
     op: Op,
     flags: Flags,
@@ -74,21 +74,21 @@ pub struct Model {
     reads: Vec<u64>,
     /// Latest start of a successful flush: writes that ended before it are stable.
     flushed: u64,
-    /// A successful discard leaves zeroes.
+    /// Whether a successful discard leaves zeroes.
     discard_zeroes: bool,
     /// Shared with models copied from this one, so that versions are unique among all of them.
     clock: Rc<Cell<u64>>,
 }
 
 impl Model {
-    /// A device of this many sectors, all zeroes.
+    /// Creates the model of a device of this many sectors, all zeroes.
     pub fn new(sectors: Sectors, discard_zeroes: bool) -> Model {
         let blank = Write { version: None, start: 0, end: 0, hides: true, stable: true };
         let sectors = vec![vec![blank]; sectors.0 as usize];
         Model { sectors, reads: Vec::new(), flushed: 0, discard_zeroes, clock: Rc::new(Cell::new(1)) }
     }
 
-    /// The model of a device that is a copy of this one from now on.
+    /// Returns the model of a device that is a copy of this one from now on.
     ///
     /// # Panics
     /// If a request is in flight.
@@ -99,12 +99,13 @@ impl Model {
         self.clone()
     }
 
-    /// Size of the device.
+    /// Returns the size of the device.
     pub fn device_len(&self) -> Sectors {
         Sectors(self.sectors.len() as u64)
     }
 
-    /// A request is about to be submitted. The data of a write must have version [`Ticket::start`].
+    /// Records a request that is about to be submitted. The data of a write must have version
+    /// [`Ticket::start`].
     pub fn begin(&mut self, op: Op, flags: Flags, first: Sectors, count: Sectors) -> Ticket {
         debug_assert!(!op.is_special(), "this is the model of a device without zones: {op:?}");
         let start = self.tick();
@@ -120,7 +121,7 @@ impl Model {
         ticket
     }
 
-    /// A request other than a read has completed.
+    /// Records the completion of a request other than a read.
     pub fn end(&mut self, ticket: Ticket, status: Status) {
         let end = self.tick();
         self.reads.retain(|&start| start != ticket.start);
@@ -144,7 +145,7 @@ impl Model {
         }
     }
 
-    /// A read has completed. `sectors` is its data, in order; ignored unless it succeeded.
+    /// Checks a completed read. `sectors` is its data, in order; it is ignored unless the read succeeded.
     ///
     /// # Errors
     /// [`Violation`] if a sector has a content that is not allowed.
@@ -168,12 +169,13 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a sector may be reported as zeroes to a request in flight.
+    /// Returns whether a sector may be reported as zeroes to a request in flight.
     pub fn may_be_zero(&self, sector: Sectors, ticket: Ticket) -> bool {
         self.allowed(sector.0, ticket.start).any(|write| write.version.is_none())
     }
 
-    /// Power cut: writes in flight may have taken effect, and those that are not stable may be lost.
+    /// Records a power cut: writes in flight may have taken effect, and writes that are not stable may be
+    /// lost.
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();
@@ -193,11 +195,11 @@ impl Model {
         }
     }
 
-    /// After a power cut, a sector was found to contain `bytes`, which is its only possible content from now
+    /// Records that a sector contains `bytes` after a power cut, which is its only possible content from now
     /// on.
     ///
     /// # Errors
-    /// [`Violation`] if it must not contain that.
+    /// [`Violation`] if that content is not allowed.
     pub fn settle(&mut self, sector: Sectors, bytes: &[u8]) -> Result<(), Violation> {
         let now = self.tick();
         let version = self.check(sector.0, bytes, now, "after a power cut")?;
@@ -215,7 +217,7 @@ impl Model {
         &mut self.sectors[ticket.first as usize..(ticket.first + ticket.count) as usize]
     }
 
-    /// The writes whose content may be seen by a read that started at `start` and ends now.
+    /// Returns the writes whose content a read that started at `start` and ends now may return.
     fn allowed(&self, sector: u64, start: u64) -> impl Iterator<Item = &Write> {
         let writes = &self.sectors[sector as usize];
         let hiding = writes.iter().filter(move |write| write.hides && write.end < start);
@@ -223,8 +225,8 @@ impl Model {
         writes.iter().filter(move |write| write.end >= newest)
     }
 
-    /// Whether the read overlaps a write in flight, and each byte is from before or after that: the read was
-    /// done in two steps.
+    /// Returns whether the read overlaps a write in flight, and each byte is from before or after that write,
+    /// as when the operation takes effect in two steps.
     fn may_be_torn(&self, sector: u64, bytes: &[u8], start: u64) -> bool {
         let mut known = vec![false; bytes.len()];
         for write in self.allowed(sector, start) {

@@ -10,7 +10,7 @@ use queue::{Chunk, NodeEvent, ReceiveEnd, SocketEvent, SocketId, SocketOwner, So
 use std::collections::VecDeque;
 use std::io;
 
-/// Longest chunk that is received.
+/// Length of the longest chunk that is received, in bytes.
 const CHUNK_MAX: u64 = 70_000;
 
 /// The remote end of a connection.
@@ -18,13 +18,13 @@ pub trait Peer: std::fmt::Debug {
     /// Handles bytes sent by the client.
     fn receive(&mut self, bytes: &[u8]);
 
-    /// Performs a step, if there is something to do; returns the bytes to send to the client now.
+    /// Performs one step of the peer. Returns the bytes to send to the client now, which may be none.
     fn step(&mut self) -> Vec<u8>;
 
-    /// Whether more may be sent. Bytes sent before may still arrive.
+    /// Returns whether the peer may send more. Bytes sent before may still arrive.
     fn is_open(&self) -> bool;
 
-    /// The client has closed the connection.
+    /// Handles the client's closing of the connection.
     fn hang_up(&mut self);
 }
 
@@ -72,12 +72,13 @@ impl SimRing {
         SimStream(self.net.streams.len() - 1)
     }
 
-    /// Number of sockets.
+    /// Returns the number of sockets.
     pub fn sockets(&self) -> usize {
         self.net.sockets.iter().flatten().count()
     }
 
-    /// Performs a step of one socket. `None`: no socket has anything to do, or the step produced no event.
+    /// Performs a step of one random socket. Returns `None` if no socket has work, or the step produced no
+    /// event.
     pub fn net_event(&mut self) -> Option<(SocketOwner, NodeEvent)> {
         let live: Vec<usize> =
             (0..self.net.sockets.len()).filter(|&index| self.net.sockets[index].is_some()).collect();

@@ -1,6 +1,6 @@
 //! Nodes for simulated stacks: correct nodes with difficult behaviour.
 //!
-//! Each is as small as possible. They are for tests: nothing here is meant to be fast.
+//! Each node is as small as possible. The nodes are for tests, so none is optimised for speed.
 
 mod file;
 mod lender;
@@ -25,7 +25,7 @@ pub struct Delay {
 }
 
 impl Delay {
-    /// Delays `chance` permille of requests by up to 2 ms.
+    /// Creates a node that delays `chance` permille of requests by up to 2 ms.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Delay {
         Delay { child, rng, chance }
     }
@@ -58,7 +58,7 @@ pub struct Jam {
 }
 
 impl Jam {
-    /// Is busy in `chance` permille of cases.
+    /// Creates a node that is busy in `chance` permille of cases.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Jam {
         Jam { child, rng, chance, data: Vec::new() }
     }
@@ -91,7 +91,7 @@ pub struct Flaky {
 }
 
 impl Flaky {
-    /// Fails `chance` permille of requests in each direction.
+    /// Creates a node that fails `chance` permille of requests in each direction.
     pub fn new(child: NodeId, rng: Rng, chance: u32) -> Flaky {
         Flaky { child, rng, chance }
     }
@@ -120,7 +120,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Retries each request up to `times` times.
+    /// Creates a node that retries each request up to `times` times.
     pub fn new(child: NodeId, times: u32) -> Retry {
         Retry { child, times, used: Vec::new() }
     }
@@ -154,7 +154,7 @@ pub struct Shift {
 }
 
 impl Shift {
-    /// Byte 0 of this device is byte `by` of the one below.
+    /// Creates a node whose byte 0 is byte `by` of the device below.
     pub fn new(child: NodeId, by: Bytes) -> Shift {
         Shift { child, by }
     }

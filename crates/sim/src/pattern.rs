@@ -19,7 +19,7 @@ pub enum Content {
         /// Number of the write.
         version: u64,
     },
-    /// Neither: torn within a sector, poison, or bytes never written. The first eight bytes.
+    /// Any other content, with its first eight bytes: torn within a sector, poison, or never written.
     Garbage(u64),
 }
 

@@ -15,7 +15,7 @@ use fate::{Fate, total, whole_sectors};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
 use std::collections::BTreeMap;
 
-/// Most operations in flight; beyond that the ring is full regardless of the plan.
+/// Largest number of operations in flight; beyond it the ring is full regardless of the plan.
 const OPERATIONS_MAX: usize = 192;
 /// Due time of an operation that completes only when it is cancelled.
 const NEVER: Nanos = Nanos(u64::MAX);
@@ -25,9 +25,9 @@ struct FileWork {
     file: FileId,
     op: FileOp,
     data: Vec<Segment>,
-    /// Bytes that have taken effect.
+    /// Number of bytes that have taken effect.
     progress: u64,
-    /// What a sync covers.
+    /// The sequence number of the disk up to which a sync is effective.
     sync_point: u64,
     fate: Fate,
 }
@@ -36,7 +36,7 @@ struct FileWork {
 struct Pending {
     id: IoId,
     due: Nanos,
-    /// `None`: a timer.
+    /// The file operation; `None`: a timer.
     work: Option<FileWork>,
     cancelled: bool,
 }
@@ -78,17 +78,17 @@ impl SimRing {
         FileId(self.disks.len() as u32 - 1)
     }
 
-    /// A disk, for reconfiguration while no operation is in flight on it.
+    /// Returns a disk for reconfiguration. No operation may be in flight on it.
     pub fn disk_mut(&mut self, file: FileId) -> &mut Disk {
         &mut self.disks[file.0 as usize]
     }
 
-    /// A disk, for inspection.
+    /// Returns a disk for inspection.
     pub fn disk(&self, file: FileId) -> &Disk {
         &self.disks[file.0 as usize]
     }
 
-    /// Whether any disk may have dropped data since the last power cut.
+    /// Returns whether any disk may have dropped data since the last power cut.
     pub fn has_failed_disk(&self) -> bool {
         self.disks.iter().any(Disk::has_failed)
     }
@@ -111,12 +111,12 @@ impl SimRing {
         self.disk_faults.get(&file.0).copied().unwrap_or(self.faults)
     }
 
-    /// Operations and timers in flight.
+    /// Returns the number of operations and timers in flight.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Allocations that were not freed.
+    /// Returns the number of allocations that were not freed.
     pub fn memory_in_use(&self) -> usize {
         self.arena.live()
     }
@@ -145,7 +145,8 @@ impl SimRing {
         Some((queue, cookie, result))
     }
 
-    /// Advances the clock to when the next operation is due. False if there is none.
+    /// Advances the clock to the time at which the next operation is due. Returns `false` if no operation is
+    /// pending.
     pub fn advance(&mut self) -> bool {
         let next = self.pending.iter().map(|pending| pending.due).min().unwrap_or(NEVER);
         if next < NEVER {
@@ -154,8 +155,8 @@ impl SimRing {
         next < NEVER
     }
 
-    /// As [`advance`](SimRing::advance), but by `nanos` nanoseconds at most: for callers who act on their own
-    /// while requests wait for a distant timer.
+    /// Advances the clock as [`advance`](SimRing::advance) does, but by `nanos` nanoseconds at most, for
+    /// callers that act while requests wait for a distant timer.
     pub fn advance_within(&mut self, nanos: u64) {
         let latest = self.now.after(nanos);
         if self.pending.iter().all(|pending| pending.due > latest) {
@@ -170,16 +171,16 @@ impl SimRing {
         self.now = self.now.after(nanos);
     }
 
-    /// Power cut: operations in flight reached the disks in part, unsynced writes survive at random, memory
-    /// and timers are gone. Earlier queues and nodes must not be used again.
+    /// Cuts the power: operations in flight reach the disks in part, unsynced writes survive at random,
+    /// memory and timers are lost. Earlier queues and nodes must not be used again.
     pub fn power_cut(&mut self) {
         self.abandon();
         self.disks.iter_mut().for_each(|disk| disk.power_cut(&mut self.rng));
         self.tracer.note(self.now, "power-cut", &[]);
     }
 
-    /// Kills the process: operations in flight reached the disks in part, memory and timers are gone. Data
-    /// that was written stays, synced or not. Earlier queues and nodes must not be used again.
+    /// Kills the process: operations in flight reach the disks in part, memory and timers are lost. Written
+    /// data stays, synced or not. Earlier queues and nodes must not be used again.
     pub fn kill(&mut self) {
         self.abandon();
         self.tracer.note(self.now, "kill", &[]);
@@ -217,7 +218,7 @@ impl SimRing {
         let disk = &mut self.disks[work.file.0 as usize];
         let (mut at, mut skip, mut left) =
             (work.progress, work.progress, until.saturating_sub(work.progress));
-        // Gathered first, so that a sector is written once, however many segments it comes from.
+        // The data is gathered first, so that each sector is written once, whatever the number of segments.
         let mut gathered = Vec::new();
         for &segment in &work.data {
             let from = skip.min(u64::from(segment.len));

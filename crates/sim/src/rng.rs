@@ -17,28 +17,28 @@ impl Rng {
         Rng(Xoshiro256StarStar::seed_from_u64(seed))
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn word(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `limit`, which must not be 0. The bias of one part in 2^64 does not matter here.
+    /// Returns a number below `limit`, which must not be 0. The bias of about `limit` / 2^64 is negligible.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0);
         ((u128::from(self.word()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// A number from `low` to `high` inclusive.
+    /// Returns a number from `low` to `high` inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True with a probability of `permille` in a thousand.
+    /// Returns `true` with a probability of `permille` in a thousand.
     pub fn chance(&mut self, permille: u32) -> bool {
         permille > 0 && self.below(1000) < u64::from(permille)
     }
 
-    /// A random element; `choices` must not be empty.
+    /// Returns a random element of `choices`, which must not be empty.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
     }

@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-/// Events kept for a failure report.
+/// Number of events kept for a failure report.
 const KEPT: usize = 50;
-/// Most arguments of an event.
+/// Largest number of arguments of an event.
 const ARGS: usize = 6;
 
-/// A named number of an event.
+/// An argument of an event: a name and a number.
 pub type Arg = (&'static str, u64);
 
 #[derive(Clone, Copy, Debug)]
@@ -53,17 +53,17 @@ impl Tracer {
         trace.last.push_back(entry);
     }
 
-    /// The hash over all events so far.
+    /// Returns the hash over all events so far.
     pub fn hash(&self) -> u64 {
         self.0.borrow().hash
     }
 
-    /// Number of events.
+    /// Returns the number of events so far.
     pub fn count(&self) -> u64 {
         self.0.borrow().count
     }
 
-    /// The last fifty events, one per line.
+    /// Returns the last fifty events, one per line.
     pub fn tail(&self) -> String {
         let mut text = String::new();
         for entry in &self.0.borrow().last {

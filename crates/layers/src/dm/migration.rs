@@ -1,17 +1,19 @@
-//! The target of a device whose contents move to another device while it is served.
+//! The target of a device whose content migrates to another device while the device is in use.
 //!
 //! Devices: 0 is the source, 1 the destination, both as long as the target. A region is *copied* or not.
 //! Reads go to the source. Writes, discards and zeroes go to the source, and in copied regions to the
 //! destination afterwards. [Background work](super::background) copies the other regions, one at a time.
 //!
-//! The source alone answers: the status of a request is the source's, and a request is answered after the
-//! source has it. An error of the destination ends the migration, and fails no request. Flushes go to the
-//! source; the destination is flushed as a whole before a device uses it alone.
+//! The status of a request is the source's, and a request completes only after the source has completed it.
+//! An error of the destination ends the migration, and fails no request. Flushes go to the source; the
+//! destination is flushed as a whole before a device uses it alone.
 //!
-//! *Invariant:* the source has every acknowledged write, at any time. *Invariant:* source and destination are
-//! equal in a copied region without writes in flight: writes that overlap are sent one after the other. A
-//! region's cell counts its writes in flight, or says that it is being copied: the two exclude each other, so
-//! a write knows for its whole time whether its region is copied.
+//! A region's cell counts its writes in flight, or says that the region is being copied. The two exclude each
+//! other, so the state of a region does not become *copied* while a write to it is in flight.
+//!
+//! *Invariant:* the source has every acknowledged write, at any time.
+//! *Invariant:* source and destination are equal in a copied region without writes in flight: writes that
+//! overlap are sent one after the other.
 
 use super::background::{BackgroundWork, Disks};
 use super::{Area, Names, Status, Target, stack};
@@ -28,9 +30,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub const REGION: Bytes = Bytes(1 << 20);
 /// The cell of a region that is being copied.
 const COPYING: u32 = 1 << 31;
-/// Locks of the tables of writes in flight.
+/// Number of locks, and of tables of writes in flight; region n uses table n modulo this number.
 const STRIPES: usize = 64;
-/// Bytes whose content is compared with zeroes at a time: holes of the source stay holes.
+/// Length of the units, in bytes, that are compared with zeroes, so that holes of the source stay holes.
 const GRAIN: usize = 64 << 10;
 
 const SOURCE: usize = 0;
@@ -42,10 +44,10 @@ pub struct Migration {
     len: Sectors,
     /// The destination, for `show`.
     to: String,
-    /// Bytes a second; 0: as fast as possible.
+    /// Bytes to copy a second; 0: as fast as possible.
     rate: u64,
     cells: Box<[AtomicU32]>,
-    /// Bytes that are being written, by region. Both devices get overlapping writes in the same order.
+    /// The byte ranges of writes in flight. Both devices receive overlapping writes in the same order.
     flights: Box<[Mutex<Vec<Range<u64>>>]>,
     copied: Box<[AtomicBool]>,
     copied_count: AtomicU64,
@@ -54,7 +56,7 @@ pub struct Migration {
     /// The earliest time of the next copy, on the rings' clock, in nanoseconds.
     due_ns: AtomicU64,
     suspended: AtomicBool,
-    /// Why the migration cannot be completed.
+    /// The reason why the migration cannot be completed.
     failure: OnceLock<String>,
     /// Queues with writes that wait for a region, or for another write.
     waiting: WaitList,
@@ -84,7 +86,7 @@ impl Migration {
         })
     }
 
-    /// Creates the target for a device that moves.
+    /// Creates the target for the device that is served.
     pub fn target<R: Ring>(self: &Arc<Migration>) -> Arc<dyn Target<R>> {
         Arc::new(MigrationTarget(self.clone()))
     }
@@ -100,13 +102,13 @@ impl Migration {
         self.failure.get().is_none() && self.copied_count.load(SeqCst) == self.cells.len() as u64
     }
 
-    /// Returns why the migration cannot be completed, if that is so.
+    /// Returns the reason why the migration cannot be completed, if it failed.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
     fn fail(&self, why: String) {
-        // The first reason stays.
+        // Only the first reason is kept.
         let _ = self.failure.set(why);
     }
 
@@ -144,7 +146,7 @@ impl Migration {
         self.waiting.wake(own);
     }
 
-    /// Has a region copied again. The caller has a write in flight there.
+    /// Marks a region to be copied again. The caller has a write in flight there.
     fn copy_again(&self, region: usize) {
         if self.copied[region].swap(false, SeqCst) {
             self.copied_count.fetch_sub(1, SeqCst);
@@ -152,7 +154,8 @@ impl Migration {
         }
     }
 
-    /// Claims the next region to copy. `None`: those that are left are being written.
+    /// Claims the next region to copy. Returns `None` if no region is left, or all that are left have writes
+    /// in flight.
     fn claim(&self) -> Option<usize> {
         let start = self.cursor.swap(self.cells.len() as u64, AcqRel) as usize;
         let mut first_left = None;
@@ -227,7 +230,7 @@ impl BackgroundWork for Migration {
             return;
         }
         let Some(region) = self.claim() else {
-            // Every region that is left has a write in flight.
+            // Every region that is not copied yet has a write in flight.
             std::thread::yield_now();
             return;
         };
@@ -312,13 +315,13 @@ impl<R: Ring> Target<R> for MigrationTarget {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Only the source takes part: reads and flushes.
+    /// The request, a read or a flush, is sent to the source only.
     Alone,
     /// A write waits for its region.
     Wait,
     /// A write is in flight at the source.
     Source,
-    /// It is in flight at the destination.
+    /// A write is in flight at the destination.
     Destination,
 }
 
@@ -385,7 +388,7 @@ impl<R: Ring> Node<R> for MigrationNode {
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: End, _: &mut Cx<'_, R>) -> Verdict {
         let RequestState { phase, offset, data, flags } = self.requests[io.tag.index()];
-        // Layers below may have changed them.
+        // Layers below may have changed these fields.
         (req.offset, req.data, req.flags) = (offset, data, flags);
         let region = self.migration.region_of(offset);
         match phase {
@@ -398,7 +401,7 @@ impl<R: Ring> Node<R> for MigrationNode {
                     return Verdict::Down(self.below[DESTINATION]);
                 }
                 if !status.is_ok() {
-                    // The source may have a part of it.
+                    // The source may have a part of the write.
                     self.migration.copy_again(region);
                 }
                 self.end_write(req);
@@ -425,7 +428,7 @@ impl<R: Ring> Node<R> for MigrationNode {
 
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         if result < 0 {
-            // Cancelled while it waited for its region: it has not been sent.
+            // The request was cancelled while it waited for its region: it has not been sent.
             return Verdict::Up(End::from_result(result, 0));
         }
         self.write(io, req, cx)

@@ -8,7 +8,7 @@ use queue::Nanos;
 use std::sync::Arc;
 
 const SECTOR: u64 = 512;
-/// Long after all writes.
+/// A time long after all writes.
 const LATER: Nanos = Nanos(1 << 60);
 
 fn moving(len: Sectors) -> (Arc<Migration>, Harness) {
@@ -78,7 +78,7 @@ fn an_error_of_the_destination_ends_the_migration_and_fails_no_request() {
     assert!(!migration.is_complete());
     let why = migration.failure().expect("a reason").to_owned();
     assert!(why.starts_with("writing the destination at offset 0 failed: No space left"), "{why}");
-    // The source alone is written from now on.
+    // From now on writes go to the source only.
     write(&mut harness, 0, 8, 2);
     assert_eq!(harness.drain(), [End::Ok]);
     assert_eq!([0, 1].map(|disk| harness.disks[disk].borrow().content[0]), [2, 0]);
@@ -108,7 +108,7 @@ fn a_write_that_failed_is_copied_again() {
     write(&mut harness, 0, 8, 1);
     assert_eq!(harness.drain(), [End::IoError]);
     assert!(!migration.is_complete() && migration.failure().is_none());
-    // As a disk that wrote a part of it.
+    // The disk has written a part of the request.
     harness.disks[0].borrow_mut().content[..512].fill(1);
     copy_all(&migration, &harness);
     assert!(migration.is_complete() && equal(&harness, LEN));

@@ -69,17 +69,17 @@ use std::sync::Arc;
 
 /// The shared part of a target, as the control plane sees it.
 pub trait Target<R: Ring>: Layer<R> {
-    /// Returns the parts of its devices that it uses; a device may be named several times.
+    /// Returns the parts of devices that the target uses; a device may be named several times.
     fn areas(&self) -> Vec<Area>;
 
-    /// Requests are split at every multiple of this length, counted from the target's start. `None`: no
-    /// splitting.
+    /// Returns the length at whose multiples, counted from the target's start, the table splits requests.
+    /// `None`: requests are not split.
     fn max_io_len(&self) -> Option<Sectors> {
         None
     }
 
-    /// Whether discards and write-zeroes arrive unsplit: the target itself sends each of its devices the part
-    /// that lies there.
+    /// Returns whether discards and write-zeroes arrive unsplit: then the target itself sends each of its
+    /// devices the part of the range on that device.
     fn splits_discards(&self) -> bool {
         false
     }
@@ -112,7 +112,7 @@ pub trait Target<R: Ring>: Layer<R> {
     /// if activation failed.
     ///
     /// # Errors
-    /// The table cannot become active; the previous one continues.
+    /// If the table cannot become active; the previous one stays active.
     fn prepare(&self, disks: &mut dyn background::Disks) -> Result<(), TargetError> {
         let _ = disks;
         Ok(())
@@ -132,7 +132,7 @@ pub trait Target<R: Ring>: Layer<R> {
         Vec::new()
     }
 
-    /// Returns the work that no request triggers, such as resynchronisation.
+    /// Returns the target's background work, such as resynchronisation, if it has any.
     fn background_work(&self) -> Option<Arc<dyn background::BackgroundWork>> {
         None
     }
@@ -161,11 +161,11 @@ pub trait Devices {
     /// The reason; pass it to [`TargetError::lookup`].
     fn open(&mut self, arg: &str) -> Result<usize, LookupError>;
 
-    /// Opens a device that may be unreachable for now, as a path may be. Until it can be reached, its length
-    /// counts as `len`. Returns the number, and whether the device was reachable.
+    /// Opens a device that may be unreachable for now, such as a path. Until the device can be reached, its
+    /// length counts as `len`. Returns the number, and whether the device was reachable.
     ///
     /// # Errors
-    /// The argument is not a device, or names one that has to exist.
+    /// If the argument is not a device, or names a missing device that has to exist.
     fn open_later(&mut self, arg: &str, len: Sectors) -> Result<(usize, bool), LookupError> {
         let _ = len;
         Ok((self.open(arg)?, true))
@@ -174,7 +174,7 @@ pub trait Devices {
     /// Returns the size, limits and abilities of a device.
     fn profile(&self, device: usize) -> &Profile;
 
-    /// Returns the identity of a device: equal for two arguments that name the same one.
+    /// Returns the identity of a device, which is equal for two arguments that name the same device.
     fn identity(&self, device: usize) -> &str;
 
     /// Reads whole logical blocks from a device.
@@ -196,7 +196,7 @@ pub trait Devices {
     fn flush(&mut self, device: usize) -> io::Result<()>;
 }
 
-/// Parses the arguments of a table line and builds the target.
+/// A function that parses the arguments of a table line and builds the target.
 pub type Construct<R> = fn(Place, &[&str], &mut dyn Devices) -> Result<Arc<dyn Target<R>>, TargetError>;
 
 /// Returns the length of a target: `len` from its table line, or the length of its device for a layer without

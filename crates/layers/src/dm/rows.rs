@@ -1,5 +1,5 @@
-//! The list of target types: one row each. `dmsetup targets`, the table parser, error hints, help, the
-//! simulation and the check of docs/targets iterate over it; none of them names a target.
+//! The list of target types, with one row for each type. `dmsetup targets`, the table parser, error hints,
+//! help, the simulation and the check of docs/targets iterate over the list; none of them names a target.
 //!
 //! A new target is a file with a [`TargetRow`] and a constructor, and a line in `list!`.
 
@@ -16,7 +16,7 @@ pub struct TargetRow {
     pub version: [u32; 3],
     /// The syntax of the table line after start and length, one form per line: `linear <device> <offset>`.
     pub usage: &'static str,
-    /// Its purpose, in at most 60 bytes.
+    /// The purpose of the target, in at most 60 bytes.
     pub about: &'static str,
     /// A complete table line, valid where its devices exist.
     pub example: &'static str,
@@ -32,17 +32,17 @@ pub struct TargetRow {
 /// How the seeded simulation exercises a target.
 #[derive(Clone, Copy, Debug)]
 pub enum Simulated {
-    /// Random table lines of it are part of random stacks.
+    /// Random table lines of the target are part of random stacks.
     InStacks {
-        /// Returns a line of at least this length. `below(n)` is a random number less than `n`.
+        /// Returns a random line of at least this length. `below(n)` returns a random number less than `n`.
         random: fn(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine,
-        /// Whether it fails requests that its device would complete. Its lines begin at sector 0 of one
-        /// device, so that the simulation can leave it out while nothing may fail.
+        /// Whether the target fails requests that its device would complete. Lines of such a target begin at
+        /// sector 0 of one device, so that the simulation can omit the target while no request may fail.
         fails: bool,
     },
-    /// Its state outlives a request: the simulation has scenarios of its own for it.
+    /// The target has state that outlives a request: the simulation has separate scenarios for it.
     Apart,
-    /// Not covered: data written to it cannot be read back.
+    /// The simulation does not cover the target: data written to it cannot be read back.
     KeepsNothing,
 }
 
@@ -101,7 +101,7 @@ impl<R: Ring> TargetType<R> {
     /// Returns the target type of that name.
     ///
     /// # Errors
-    /// Unknown name; the message suggests the nearest one and lists all.
+    /// If the name is unknown; the message suggests the nearest one and lists all.
     pub fn find(name: &str) -> Result<TargetType<R>, TargetError> {
         target_types().into_iter().find(|kind| kind.row.name == name).ok_or_else(|| unknown(name))
     }

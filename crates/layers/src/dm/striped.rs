@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Errors of a device from this one on raise no event: the kernel's `DM_IO_ERROR_THRESHOLD`.
+/// Number of errors of a device from which on errors raise no event: the kernel's `DM_IO_ERROR_THRESHOLD`.
 const IO_ERROR_THRESHOLD: u32 = 15;
 
 pub(super) const ROW: TargetRow = TargetRow {
@@ -39,7 +39,7 @@ fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
 
 /// Error and event counters, written by the nodes.
 struct Health {
-    /// By stripe.
+    /// Number of errors of each stripe.
     errors: Box<[AtomicU32]>,
     events: AtomicU32,
 }
@@ -291,7 +291,7 @@ impl<R: Ring> Node<R> for StripedNode {
         self.fan.end(io, status)
     }
 
-    /// The child requests have the request's age and are cancelled themselves.
+    /// Does nothing: child requests have the request's age, so the queue cancels them itself.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A stack has at most 255 nodes, and path numbers are bytes.
+/// Largest number of paths: a stack has at most 255 nodes, and path numbers are bytes.
 const PATHS_MAX: u32 = 254;
-/// The region table has a byte per region: 1 GiB of memory.
+/// Largest number of regions: the region table has a byte for each, so 1 GiB of memory.
 const REGIONS_MAX: u64 = 1 << 30;
 
 pub(super) const ROW: TargetRow = TargetRow {
@@ -86,8 +86,8 @@ impl Switch {
         self.starts.iter().enumerate().map(area).collect()
     }
 
-    /// Executes `R<cycle>,<count>` after region `last`. Returns the last region that it maps; `None`: a wrong
-    /// argument.
+    /// Executes `R<cycle>,<count>` after region `last`. Returns the last region that it maps, or `None` for
+    /// an invalid argument.
     fn repeat(&self, arg: &str, last: u64) -> Option<u64> {
         if arg.starts_with(',') {
             return None;
@@ -106,7 +106,7 @@ impl Switch {
         Some(end)
     }
 
-    /// Executes `[<region>]:<path>`. Returns the region; `None`: a wrong argument.
+    /// Executes `[<region>]:<path>`. Returns the region, or `None` for an invalid argument.
     fn set(&self, arg: &str, last: u64) -> Option<u64> {
         let (region, rest) = match arg.strip_prefix(':') {
             Some(rest) => (last + 1, rest),
@@ -240,7 +240,7 @@ impl<R: Ring> Node<R> for SwitchNode {
         self.fan.end(io, status)
     }
 
-    /// The child requests have the request's age and are cancelled themselves.
+    /// Does nothing: child requests have the request's age, so the queue cancels them itself.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 

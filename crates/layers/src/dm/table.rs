@@ -1,9 +1,9 @@
 //! The device-mapper core: the targets of a table, concatenated into one device.
 //!
 //! A request within one target that crosses no multiple of its `max_io_len` goes down unsplit, with its
-//! offset made relative to the target. Any other request is held while child requests go down, limited by the
-//! spare children. A flush goes to all targets. A table of one target without `max_io_len` needs no such node
-//! ([`is_needless`](TableLayer::is_needless)).
+//! offset made relative to the target. Any other request is held while its child requests go down, as many at
+//! once as are spare. A flush goes to all targets. A table of one target without `max_io_len` needs no such
+//! node ([`is_needless`](TableLayer::is_needless)).
 //!
 //! *Invariant:* the targets are adjacent, without gaps, from sector 0 on.
 
@@ -13,15 +13,15 @@ use crate::{Layer, Split};
 use block::{Bytes, Cookie, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
 
-/// What splitting requests needs to know about one target.
+/// The properties of one target that splitting requests needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableTarget {
     /// First sector and length of the line.
     pub place: Place,
-    /// Its [`max_io_len`](super::Target::max_io_len).
+    /// The target's [`max_io_len`](super::Target::max_io_len).
     pub max_io_len: Option<Sectors>,
-    /// Its [`splits_discards`](super::Target::splits_discards): discards and write-zeroes are not split for
-    /// it.
+    /// The target's [`splits_discards`](super::Target::splits_discards): whether the table leaves discards
+    /// and write-zeroes unsplit.
     pub splits_discards: bool,
 }
 
@@ -35,7 +35,7 @@ impl TableLayer {
     /// Creates a table of these targets, in the order of their start sectors.
     ///
     /// # Panics
-    /// The targets leave a gap or overlap: the table parser rejects such a table.
+    /// If the targets overlap or leave a gap: the table parser rejects such a table.
     pub fn new(rows: Vec<TableTarget>) -> TableLayer {
         let mut next = Sectors(0);
         for row in &rows {
@@ -45,7 +45,7 @@ impl TableLayer {
         TableLayer { rows: rows.into() }
     }
 
-    /// Whether a table of these targets would pass every request on unchanged.
+    /// Returns whether a table of these targets would pass every request down unchanged.
     pub fn is_needless(rows: &[TableTarget]) -> bool {
         matches!(rows, [TableTarget { max_io_len: None, .. }])
     }
@@ -82,7 +82,7 @@ impl<R: Ring> Layer<R> for TableLayer {
         false
     }
 
-    /// A target is not a device of its own, only a part of this one.
+    /// Returns the start of a target, which is a part of this device and not a device of its own.
     fn child_start(&self, child: usize) -> Option<Bytes> {
         self.rows.get(child).map(|row| row.place.start.bytes())
     }
@@ -97,7 +97,7 @@ impl<R: Ring> Layer<R> for TableLayer {
 struct TargetBytes {
     start: u64,
     end: u64,
-    /// `u64::MAX`: not split.
+    /// The target's `max_io_len`; `u64::MAX`: requests are not split.
     max_io: u64,
     splits_discards: bool,
     child: NodeId,
@@ -187,7 +187,7 @@ impl<R: Ring> Node<R> for TableNode {
             return Verdict::Up(Status::IoError);
         }
         let (target, most) = at(&self.targets, req.offset.0, req.op);
-        // A block-status reply may be short: the client asks again from its end on.
+        // A block-status reply may cover less than the request: the client asks again from its end on.
         if req.len.0 > most && req.op != Op::Extents {
             return self.split(io, req, cx);
         }
@@ -219,8 +219,8 @@ impl<R: Ring> Node<R> for TableNode {
         split_requests.end(io, req, status, cx, |left, _| Some(first_child(targets, left)))
     }
 
-    /// This node has nothing in the ring. The child requests have the request's age and are cancelled
-    /// themselves.
+    /// Does nothing: this node has nothing in the ring. Child requests have the request's age, so the queue
+    /// cancels them itself.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }
 

@@ -75,8 +75,8 @@ pub(super) fn construct<R: Ring>(
     }))
 }
 
-/// Whether the last sector is within the largest possible device (`i64::MAX` bytes). Larger numbers would
-/// overflow.
+/// Returns whether the last sector is within the largest possible device (`i64::MAX` bytes). Larger numbers
+/// would overflow.
 fn fits(len: u64, [stripes, chunk, stripe]: [u64; 3], start: u64) -> bool {
     let [len, stripes, chunk, stripe, start] = [len, stripes, chunk, stripe, start].map(u128::from);
     let end = start + len + (len.saturating_sub(1) / chunk * (stripes - 1) + stripe) * chunk;

@@ -14,11 +14,11 @@ struct State {
     syncing: bool,
 }
 
-/// A whole file.
+/// A backend that serves a whole file.
 pub struct PlainFile {
     file: FileId,
     /// Set once a sync has failed: nothing is durable any more until the file is reopened. Shared by the
-    /// queues that have the file open. `None` ignores such failures, which is wrong: see the canaries.
+    /// queues that have the file open. `None`: such failures are ignored, a seeded fault (see the canaries).
     failed: Option<Rc<Cell<bool>>>,
     states: Vec<State>,
 }
@@ -123,7 +123,7 @@ impl PlainFile {
             used += Extent::RECORD_LEN as u32;
             at += extent.len.0;
         }
-        // A repeated answer may be shorter: nothing of the first one may stay.
+        // A repeated answer may be shorter than the first one, whose records must not stay.
         cx.ring.bytes_mut(memory.slice(used, memory.len - used)).fill(0);
         Some(Status::Ok)
     }

@@ -30,7 +30,7 @@ pub struct Chop {
 }
 
 impl Chop {
-    /// Most children of a request.
+    /// Largest number of children of a request.
     pub const PIECES: u16 = 4;
 
     /// Creates a splitter above `child`.
@@ -92,7 +92,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Children of a request.
+    /// Number of children of a request.
     pub const COPIES: u16 = 2;
 
     /// Creates a mirror of two children.

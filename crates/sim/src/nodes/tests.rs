@@ -98,7 +98,8 @@ fn a_request_resent_after_its_children_failed_is_counted_at_the_new_child() {
         }
         before = ios;
     }
-    // Whole on either side: 1. In two to four children that failed, and then whole: 3 to 5.
+    // Reads that stay whole on either side: 1. Reads of two to four children that fail and are then read
+    // whole: 3 to 5.
     assert_eq!((seen[0], seen[2]), (0, 0), "{seen:?}");
     assert!(seen[1] > 0 && seen[3] > 0 && seen[4] > 0 && seen[5] > 0, "{seen:?}");
 }

@@ -7,9 +7,9 @@ use queue::{FileId, FileOp};
 /// Fate of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// Transfers as much as possible, up to so many bytes.
+    /// Transfers as much as possible, up to this many bytes.
     Moves(u64),
-    /// Fails with that errno after so many bytes have taken effect.
+    /// Fails with `errno` after `reached` bytes have taken effect.
     Fails { errno: i32, reached: u64 },
 }
 
@@ -62,8 +62,8 @@ impl SimRing {
     }
 }
 
-/// The part of the first `len` bytes of a write that ends with a whole sector: disks write sectors
-/// atomically, and a torn sector could not be distinguished from garbage. Reads may end anywhere.
+/// Rounds the length of a write down to whole sectors: disks write sectors atomically, and a torn sector
+/// could not be distinguished from garbage. Reads may end anywhere.
 pub(super) fn whole_sectors(op: FileOp, len: u64) -> u64 {
     match op {
         FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),

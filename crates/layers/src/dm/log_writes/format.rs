@@ -1,4 +1,5 @@
-//! The on-disk format of the log: that of the kernel's dm-log-writes, which the public replay-log tool reads.
+//! The on-disk format of the log, which is the kernel's dm-log-writes format. The public replay-log tool
+//! reads it.
 //!
 //! ```text
 //! [ super ][ entry ][ data ]…[ entry ][ data ]…
@@ -36,19 +37,19 @@ pub struct Super {
     pub block: u32,
 }
 
-/// Why a log cannot be read.
+/// The reason why a log cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
     /// The magic number is missing.
     #[error("not a dm-log-writes log: its magic number is missing")]
     Magic,
-    /// An unknown version.
+    /// The version is unknown.
     #[error("its version is {0}; only version 1 is supported")]
     Version(u64),
-    /// An impossible block size, in bytes.
+    /// The block size, in bytes, is not a power of two or too small or too large.
     #[error("its block size of {0} bytes is not a power of two from 512 to 1 MiB")]
     Block(u32),
-    /// An entry with impossible numbers; its index.
+    /// The entry with this index has impossible numbers.
     #[error("entry {0} is damaged")]
     Entry(u64),
 }
@@ -58,7 +59,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Super {
-    /// Returns the start of its block; the rest of the block is zeroes.
+    /// Encodes the super block. The rest of its block is zeroes.
     pub fn encode(self) -> [u8; SUPER_LEN] {
         let mut bytes = [0; SUPER_LEN];
         bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
@@ -68,7 +69,7 @@ impl Super {
         bytes
     }
 
-    /// Writes its whole block.
+    /// Fills `block` with the super block and zeroes.
     pub(super) fn fill(self, block: &mut [u8]) {
         block.fill(0);
         block[..SUPER_LEN].copy_from_slice(&self.encode());
@@ -107,7 +108,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Returns the start of its block.
+    /// Encodes the header, which is at the start of the entry's block.
     pub fn encode(self) -> [u8; ENTRY_LEN] {
         let mut bytes = [0; ENTRY_LEN];
         for (at, value) in [self.sector, self.sectors, self.flags, self.text_len].into_iter().enumerate() {
@@ -119,7 +120,7 @@ impl Head {
     /// Decodes the block of entry `number`; the length of `bytes` is the block size.
     ///
     /// # Errors
-    /// A range beyond any device, or a text longer than its block.
+    /// [`FormatError::Entry`] for a range beyond any device, or a text longer than its block.
     pub fn decode(bytes: &[u8], number: u64) -> Result<Head, FormatError> {
         let field = |at: usize| u64_at(bytes, at * 8);
         let head = Head { sector: field(0), sectors: field(1), flags: field(2), text_len: field(3) };
@@ -133,7 +134,7 @@ impl Head {
         }
     }
 
-    /// Returns the number of data blocks that follow it.
+    /// Returns the number of data blocks that follow the entry.
     pub const fn data_blocks(&self) -> u64 {
         if self.flags & DISCARD == 0 { self.sectors } else { 0 }
     }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// [`RETRIES_SHIFT_MAX`] times.
 const RETRY_NS: u64 = 100_000;
 const RETRIES_SHIFT_MAX: u32 = 6;
-/// The most that one request writes to the log device, in bytes.
+/// Longest write of one request to the log device, in bytes.
 const BATCH_BYTES: u64 = 256 << 10;
 
 pub(super) const ROW: TargetRow = TargetRow {
@@ -93,7 +93,8 @@ impl<R: Ring> Layer<R> for LogWrites {
         let len = super::len_or_device(self.len, below);
         let mut whole = stack(len, &[self.area()], &below[..1])?;
         let can = below[0].abilities;
-        // Zeroes have to arrive as data to be logged; discards are logged even if the device has none.
+        // Zeroes have to arrive as data to be logged; discards are logged even if the device does not support
+        // them.
         whole.abilities = Abilities { write_zeroes: false, fast_zero: false, discard: true, ..can };
         if can.flush {
             // Without a write cache below no flush would be sent, and without flushes the log would have no
@@ -177,14 +178,14 @@ struct RequestState {
     due: u64,
     /// The entry count of the super block that the request is writing; `None`: it is writing entries.
     super_entries: Option<u64>,
-    /// How often it has tried to get memory.
+    /// Number of attempts to get memory.
     retries: u32,
 }
 
 struct LogWritesNode {
     device: NodeId,
     log_device: NodeId,
-    /// Converts bytes to blocks.
+    /// The block size as a power of two: a shift that converts bytes to blocks.
     shift: u32,
     start: Bytes,
     discards: bool,
@@ -364,8 +365,8 @@ impl<R: Ring> Node<R> for LogWritesNode {
         self.wait_for_log(io, cx)
     }
 
-    /// The child requests have the request's age and are cancelled themselves; a request that only waits for
-    /// the log has completed on the device already.
+    /// Does nothing: child requests have the request's age, so the queue cancels them itself; a request that
+    /// only waits for the log has completed on the device already.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 
     fn commit(&mut self, cx: &mut Cx<'_, R>) {

@@ -1,7 +1,7 @@
 //! The log, shared by all queues of a device: its pending entries, in order.
 //!
-//! A log is a total order of all writes, so there is one lock, and each write is copied: this target is for
-//! finding faults of file systems, not for speed. An entry gets its place on the log device when it is
+//! A log is a total order of all writes, so there is one lock, and each write is copied: the purpose of this
+//! target is to find faults of file systems, not speed. An entry gets its place on the log device when it is
 //! queued; one request at a time, of any hardware queue, writes entries to the log device.
 //!
 //! *Invariant:* queued entries are adjacent on the log device, in order.
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Writes a mark when no request does.
+/// The background work of the log: it writes a mark when no request does.
 impl BackgroundWork for Log {
     fn is_due(&self, _: Nanos) -> bool {
         self.has_unclaimed_work()
@@ -40,7 +40,7 @@ pub(super) struct Entry {
     pub(super) data: Box<[u8]>,
 }
 
-/// What to write next.
+/// The next write to the log device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
     /// Entries; the number of bytes that are queued.
@@ -51,9 +51,9 @@ pub(super) enum Next {
     Nothing,
 }
 
-/// The number of the log device among the target's.
+/// The number of the log device among the target's devices.
 const LOG_DEVICE: usize = 1;
-/// The most that background work writes at once, in bytes.
+/// Longest write of background work, in bytes.
 const BATCH_BYTES: u64 = 256 << 10;
 
 #[derive(Debug)]
@@ -171,7 +171,7 @@ impl Log {
         self.append([Entry { head, data: text.into() }]);
     }
 
-    /// Writes all that is pending. The caller has the claim.
+    /// Writes all pending entries and the super block. The caller has the claim.
     fn write_out(&self, disks: &mut dyn Disks) -> io::Result<()> {
         loop {
             match self.next() {
@@ -197,7 +197,7 @@ impl Log {
         (state.entries, state.next.0 - 1, state.enabled)
     }
 
-    /// Whether something is pending and the log is not claimed.
+    /// Returns whether entries are pending and the log is not claimed.
     fn has_unclaimed_work(&self) -> bool {
         self.lock().has_unclaimed_work()
     }
@@ -207,14 +207,14 @@ impl Log {
         self.lock().entries
     }
 
-    /// Whether the log on disk contains this many entries, or never will, as logging is disabled.
+    /// Returns whether the log on disk contains this many entries, or never will because logging is disabled.
     pub(super) fn holds(&self, entries: u64) -> bool {
         let state = self.lock();
         !state.enabled || state.super_entries >= entries
     }
 
-    /// Claims the log if something is pending and nobody else is writing it. `true`: the caller must write
-    /// it.
+    /// Claims the log if entries are pending and no other request is writing it. Returns `true` if the caller
+    /// must write it.
     pub(super) fn claim(&self) -> bool {
         let mut state = self.lock();
         let claimed = state.has_unclaimed_work();
@@ -227,7 +227,7 @@ impl Log {
         self.lock().busy = false;
     }
 
-    /// Ends logging: the log device failed or is full.
+    /// Disables logging, because the log device failed or is full.
     pub(super) fn disable(&self) {
         let mut state = self.lock();
         state.enabled = false;
@@ -236,7 +236,7 @@ impl Log {
         state.unflushed.clear();
     }
 
-    /// Returns what the holder of the claim has to write next. All that it wrote before must have completed.
+    /// Returns the next write for the holder of the claim, whose earlier writes must have completed.
     pub(super) fn next(&self) -> Next {
         let mut state = self.lock();
         match state.backlog(self.block) {

@@ -3,7 +3,7 @@
 use super::super::{TargetError, parse_u32};
 use block::Sectors;
 
-/// `DM_KCOPYD_MAX_REGIONS` + 1.
+/// Largest number of legs: the kernel's `DM_KCOPYD_MAX_REGIONS` + 1.
 pub(super) const LEGS_MAX: u32 = 9;
 /// The smallest region in sectors: a page.
 const REGION_MIN: u64 = 8;

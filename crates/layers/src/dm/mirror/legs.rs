@@ -92,18 +92,19 @@ pub(super) struct LegSets {
     reported: Mutex<[u32; 3]>,
 }
 
-/// Whether a write may be acknowledged.
+/// The decision whether a write may be acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Acknowledge {
     Yes,
-    /// Once the log is written.
+    /// Yes, once the log is written.
     AfterLog,
     /// No: a restart would use a leg without the write.
     No,
 }
 
 impl Shared {
-    /// Whether completed writes may be acknowledged. Two atomic loads while all legs are alive.
+    /// Returns whether completed writes may be acknowledged. This takes two atomic loads while all legs are
+    /// alive.
     #[inline]
     pub(super) fn may_acknowledge(&self) -> Acknowledge {
         let dead = self.leg_sets.dead.load(Acquire);
@@ -152,12 +153,12 @@ impl Shared {
         Record(legs.chain(absent.iter().copied()).collect()).encode(&mut into[AT]);
     }
 
-    /// The log with the record is on disk.
+    /// Handles the completion of a write of the log: the record is on disk.
     pub(super) fn record_written(&self) {
         self.leg_sets.recorded.store(self.leg_sets.written_record.load(Relaxed), Release);
     }
 
-    /// Whether the record on disk differs from the failed legs.
+    /// Returns whether the record on disk differs from the failed legs.
     pub(super) fn wants_record(&self) -> bool {
         self.to_record() != self.leg_sets.recorded.load(Acquire)
     }
@@ -165,7 +166,7 @@ impl Shared {
     /// Initialises the state of the legs from the record of a log.
     ///
     /// # Errors
-    /// No leg is known to have all writes: the table must not become active.
+    /// If no leg is known to have all writes: the table must not become active.
     pub(super) fn load_record(&self, log: &[u8]) -> Result<(), TargetError> {
         let nothing = [0; AT.end - AT.start];
         let record = Record::decode(if Shared::is_log(log) { &log[AT] } else { &nothing }).map_err(|()| {
@@ -190,7 +191,7 @@ impl Shared {
         };
         let failed = bits(|state| state == LegState::Failed);
         let lacking = failed | bits(|state| state == LegState::Unknown);
-        // `sync` resynchronises all legs, these included.
+        // `sync` resynchronises all legs, the recorded ones included.
         let returns = self.log.sync == Some(true);
         for (number, leg) in self.legs.iter().enumerate() {
             let is_out = lacking & 1 << number != 0 && !returns;
@@ -218,7 +219,7 @@ impl Shared {
     /// Marks a leg as failed.
     pub(super) fn fail(&self, leg: usize, failure: Failure) {
         let _one_at_a_time = self.leg_sets.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another leg becomes the primary only if it has all data. Before the failure becomes visible.
+        // Another leg becomes the primary only if it has all data, and before the failure becomes visible.
         if leg == self.primary()
             && self.is_all_in_sync()
             && let Some(next) = (0..self.legs.len()).find(|&next| next != leg && self.legs[next].is_alive())
@@ -235,7 +236,7 @@ impl Shared {
         }
     }
 
-    /// Everything was copied to the returning legs.
+    /// Ends the resynchronisation of returning legs: everything was copied to them.
     pub(super) fn end_returning(&self) {
         self.leg_sets.returning.store(0, Release);
     }
@@ -268,7 +269,7 @@ impl Shared {
         Some(text)
     }
 
-    /// Returns the lines of `show`: legs that are not used, and why.
+    /// Returns the lines of `show` about legs that are not used, with the reasons.
     pub(super) fn describe_legs(&self) -> Vec<String> {
         (0..self.legs.len()).filter_map(|leg| self.describe_leg(leg)).collect()
     }

@@ -46,7 +46,7 @@ pub(super) const ROW: TargetRow = TargetRow {
     simulated: Simulated::Apart,
 };
 
-/// Regions take a few bytes of memory each.
+/// Largest number of regions, which take a few bytes of memory each.
 const REGIONS_MAX: u64 = 1 << 26;
 
 /// The shared part of a mirror. Children: the log device, if any, then the legs.
@@ -176,7 +176,7 @@ impl<R: Ring> Target<R> for Mirror {
         self.shared.events.load(Relaxed)
     }
 
-    /// Reads the log: the previous table may have written it until now.
+    /// Reads the log only now, because the previous table may have written it until now.
     fn prepare(&self, disks: &mut dyn Disks) -> Result<(), TargetError> {
         match self.shared.log_device {
             Some(device) => self.shared.read_log(device, disks),

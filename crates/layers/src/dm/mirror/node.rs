@@ -1,7 +1,7 @@
 //! The node of a mirror in one hardware queue.
 //!
 //! A write is held while its copies are in flight to all legs. If one fails, the node writes again leg by leg
-//! to find the failed leg: the completion of a copy does not tell its leg.
+//! to find the failed leg, because the completion of a copy does not name its leg.
 
 use super::legs::{Acknowledge, Failure};
 use super::shared::Shared;
@@ -14,16 +14,16 @@ use std::sync::atomic::fence;
 /// The delay of a retry after a temporary error of a device or without memory: nothing reports the end of
 /// that condition.
 const RETRY_NS: u64 = 100_000;
-/// The delay doubles up to this power of two.
+/// The delay doubles with each retry, at most this often.
 const RETRY_SHIFT_MAX: u32 = 6;
-/// How long a request is held for the next table, and how long temporary errors are retried.
+/// The longest time for which a request is held for the next table, and temporary errors are retried.
 const HOLD_NS: u64 = 60_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// A read is in flight at this leg.
     Read(usize),
-    /// A read is retried soon.
+    /// A read waits to be retried.
     RetryRead,
     /// A write waits for its region, the log, spare children or memory. The flag: it is registered in its
     /// region.
@@ -32,11 +32,11 @@ enum Phase {
     Log,
     /// Copies are in flight to all legs.
     All,
-    /// Writing leg by leg, now to this one.
+    /// The write is repeated leg by leg; it is in flight at this leg.
     Each(usize),
-    /// Writing leg by leg, soon to this one.
+    /// The write is repeated leg by leg, and waits to be sent to this leg.
     RetryEach(usize),
-    /// Written; a failed leg is recorded in the log before the acknowledgement.
+    /// The write has completed; a failed leg is recorded in the log before the acknowledgement.
     Record,
     /// Held until the table is suspended, or until this time.
     Hold(Nanos),
@@ -55,7 +55,7 @@ struct RequestState {
     failed: u32,
     /// The number of retries after temporary errors.
     waits: u32,
-    /// A copy ended with `Requeue`.
+    /// Whether a copy ended with `Requeue`.
     requeue: bool,
     /// The legs that do not support the operation, as bits.
     unsupported: u32,
@@ -80,7 +80,7 @@ impl RequestState {
     }
 }
 
-/// Whether a status is a temporary lack of resources, not an error of the device.
+/// Returns whether a status is a temporary lack of resources, not an error of the device.
 fn is_temporary(status: Status) -> bool {
     matches!(status, Status::Again | Status::Resource | Status::DeviceResource)
 }
@@ -126,8 +126,8 @@ impl MirrorNode {
         Some(Verdict::Down(self.child(leg)))
     }
 
-    /// Holds a request until something that it needs is given back. `may_proceed` checks whether that has
-    /// happened by now.
+    /// Holds a request until a resource that it needs is released. `may_proceed` checks whether that has
+    /// happened in the meantime.
     fn hold_until<R: Ring>(
         &mut self,
         io: Cookie,
@@ -144,7 +144,7 @@ impl MirrorNode {
         verdict
     }
 
-    /// Retries after a growing delay.
+    /// Holds a request in `phase`, to be retried after a delay that grows.
     fn retry_later<R: Ring>(&mut self, io: Cookie, phase: Phase, cx: &mut Cx<'_, R>) -> Verdict {
         let state = self.state(io);
         state.phase = phase;
@@ -153,7 +153,7 @@ impl MirrorNode {
         Verdict::Held
     }
 
-    /// Whether a temporary error is retried again: for up to a minute.
+    /// Returns whether a temporary error is retried once more. Retries end after about a minute.
     fn may_retry(&mut self, io: Cookie) -> bool {
         u64::from(self.state(io).waits) * (RETRY_NS << RETRY_SHIFT_MAX) < HOLD_NS
     }
@@ -273,7 +273,7 @@ impl MirrorNode {
     /// Ends the timers of requests that wait for the next table, if the table is suspended by now.
     #[cold]
     fn check_suspension<R: Ring>(&mut self, cx: &mut Cx<'_, R>) {
-        // Listen first, check second: else a suspension could be missed.
+        // Listening comes before the check, or else a suspension could be missed.
         self.held.listen(&self.shared.waiting, cx);
         fence(SeqCst);
         if self.shared.is_suspended() {
@@ -318,7 +318,8 @@ impl MirrorNode {
             return Verdict::Up(Status::NotSupported);
         }
         if failed != 0 && done != 0 {
-            // In this order: the new primary has to be chosen while the region still counts as in sync.
+            // Legs fail before the region loses sync: the new primary has to be chosen while the region still
+            // counts as in sync.
             let failure = if flush { Failure::Flush } else { Failure::Write };
             (0..shared.legs.len())
                 .filter(|leg| failed & 1 << leg != 0)
@@ -342,7 +343,8 @@ impl MirrorNode {
         self.acknowledge(io, cx)
     }
 
-    /// Gives the whole request to the next table. Until then some legs may have the write and others not.
+    /// Returns the whole request to the queue, for the next table. Until then some legs may have the write
+    /// and others not.
     fn requeue(&mut self, req: &Request, was_sent: bool) -> Verdict {
         if req.op != Op::Flush {
             let region = self.shared.region_of(req.offset);
@@ -354,7 +356,7 @@ impl MirrorNode {
         Verdict::Up(Status::Requeue)
     }
 
-    /// The timer of a held request has ended: the table is suspended, or the time is over.
+    /// Handles the end of a held request's timer: the table is suspended, or the longest hold time is over.
     fn end_hold<R: Ring>(&mut self, io: Cookie, end: Nanos, cx: &mut Cx<'_, R>) -> Verdict {
         self.for_table.retain(|held| *held != io);
         if !self.shared.is_suspended() && cx.now() < end {
@@ -494,6 +496,6 @@ impl<R: Ring> Node<R> for MirrorNode {
         self.held.resume_woken(cx);
     }
 
-    /// Nothing to cancel: waits are short, and a write that is registered in its region must continue.
+    /// Does nothing: waits are short, and a write that is registered in its region must continue.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

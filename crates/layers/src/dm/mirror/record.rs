@@ -41,13 +41,14 @@ impl Key {
         Key { name: hash(name), identity: hash(identity), start }
     }
 
-    /// Whether both may be the same leg: either the name or the identity of a device may have changed.
+    /// Returns whether both keys may be of one leg: either the name or the identity of a device may have
+    /// changed.
     fn may_be(self, other: Key) -> bool {
         self.start == other.start && (self.name == other.name || self.identity == other.identity)
     }
 }
 
-/// FNV-1a, 64 bits: part of the format, so it must not change.
+/// Returns the FNV-1a hash of a text, 64 bits. It is part of the format, so it must not change.
 fn hash(text: &str) -> u64 {
     text.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -64,13 +65,13 @@ pub(super) struct Entry {
 /// The state of a leg according to a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LegState {
-    /// It has all writes to regions in sync.
+    /// The leg has all writes to regions in sync.
     Good,
-    /// It has all writes, also to regions out of sync.
+    /// The leg has all writes, also those to regions out of sync.
     Source,
-    /// It missed writes.
+    /// The leg missed writes.
     Failed,
-    /// It is not recorded: it was not in the table at that time.
+    /// The leg is not recorded: it was not in the table when the record was written.
     Unknown,
 }
 
@@ -122,7 +123,7 @@ impl Record {
         into[24 - base..28 - base].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Returns the recorded state of a leg. A leg that may be one that missed writes counts as that.
+    /// Returns the recorded state of a leg. A leg counts as failed if its key may be that of a failed leg.
     pub(super) fn state_of(&self, key: Key) -> LegState {
         let mut same = self.0.iter().filter(|entry| entry.key.may_be(key));
         let Some(first) = same.next() else { return LegState::Unknown };

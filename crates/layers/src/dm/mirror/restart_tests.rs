@@ -56,7 +56,7 @@ fn synced(args: &str) -> Harness {
     harness
 }
 
-/// Writes eights to sector 0, which this disk fails and the others store.
+/// Writes eights to sector 0: this disk fails the write, and the others store it.
 fn fail_one(harness: &mut Harness, disk: usize) {
     harness.fail(disk, End::IoError);
     harness.fail(disk, End::IoError);
@@ -71,7 +71,7 @@ fn a_failed_leg_is_not_used_after_a_restart() {
             fail_one(&mut harness, disk);
             assert!(is_recorded(&harness), "before the acknowledgement");
             assert_eq!(on(&harness, &["a", "b"], 0), content);
-            // A clean stop and a kill are equal here: nothing more is written.
+            // A clean stop and a kill have the same effect: nothing more is written.
             let mut harness = harness.restart("mirror", args);
             settle(&mut harness);
             assert_eq!(harness.read(0, 512), (End::Ok, vec![8; 512]), "{args}");
@@ -100,7 +100,7 @@ fn a_failed_leg_is_not_used_after_a_restart() {
 fn a_failed_leg_is_used_again_after_a_complete_resync() {
     let mut harness = synced(TABLE);
     fail_one(&mut harness, 1);
-    // The failed leg is first in the table, and is copied to.
+    // The failed leg is first in the table, and is the destination of the resynchronisation.
     let mut harness = harness.restart("mirror", "disk 3 log 64 sync 2 a 0 b 8");
     assert_eq!(status(&harness).split(' ').nth(3), Some("0/16"));
     assert!(
@@ -265,7 +265,7 @@ fn a_table_whose_log_is_unreadable_or_damaged_is_refused() {
     assert_eq!(on(&harness, &["a", "b"], 0), [8, 8]);
 }
 
-/// A log created on a disk with other data has remnants of that in its header.
+/// A log that is created on a disk with other data has remnants of that data in its header.
 #[test]
 fn other_data_in_a_header_is_not_a_record() {
     for header in [[0x5a_u8; 16], *b"rRiM\x02\0\0\0\x10\0\0\0\0\0\0\0"] {

@@ -1,9 +1,9 @@
 //! The state shared by the queues of a mirror and its resynchronisation.
 //!
-//! A region is in sync or out of sync as a whole. Its cell counts the writes in flight in it, or says that it
-//! is being copied: the two exclude each other. With a log on disk a region is marked dirty there before it
-//! is written, and the mark is removed when nothing was written for a while: after a crash only dirty regions
-//! are copied.
+//! A region is in sync or out of sync as a whole. Its cell counts the writes in flight in it, or says that
+//! the region is being copied: the two exclude each other. With a log on disk a region is marked dirty there
+//! before it is written, and the mark is removed when nothing was written for a while: after a crash only
+//! dirty regions are copied.
 //!
 //! *Invariant:* a region with writes in flight is marked dirty on disk, if there is a log device.
 //! *Invariant:* a mark is removed only after all legs were flushed, and while each of them has all writes.
@@ -26,13 +26,13 @@ const MAGIC: u32 = 0x4D69_5272;
 const VERSION: u32 = 2;
 /// The offset of the bitmap in a log: bits of clean regions.
 const BITS_AT: usize = 1024;
-/// The most bytes that are copied at once.
+/// Longest copy at once, in bytes.
 const COPY_BYTES: u64 = 512 << 10;
 /// The time without new marks after which marks of idle regions are removed.
 const QUIET_NS: u64 = 200_000_000;
 /// The time after which copying a torn region is retried.
 const TORN_RETRY_NS: u64 = 1_000_000_000;
-/// How long it is retried before the failing leg is marked as failed.
+/// The time for which copying a torn region is retried before the failing leg is marked as failed.
 const RETRY_TIMEOUT_NS: u64 = 60_000_000_000;
 /// Stands for no region or no time.
 const NONE: u64 = u64::MAX;
@@ -88,7 +88,7 @@ pub(super) struct Shared {
     unmarked: Bits,
     /// The bitmap that is being written to the log.
     written: Bits,
-    /// A flush failed, so earlier writes may be missing: no mark is removed any more.
+    /// Set once a flush failed, so that earlier writes may be missing: then no mark is removed any more.
     keeps_marks: AtomicBool,
     /// Whether the bitmap has changed since it was last written.
     stale: AtomicBool,
@@ -97,12 +97,12 @@ pub(super) struct Shared {
     log_failed: AtomicBool,
     /// The queues with requests that wait for a region being copied, for the log, or for the next table.
     pub(super) waiting: WaitList,
-    /// The leg that is read, and copied to the others.
+    /// The primary: the leg that serves reads and is copied to the others.
     pub(super) primary: AtomicUsize,
     /// Where the search for the next region to copy continues.
     cursor: AtomicU64,
-    /// The first torn region whose copying failed for a reason that may pass, and the time of the next
-    /// attempt.
+    /// The first torn region whose copying failed with an error that may be temporary, and the time of the
+    /// next attempt.
     retry_region: AtomicU64,
     retry_at_ns: AtomicU64,
     /// The time since which all attempts have failed.
@@ -186,15 +186,15 @@ impl Shared {
             self.written.0[at].store(written, Relaxed);
             bytes.copy_from_slice(&written.to_le_bytes()[..bytes.len()]);
         }
-        // After the marks: the write that has to be acknowledged without a leg that fails meanwhile records
-        // that leg.
+        // The record is encoded after the marks. A leg that fails later is recorded by the write that is to
+        // be acknowledged without that leg.
         self.encode_record(into);
     }
 
     /// Reads the log and initialises regions and legs from it.
     ///
     /// # Errors
-    /// The log cannot be read, or its record does not tell which leg has all writes.
+    /// If the log cannot be read, or its record does not say which leg has all writes.
     pub(super) fn read_log(&self, device: usize, disks: &mut dyn Disks) -> Result<(), TargetError> {
         let mut bytes = vec![0; self.log_len(4096)];
         if let Err(why) = disks.read(device, Bytes::ZERO, &mut bytes) {
@@ -208,7 +208,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the bytes are a log, from here or from the kernel.
+    /// Returns whether the bytes are a log, written by this program or by the kernel.
     pub(super) fn is_log(bytes: &[u8]) -> bool {
         bytes[..4] == MAGIC.to_le_bytes() && bytes[4..8] == VERSION.to_le_bytes()
     }
@@ -254,13 +254,13 @@ impl Shared {
         changed
     }
 
-    /// Registers a write in its region. `false`: the region is being copied.
+    /// Registers a write in its region. Returns `false` if the region is being copied.
     pub(super) fn begin_write(&self, region: u64) -> bool {
         let cell = &self.cells[region as usize];
         cell.fetch_update(AcqRel, Relaxed, |count| (count & COPYING == 0).then_some(count + 1)).is_ok()
     }
 
-    /// Whether a region is being copied: no write may begin in it.
+    /// Returns whether a region is being copied: then no write may begin in it.
     pub(super) fn is_copying(&self, region: u64) -> bool {
         self.cells[region as usize].load(SeqCst) & COPYING != 0
     }
@@ -283,12 +283,12 @@ impl Shared {
         }
     }
 
-    /// Whether a marked region has its mark on disk, or there is no working log device.
+    /// Returns whether a marked region has its mark on disk, or no log device works.
     pub(super) fn is_logged(&self, region: u64) -> bool {
         self.log_device.is_none() || self.has_log_failed() || !self.unmarked.get(region)
     }
 
-    /// Claims the log. `true`: the caller must write it.
+    /// Claims the log. Returns `true` if the caller must write it.
     pub(super) fn claim_log(&self) -> bool {
         let is_mine = !self.log_busy.swap(true, AcqRel);
         if is_mine {
@@ -368,7 +368,7 @@ impl Shared {
         self.cursor.fetch_min(region, AcqRel);
     }
 
-    /// Whether all legs are equal in a region.
+    /// Returns whether all legs are equal in a region.
     fn is_equal(&self, region: u64) -> bool {
         self.is_in_sync(region) && !self.torn.get(region)
     }
@@ -377,8 +377,8 @@ impl Shared {
         self.requeues.store(noflush, Relaxed);
         self.suspended.store(true, Release);
         self.waiting.wake_fenced(None);
-        // The next table may use the devices after this: background work in progress ends first, after one
-        // piece at most.
+        // The next table may use the devices after this, so this waits for background work in progress, which
+        // ends after one step.
         drop(self.background_lock.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -446,14 +446,14 @@ impl Shared {
         self.events.fetch_add(was_last.into(), Relaxed);
     }
 
-    /// Whether to retry a torn region that could not be copied, rather than mark a leg as failed: all legs
-    /// failed when it was torn, and may come back at different times.
+    /// Returns whether to retry a torn region that could not be copied, rather than mark a leg as failed: all
+    /// legs failed when it was torn, and may recover at different times.
     fn keeps_retrying(&self, now: Nanos) -> bool {
         let since = self.failing_since_ns.fetch_min(now.0, Relaxed).min(now.0);
         now.since(Nanos(since)) < RETRY_TIMEOUT_NS
     }
 
-    /// Copies a region to all legs. Returns whether all have it now. `Err`: the leg that failed.
+    /// Copies a region to all legs. Returns whether all legs have it now. `Err`: the leg that failed.
     fn copy_to_legs(&self, region: u64, disks: &mut dyn Disks) -> Result<bool, usize> {
         let start = region * self.log.region.0;
         let len = self.log.region.0.min(self.len.0 - start);
@@ -499,13 +499,13 @@ impl Shared {
         self.may_clear_marks()
     }
 
-    /// Whether marks may be removed: not while a leg has missed writes, as it may be used again after a
-    /// crash.
+    /// Returns whether marks may be removed: not while a leg has missed writes, because it may be used again
+    /// after a crash.
     fn may_clear_marks(&self) -> bool {
         !self.keeps_marks.load(Acquire) && self.legs.iter().all(Leg::is_alive)
     }
 
-    /// Removes the marks of idle regions and returns those. The caller has claimed the log.
+    /// Removes the marks of idle regions and returns these regions. The caller has claimed the log.
     fn clear_marks(&self) -> Vec<u64> {
         let mut cleared = Vec::new();
         for region in (0..self.regions()).filter(|_| self.may_clear_marks()) {
@@ -523,7 +523,7 @@ impl Shared {
         cleared
     }
 
-    /// Whether a mark could be removed.
+    /// Returns whether a mark could be removed.
     fn has_old_marks(&self) -> bool {
         let old = |region: u64| {
             !self.clean.get(region) && self.is_equal(region) && self.cells[region as usize].load(Acquire) == 0
@@ -543,12 +543,12 @@ impl Shared {
             && self.legs.iter().filter(|leg| leg.is_alive()).count() > 1
     }
 
-    /// Whether it is time to retry a torn region.
+    /// Returns whether the retry of a torn region is due.
     fn is_retry_due(&self, now: Nanos) -> bool {
         self.retry_region.load(Relaxed) != NONE && now.0 >= self.retry_at_ns.load(Relaxed)
     }
 
-    /// Whether background work should write the log.
+    /// Returns whether background work should write the log.
     fn wants_log(&self, now: Nanos) -> bool {
         let old = || self.is_quiet(now) && (self.stale.load(Acquire) || self.has_old_marks());
         let is_free = !self.has_log_failed() && !self.log_busy.load(Relaxed);

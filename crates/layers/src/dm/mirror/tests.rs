@@ -240,7 +240,7 @@ fn a_write_that_fails_on_all_legs_fails() {
     assert!(background(&harness).is_due(LATER), "a leg may have part of the write");
 }
 
-/// The disks of a harness, of which one fails all reads and writes. All flushes fail.
+/// The disks of a harness, one of which fails all reads and writes. All flushes fail.
 struct UnreachableLeg<'a>(&'a Harness, usize);
 
 impl Disks for UnreachableLeg<'_> {
@@ -481,7 +481,7 @@ fn no_write_is_sent_before_the_mark_of_its_region_is_on_disk() {
     shared.mark(4, Nanos(1));
     shared.log_written(true, None);
     assert!(shared.is_logged(3) && !shared.is_logged(4), "region 4 was marked after the log was encoded");
-    // Another mark is being written: a region whose mark is on disk does not wait for that.
+    // Another mark is being written: a region whose mark is on disk does not wait for that write.
     write(&mut bytes);
     assert!(shared.is_logged(3));
     shared.log_written(true, None);

@@ -1,5 +1,5 @@
-//! Copying a chunk of the origin to the COW device before it changes. Used by the nodes of the snapshot and
-//! of its origin.
+//! Copies a chunk of the origin to the COW device before the chunk changes. The nodes of the snapshot and of
+//! its origin use this.
 //!
 //! A request that needs a copy is held. It claims the chunk, reads it from the origin, writes it to the COW
 //! device, and writes the exception to its area: the data is flushed first, then the area is written durably.
@@ -18,13 +18,14 @@ const RETRY_NS_MAX: u64 = 2_000_000;
 /// The steps of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Waits for another request that has the chunk or writes the area, or for memory.
+    /// Waits for another request that has claimed the chunk or writes the area, or for memory.
     Wait,
     Read,
     Write,
     /// Zeroes the next area.
     ClearNext,
-    /// Flushes the data that the area will refer to, and the next area: a full area on disk leads to that.
+    /// Flushes the data that the area will refer to, and the zeroed next area, which readers of a full area
+    /// read next.
     Flush,
     Area,
     /// Flushes the area, if the COW device has no FUA.
@@ -56,7 +57,7 @@ impl ChunkCopy {
 }
 
 impl ChunkCopy {
-    /// Whether this request has claimed the chunk, so that it makes the copy.
+    /// Returns whether this request has claimed the chunk and therefore makes the copy.
     pub(super) fn has_claim(&self) -> bool {
         self.new.is_some()
     }
@@ -65,11 +66,12 @@ impl ChunkCopy {
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
-    /// Not finished; the request is held.
+    /// The copy is not finished; the request is held.
     Held,
     /// The chunk has an exception now.
     Done,
-    /// Not copied: the snapshot is full or invalid. The status is that of a request of the snapshot.
+    /// The chunk was not copied: the snapshot is full or invalid. A request of the snapshot ends with this
+    /// status.
     Failed(Status),
 }
 
@@ -232,7 +234,7 @@ impl Copier {
         Progress::Held
     }
 
-    /// Completes the data that was read: zeroes after the end of the origin, and the data of a write to the
+    /// Adds to the data that was read: zeroes after the end of the origin, and the data of a write to the
     /// snapshot.
     fn fill<R: Ring>(&self, copy: &ChunkCopy, write: Option<&Request>, cx: &mut Cx<'_, R>) {
         let (at, len) = self.range(copy.chunk);
@@ -244,7 +246,8 @@ impl Copier {
         }
     }
 
-    /// The data is on the COW device: writes its area, or waits for the request that does.
+    /// Handles the completion of the data's write to the COW device: writes the chunk's area, or waits for
+    /// the request that does.
     fn commit<R: Ring>(&mut self, copy: &mut ChunkCopy, io: Cookie, cx: &mut Cx<'_, R>) -> Progress {
         if let ChunkState::Copied(_) = self.store.find(copy.chunk) {
             Copier::free(copy, cx);
@@ -312,7 +315,7 @@ impl Copier {
         }
     }
 
-    /// Gives the request back to the queue: the next table starts over.
+    /// Returns the request to the queue: the next table starts it again.
     fn requeue<R: Ring>(&self, copy: &mut ChunkCopy, cx: &mut Cx<'_, R>) -> Progress {
         self.store.abandon(copy.chunk, copy.area.take().is_some());
         self.wake_waiting();

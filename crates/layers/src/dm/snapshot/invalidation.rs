@@ -1,5 +1,5 @@
-//! Writing the header of a snapshot that became invalid, before a write to its origin changes what the
-//! snapshot shows.
+//! Writes the header of a snapshot that became invalid, before a write to its origin changes the content of
+//! the snapshot.
 //!
 //! After a restart only the COW device records whether the snapshot is valid. So a write without a copy goes
 //! to the origin only once the header on disk says that the snapshot is invalid. Background work writes the
@@ -24,7 +24,7 @@ const HEADER_TIMEOUT_NS: u64 = 5_000_000_000;
 /// Failed attempts to write the header.
 #[derive(Debug)]
 struct Attempts {
-    /// The time of the first one. `None`: none failed.
+    /// The time of the first failed attempt; `None`: no attempt has failed.
     since: Option<Nanos>,
     next: Nanos,
     retry_ns: u64,
@@ -40,11 +40,11 @@ impl Attempts {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Valid,
-    /// Invalid; the header is about to be written.
+    /// The snapshot is invalid; the header is about to be written.
     HeaderPending,
-    /// Invalid; the header cannot be written, so writes to the origin that need a copy fail.
+    /// The snapshot is invalid; the header cannot be written, so writes to the origin that need a copy fail.
     HeaderFailing,
-    /// Invalid, and the header says so.
+    /// The snapshot is invalid, and the header says so.
     HeaderWritten,
 }
 

@@ -36,7 +36,7 @@ use store::{ChunkState, Header, Store, StoreKind};
 /// The largest chunk, 16 MiB: half of the largest buffer of a ring.
 const CHUNK_MAX: Sectors = Sectors(32768);
 
-/// The chunk size of an empty store whose table line has 0 (`DM_CHUNK_SIZE_DEFAULT_SECTORS`).
+/// The chunk size of an empty store whose table line gives 0 (`DM_CHUNK_SIZE_DEFAULT_SECTORS`).
 const CHUNK_DEFAULT: Sectors = Sectors(32);
 /// The largest number of chunks, which bounds the exception table in memory.
 const CHUNKS_MAX: u64 = 1 << 34;
@@ -64,7 +64,7 @@ struct Snapshot {
     cow_len: Sectors,
     features: Features,
     store: Arc<Store>,
-    /// Registers the snapshot with its origin while it exists.
+    /// The registration of the snapshot with its origin, for as long as this exists.
     lease: Lease,
     invalidation: Arc<Invalidation>,
 }
@@ -99,14 +99,14 @@ fn store_kind(word: &str) -> Option<StoreKind> {
     }
 }
 
-/// Whether a chunk size is valid, and a multiple of the logical blocks of both devices.
+/// Returns whether a chunk size is valid, and a multiple of the logical block size of both devices.
 fn chunk_fits(chunk: Sectors, [origin, cow]: [&Profile; 2]) -> bool {
     let whole = |profile: &Profile| chunk.bytes().is_aligned(profile.limits.logical_block_size.0);
     chunk.0.is_power_of_two() && chunk <= CHUNK_MAX && whole(origin) && whole(cow)
 }
 
-/// Checks that the origin has this length and its number of chunks is supported, before memory is allocated
-/// for them.
+/// Checks that the origin has this length and that its number of chunks is supported, before memory is
+/// allocated for them.
 fn check_len(len: Sectors, chunk: Sectors, name: &str, origin: &Profile) -> Result<(), TargetError> {
     let size = origin.size.sectors();
     if len > size {
@@ -390,10 +390,10 @@ impl<R: Ring> Target<R> for Snapshot {
 struct RequestState {
     offset: Bytes,
     op: Op,
-    /// The chunk for which it is counted as a reader of the origin.
+    /// The chunk for which the request is counted as a reader of the origin.
     reads: Option<u64>,
     copy: ChunkCopy,
-    /// Whether it is a discard that was passed down to the origin.
+    /// Whether the request is a discard that was passed down to the origin.
     passed_down: bool,
 }
 

@@ -109,7 +109,8 @@ impl<R: Ring> Target<R> for Origin {
         vec![self.area()]
     }
 
-    /// The smallest chunk, so that a write is within one chunk of each snapshot: chunks are powers of two.
+    /// Returns the smallest chunk of all snapshots. A write is then within one chunk of each, because chunks
+    /// are powers of two.
     fn max_io_len(&self) -> Option<Sectors> {
         self.members.iter().map(|member| member.store.chunk).min()
     }
@@ -129,10 +130,10 @@ struct RequestState {
     copy: ChunkCopy,
 }
 
-/// An invalid snapshot that the table does not know.
+/// An invalid snapshot that was created after the table was loaded, so that the table does not know it.
 struct Missed {
     store: Arc<Store>,
-    /// Writes that wait for its header.
+    /// Writes that wait for the snapshot's header.
     held: HeldRequests,
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A snapshot, for its origin.
+/// A snapshot as its origin sees it.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) store: Arc<Store>,
@@ -103,8 +103,8 @@ impl Lease {
         Arc::ptr_eq(&self.group, &group(origin))
     }
 
-    /// Its table becomes active. From now on, a write by an origin that does not know the snapshot makes it
-    /// invalid.
+    /// Marks the table that uses the store as active. From now on, a write through an origin that does not
+    /// know the snapshot makes the snapshot invalid.
     pub(super) fn activate(&self) {
         if self.member.store.activate() {
             self.group.generation.fetch_add(1, AcqRel);
@@ -125,7 +125,7 @@ impl Drop for Lease {
     }
 }
 
-/// Returns the store of a COW device if it is in use.
+/// Returns a lease of the store of a COW device if the store is in use.
 pub(super) fn find(cow: &str) -> Option<Lease> {
     stores().get_mut(cow).map(|store| Lease::of(cow, store))
 }

@@ -23,12 +23,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// `SNAP_MAGIC`.
+/// The magic number of a header: `SNAP_MAGIC`.
 const MAGIC: u32 = 0x7041_6e53;
 const VERSION: u32 = 1;
 /// The size of an exception on disk, in bytes.
 const PAIR: u64 = 16;
-/// Entries per page of the table.
+/// Number of entries in a page of the table.
 const PAGE: usize = 4096;
 /// The number of counters for reads of the origin; a chunk uses counter `chunk % BUCKETS`.
 const BUCKETS: usize = 256;
@@ -39,10 +39,10 @@ const CLAIMED: u64 = 1;
 /// The kind of an exception store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StoreKind {
-    /// `P`: on the COW device. `overflow` (`PO`): a full store overflows when the snapshot is written,
-    /// instead of becoming invalid.
+    /// `P`: the exceptions are on the COW device. With `overflow` (`PO`) a full store overflows when the
+    /// snapshot is written, instead of becoming invalid.
     Persistent { overflow: bool },
-    /// `N`: in memory only.
+    /// `N`: the exceptions are in memory only.
     Transient,
 }
 
@@ -55,11 +55,11 @@ struct Meta {
     area: Vec<u8>,
     current: u64,
     committed: u64,
-    /// Copied, but not in an area yet: old and new chunk.
+    /// Old and new chunk of exceptions that were copied and are not in an area yet.
     ready: VecDeque<(u64, u64)>,
-    /// In the area, but not on disk yet.
+    /// Old and new chunk of exceptions that are in the area and not on disk yet.
     writing: Vec<(u64, u64)>,
-    /// A request is writing the area.
+    /// Whether a request is writing the area.
     busy: bool,
 }
 
@@ -74,11 +74,12 @@ pub(super) struct Store {
     meta: Mutex<Meta>,
     readers: Box<[AtomicU32]>,
     valid: AtomicBool,
-    /// For an invalid store: its header on disk says so, or it has no header.
+    /// Whether the header on disk of an invalid store says so, or the store has no header.
     header_written: AtomicBool,
-    /// The header could not be written for so long that writes to the origin fail instead of waiting for it.
+    /// Whether the header could not be written for so long that writes to the origin fail instead of waiting
+    /// for it.
     header_failing: AtomicBool,
-    /// A table that uses the store is active.
+    /// Whether a table that uses the store is active.
     active: AtomicBool,
     overflowed: AtomicBool,
     pub(super) events: AtomicU32,
@@ -86,14 +87,14 @@ pub(super) struct Store {
     pub(super) waiting: WaitList,
 }
 
-/// Whether a chunk of the origin was copied.
+/// The state of a chunk of the origin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ChunkState {
-    /// Not copied: the origin has it.
+    /// The chunk was not copied: the origin has its data.
     NotCopied,
     /// A request is copying it.
     Copying,
-    /// Copied to this chunk of the COW device.
+    /// The chunk was copied to this chunk of the COW device.
     Copied(u64),
 }
 
@@ -185,24 +186,24 @@ impl Store {
         self.cow_len.store(len.0, Release);
     }
 
-    /// A table that uses the store becomes active. Returns whether it is the first one.
+    /// Marks the store as used by an active table. Returns whether no active table used it before.
     pub(super) fn activate(&self) -> bool {
         !self.active.swap(true, AcqRel)
     }
 
-    /// The last table that used the store is gone.
+    /// Marks the store as unused, after the last table that used it was removed.
     pub(super) fn deactivate(&self) {
         self.active.store(false, Release);
         self.waiting.wake_fenced(None);
     }
 
-    /// Whether the origin has to copy for this store.
+    /// Returns whether the origin has to copy for this store.
     pub(super) fn is_active(&self) -> bool {
         self.active.load(Acquire)
     }
 
-    /// Whether the store is invalid and its header does not say so yet. Until then the origin must not be
-    /// changed without a copy.
+    /// Returns whether the store is invalid and its header does not say so yet. While that is so, the origin
+    /// must not be changed without a copy.
     pub(super) fn is_header_pending(&self) -> bool {
         !self.is_valid() && !self.is_header_written() && self.is_active()
     }
@@ -213,7 +214,7 @@ impl Store {
         self.waiting.wake_fenced(None);
     }
 
-    /// Whether the header of an invalid store says so, or the store has no header.
+    /// Returns whether the header of an invalid store says so, or the store has no header.
     pub(super) fn is_header_written(&self) -> bool {
         self.header_written.load(Acquire)
     }
@@ -224,12 +225,12 @@ impl Store {
         self.waiting.wake_fenced(None);
     }
 
-    /// Whether writes to the origin that need a copy fail now.
+    /// Returns whether writes to the origin that need a copy fail now.
     pub(super) fn is_header_failing(&self) -> bool {
         self.header_failing.load(Acquire) && self.is_header_pending()
     }
 
-    /// Skips the chunk of an area: data never goes there.
+    /// Advances the next free chunk past the chunk of an area, which never holds data.
     fn skip_area(&self, meta: &mut Meta) {
         if meta.next_free % (self.pairs + 1) == 1 {
             meta.next_free += 1;
@@ -262,7 +263,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether an area has exceptions: the new chunk of its first pair is not 0.
+    /// Returns whether an area has exceptions: the new chunk of its first pair is not 0.
     pub(super) fn has_exceptions(&self, area: &[u8]) -> bool {
         area[8..PAIR as usize].iter().any(|&byte| byte != 0)
     }
@@ -274,7 +275,7 @@ impl Store {
         Some(&page[chunk as usize % PAGE])
     }
 
-    /// Returns whether a chunk was copied, and where to.
+    /// Returns the state of a chunk.
     #[inline]
     pub(super) fn find(&self, chunk: u64) -> ChunkState {
         let page = self.table.get(chunk as usize / PAGE).and_then(OnceLock::get);
@@ -285,7 +286,7 @@ impl Store {
         }
     }
 
-    /// Claims a chunk. `true`: it was not copied, and the caller must copy it.
+    /// Claims a chunk. Returns `true` if it was not copied, so that the caller must copy it.
     pub(super) fn claim(&self, chunk: u64) -> bool {
         let cell = self.cell(chunk);
         cell.is_some_and(|cell| cell.compare_exchange(NONE, CLAIMED, AcqRel, Relaxed).is_ok())
@@ -298,7 +299,7 @@ impl Store {
         }
     }
 
-    /// Allocates a chunk of the COW device. `None`: the store is full.
+    /// Allocates a chunk of the COW device. Returns `None` if the store is full.
     pub(super) fn allocate(&self) -> Option<u64> {
         let mut meta = self.lock();
         let new = meta.next_free;
@@ -354,7 +355,7 @@ impl Store {
         into.copy_from_slice(&self.lock().area);
     }
 
-    /// The area is on disk: publishes its exceptions.
+    /// Publishes the exceptions of the area, which is on disk now.
     pub(super) fn end_commit(&self) {
         let mut meta = self.lock();
         for (old, new) in std::mem::take(&mut meta.writing) {
@@ -386,7 +387,8 @@ impl Store {
         self.unclaim(old);
     }
 
-    /// The area could not be written: invalidates the store, before another request writes the area again.
+    /// Invalidates the store because the area could not be written, before another request writes the area
+    /// again.
     pub(super) fn fail_commit(&self) {
         self.invalidate();
         let mut meta = self.lock();
