@@ -12,7 +12,7 @@ use block::{Flags, Op};
 
 /// First word of every record: `BLK_IO_TRACE_MAGIC | BLK_IO_TRACE_VERSION`.
 const MAGIC: u32 = 0x6561_7407;
-/// Bytes of a record without its payload.
+/// Length of a record without its payload, in bytes.
 pub const RECORD_LEN: usize = 48;
 /// Major number of devices in a trace, which the kernel reserves for local use
 /// (Documentation/admin-guide/devices.txt): no driver has it.
@@ -35,12 +35,13 @@ mod category {
     pub(super) const FUA: u32 = 0x8000;
 }
 
-/// Notification records: `enum blktrace_notify`.
+/// Numbers of notification records: `enum blktrace_notify`.
 const PROCESS: u32 = 0;
 const TIMESTAMP: u32 = 1;
 const MESSAGE: u32 = 2;
 
-/// An event's number, categories besides those of its operation, and letter: `enum blktrace_act`.
+/// Returns an event's number (`enum blktrace_act`), its categories besides those of its operation, and its
+/// letter.
 const fn action(kind: Kind) -> Option<(u32, u32, char)> {
     use category::*;
     Some(match kind {
@@ -60,7 +61,7 @@ const fn action(kind: Kind) -> Option<(u32, u32, char)> {
     })
 }
 
-/// Letter of an event; a space for events that blktrace does not have.
+/// Returns the letter of an event; a space for events that blktrace does not have.
 pub(crate) fn letter(kind: Kind) -> char {
     action(kind).map_or(' ', |action| action.2)
 }
@@ -70,7 +71,7 @@ fn op_categories(record: &Record) -> u32 {
     let what = match record.op {
         Op::Read | Op::Extents | Op::ReportZones => READ,
         Op::Prefetch => READ | AHEAD,
-        // An empty bio with REQ_PREFLUSH, which is how the kernel's file systems flush.
+        // A flush is shown as an empty bio with REQ_PREFLUSH, which the kernel's file systems send.
         Op::Flush => WRITE | FLUSH | SYNC,
         Op::Discard => WRITE | DISCARD,
         _ => WRITE,
@@ -78,12 +79,12 @@ fn op_categories(record: &Record) -> u32 {
     if record.flags & Flags::FUA.bits() != 0 { what | category::FUA | SYNC } else { what }
 }
 
-/// Categories of an event; a plug belongs to no request.
+/// Returns the categories of an event. A plug belongs to no request, and counts as a read.
 fn record_categories(record: &Record) -> u32 {
     if matches!(record.kind, Kind::Plug | Kind::Unplug) { category::READ } else { op_categories(record) }
 }
 
-/// `RWBS`: the letters that blkparse derives from the categories, in its order.
+/// Returns the `RWBS` field: the letters that blkparse derives from the categories, in its order.
 pub(crate) fn rwbs(record: &Record) -> String {
     let categories = record_categories(record);
     let has = |bit: u32| categories & bit != 0;
@@ -105,7 +106,8 @@ pub(crate) fn rwbs(record: &Record) -> String {
     text
 }
 
-/// Minor number: the device's number in its process in the upper bits, the number of the node in the lower 8.
+/// Returns a minor number: the device's number in its process in the upper 12 bits, the number of the node in
+/// the lower 8.
 pub(crate) fn minor(number: u32, device: u8) -> u32 {
     (number & 0xfff) << 8 | u32::from(device)
 }
@@ -122,7 +124,7 @@ pub struct Encoder {
     sessions: Sessions,
 }
 
-/// State of a queue, which has a file of its own.
+/// State of a queue. Each queue has a separate file.
 #[derive(Clone, Default, Debug)]
 struct Stream {
     pid: u32,
@@ -133,7 +135,7 @@ struct Stream {
 }
 
 impl Encoder {
-    /// Creates an encoder for the device of that number in its process.
+    /// Creates an encoder for a device; `number` is the device's number in its process.
     pub fn new(number: u32) -> Encoder {
         Encoder { number, queues: Vec::new(), sessions: Sessions::default() }
     }
@@ -146,7 +148,7 @@ impl Encoder {
         &mut self.queues[at]
     }
 
-    /// Writes the wall-clock time of the start, which belongs to the first queue's file.
+    /// Writes the wall-clock time at which the trace started, for the first queue's file.
     pub fn start(&mut self, clock_ns: u64, wall: (u64, u32), into: &mut Vec<u8>) {
         let payload = [wall.0 as u32, wall.1].map(u32::to_ne_bytes).concat();
         self.note(0, TIMESTAMP, clock_ns, &payload, into);
@@ -162,12 +164,12 @@ impl Encoder {
         self.note(queue, PROCESS, clock_ns, &payload, into);
     }
 
-    /// Names a session.
+    /// Adds the name of a session, for the messages of its commands.
     pub fn session(&mut self, session: &SessionName) {
         self.sessions.add(session);
     }
 
-    /// Writes that `count` events of a queue were lost: a message, and a gap in the sequence numbers.
+    /// Writes that `count` events of a queue were dropped: a message, and a gap in the sequence numbers.
     pub fn dropped(&mut self, queue: u32, count: u64, into: &mut Vec<u8>) {
         let stream = self.queue(queue);
         stream.sequence = stream.sequence.wrapping_add(count as u32);

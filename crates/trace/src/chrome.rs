@@ -5,8 +5,8 @@
 //! each to the layer of the parent that it was split off by. Counters show how many requests each queue has
 //! in flight, and how many of those, or of their children, are at backends. Times are microseconds.
 //!
-//! Each SCSI command is a slice of its own, with its CDB and its initiator, from its beginning to its status; a flow
-//! leads to each of its requests, which name it.
+//! Each SCSI command is a slice of its own, with its CDB and its initiator, from its beginning to its status;
+//! a flow leads to each of its requests, which name it.
 //!
 //! Flows are attributes of slices (`bind_id`, `flow_out`, `flow_in`): events of their own (`s`, `f`) bind to
 //! threads' slices only.
@@ -21,11 +21,11 @@ use std::fmt::Write;
 /// A tag that is in use on a queue.
 #[derive(Default, Debug)]
 struct Open {
-    /// Name of the request's own slice, while that is open.
+    /// Name of the request's own slice, while that slice is open.
     own: Option<String>,
-    /// The request is a child: its own slice ends with the outermost layer.
+    /// Whether the request is a child: then its own slice ends with the outermost layer.
     is_child: bool,
-    /// Numbers of the nodes that have it, outermost first.
+    /// Numbers of the nodes that the request has entered and not left, outermost first.
     nodes: Vec<u8>,
 }
 
@@ -43,7 +43,7 @@ pub struct Chrome {
     start_ns: u64,
     /// Nodes of the stack, by number.
     stack: Vec<Node>,
-    /// How many requests have had a tag: slices of one tag must not overlap.
+    /// Number of requests that have had each tag of a queue: slices of one tag must not overlap.
     rounds: HashMap<(u32, u16), u32>,
     open: HashMap<(u32, u16), Open>,
     /// By queue.
@@ -53,13 +53,14 @@ pub struct Chrome {
     /// By queue.
     commands: HashMap<u32, Commands>,
     sessions: Sessions,
-    /// Commands of requests that arrive next: by tag, the flow and the fields that name the command.
+    /// Commands of requests that arrive next: by queue and tag, the flow and the fields that name the
+    /// command.
     of_commands: HashMap<(u32, u16), (u64, String)>,
 }
 
 impl Chrome {
-    /// Appends the events of a frame. The whole is valid JSON once the last frame was converted; viewers read
-    /// it before that, too.
+    /// Appends the events of a frame. The output is valid JSON once the last frame was converted; viewers
+    /// also read it before that.
     pub fn frame(&mut self, frame: &Frame, into: &mut String) {
         match frame {
             Frame::Opened(opened) => {
@@ -85,7 +86,7 @@ impl Chrome {
             }
             Frame::Records(queue, records) => records.iter().for_each(|r| self.record(*queue, r, into)),
             Frame::Dropped(queue, count) => {
-                // What ended among them is not known: requests that come get slices of their own.
+                // Dropped records may include ends of requests: later requests get slices of their own.
                 self.open.retain(|(of, _), _| of != queue);
                 self.depths.remove(queue);
                 self.commands.remove(queue);
@@ -109,13 +110,13 @@ impl Chrome {
         let _ = write!(into, "{{{fields}}}");
     }
 
-    /// The time of a record in the trace, in microseconds and nanoseconds.
+    /// Returns the time of a record since the start of the trace, in microseconds and remaining nanoseconds.
     fn time(&self, record: &Record) -> (u64, u64) {
         let since = record.time_ns.saturating_sub(self.start_ns);
         (since / 1000, since % 1000)
     }
 
-    /// Writes an event of the track that belongs to a request. `rest`: further fields, with a comma before
+    /// Writes an event of the track that belongs to a request. `rest` has further fields, with a comma before
     /// each.
     fn slice(
         &mut self,
@@ -157,7 +158,7 @@ impl Chrome {
         );
     }
 
-    /// Name of a node.
+    /// Returns the name of a node.
     fn node(&self, node: u8) -> String {
         self.stack.get(usize::from(node)).map_or_else(|| format!("node {node}"), |node| node.name.clone())
     }
@@ -181,14 +182,14 @@ impl Chrome {
         self.open.insert(key, Open { own: Some(name), is_child, nodes: Vec::new() });
     }
 
-    /// A node was handed a request, or is done with it.
+    /// Handles the record of a node that a request entered or left.
     fn step(&mut self, queue: u32, record: &Record, name: &str, place: &str, into: &mut String) {
         let key = (queue, record.tag);
         match Step::from_value(record.value) {
             Step::Enter { node, parent } => {
                 if !self.open.contains_key(&key) {
-                    // Without a parent it is a request that arrived before the trace began, or was filtered
-                    // out then.
+                    // A request without a parent arrived before the trace began, or its arrival was filtered
+                    // out.
                     let own =
                         parent.map_or(format!("{name} (arrived earlier)"), |_| format!("{name} (child)"));
                     self.flow += 1;
@@ -258,7 +259,7 @@ impl Chrome {
                 self.count(queue, record, |depth| Depth::of_requests(depth, true), into);
             }
             Kind::Layer => self.step(queue, record, &name, &place, into),
-            // The node that it was offered to last does not have it.
+            // The node that rejected the request does not hold it.
             Kind::Requeue => self.leave(key, record, None, into),
             Kind::Split => {
                 let rest = format!(",\"args\":{{\"sector\":{sector},\"rest\":{}}}", record.value);
@@ -266,7 +267,7 @@ impl Chrome {
             }
             Kind::BackMerge | Kind::FrontMerge => self.slice('n', "merged", key, record, &place, into),
             Kind::Done => {
-                // A node that did not report the end has none of it either.
+                // The request has also left nodes that did not report it.
                 while self.open.get(&key).is_some_and(|open| !open.nodes.is_empty()) {
                     self.leave(key, record, None, into);
                 }
@@ -283,7 +284,7 @@ impl Chrome {
 }
 
 impl Chrome {
-    /// A command began, submits a request, or ended.
+    /// Handles the record of a command that began, submits a request, or ended.
     fn command(&mut self, queue: u32, record: &Record, into: &mut String) {
         let mut commands = self.commands.remove(&queue).unwrap_or_default();
         let (micros, nanos) = self.time(record);
@@ -314,7 +315,7 @@ impl Chrome {
         self.commands.insert(queue, commands);
     }
 
-    /// Fields of a command's arguments.
+    /// Returns the fields of a command for the arguments of its events.
     fn describe(&self, command: &Command) -> String {
         let initiator = serde_json::Value::from(self.sessions.initiator(command.session()));
         format!(
@@ -358,7 +359,7 @@ impl Depth {
         ("requests", Depth::changed(&mut self.requests, begins))
     }
 
-    /// Counts a request, or a child, that came to a backend or left it.
+    /// Counts a request, or a child request, that entered a backend or left it.
     fn at_backends(&mut self, begins: bool) -> (&'static str, u64) {
         ("at backends", Depth::changed(&mut self.backends, begins))
     }
@@ -384,7 +385,7 @@ mod tests {
         Record { value: Step::Leave { node, errno: 0 }.to_value(), ..record(time_ns, tag, Kind::Layer) }
     }
 
-    /// Events of a trace of a stack of a split layer over RAM.
+    /// Returns the events of a trace of a split layer over a RAM backend.
     fn events(frames: Vec<Frame>) -> Vec<Value> {
         let (mut chrome, mut text) = (Chrome::default(), String::new());
         let node = |name: &str, backend| Node { name: name.into(), backend };
@@ -404,7 +405,7 @@ mod tests {
         events.iter().filter(|event| event["ph"] == phase).collect()
     }
 
-    /// Checks that slices of each track are nested: every end is of the slice that began last.
+    /// Checks that slices of each track are nested: every end belongs to the slice that began last.
     fn check_nesting(events: &[Value]) {
         let mut open: HashMap<String, Vec<String>> = HashMap::new();
         for event in events {
@@ -507,7 +508,7 @@ mod tests {
         let mut records = crate::command::tests::write_10(2000);
         let end = records.pop().unwrap();
         records.extend([record(2100, 5, Kind::Queue), record(2200, 5, Kind::Done)]);
-        // Another request with that tag is of no command.
+        // A later request with the same tag belongs to no command.
         records.extend([end, record(2300, 5, Kind::Queue), record(2400, 5, Kind::Done)]);
         let session = crate::wire::SessionName { number: 3, initiator: "iqn.2026-11.example:host".into() };
         let events = events(vec![Frame::Session(session), Frame::Records(0, records)]);

@@ -1,4 +1,4 @@
-//! SCSI commands in a trace: their records, and what readers print of them.
+//! SCSI commands in a trace: their records, and the text that readers print.
 //!
 //! ```text
 //!          offset       length   tag          value                                     from  device
@@ -20,13 +20,14 @@ const BEGUN: u8 = 0;
 const MORE: u8 = 1;
 const REQUEST: u8 = 2;
 const ENDED: u8 = 3;
-/// Bytes of a CDB in the first record, and in each further one.
+/// Number of bytes of a CDB in the first record, and in each further one.
 const FIRST: usize = 8;
 const FURTHER: usize = 14;
-/// Most commands and sessions that a reader remembers; beyond that it forgets all.
+/// Largest number of commands, and of sessions, that a reader remembers; beyond it the reader forgets all.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// Passes the records of a command's event to `put`. `begins`: a request's record needs the beginning before it.
+/// Passes the records of a command's event to `put`. `begins`: a request's record needs the beginning before
+/// it.
 pub(crate) fn encode(time_ns: u64, point: &CommandPoint, begins: bool, mut put: impl FnMut(Record)) {
     let empty = Record {
         time_ns,
@@ -65,7 +66,7 @@ pub(crate) fn encode(time_ns: u64, point: &CommandPoint, begins: bool, mut put: 
     }
 }
 
-/// The number of the session of a command that begins in this record.
+/// Returns the number of the session of a command that begins in this record.
 pub fn session_of(record: &Record) -> Option<u16> {
     (record.kind == Kind::Command && record.from == BEGUN).then_some((record.value >> 32) as u16)
 }
@@ -74,12 +75,12 @@ fn at_or_0(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or_default()
 }
 
-/// Lowest byte of the service action of a CDB.
+/// Returns the lowest byte of the service action of a CDB.
 fn service_action(cdb: &[u8; CDB_MAX]) -> u8 {
     if cdb[0] == 0x7f { cdb[9] } else { cdb[1] & 0x1f }
 }
 
-/// A command as a reader knows it.
+/// A command as a reader reconstructs it from its records.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
     number: u32,
@@ -91,12 +92,12 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Name of its operation.
+    /// Returns the name of the command's operation.
     pub(crate) fn name(&self) -> String {
         name(self.cdb[0], service_action(&self.cdb))
     }
 
-    /// Its CDB in hexadecimal digits.
+    /// Returns the CDB in hexadecimal digits.
     pub(crate) fn cdb(&self) -> String {
         let bytes: Vec<String> = self.cdb[..self.cdb_len].iter().map(|byte| format!("{byte:02x}")).collect();
         bytes.join(" ")
@@ -119,7 +120,7 @@ impl Command {
     }
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
     status: u8,
@@ -129,7 +130,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// The status: `GOOD`, or `CHECK CONDITION, sense 5/24/00 (ILLEGAL REQUEST)`.
+    /// Returns the status as text: `GOOD`, or `CHECK CONDITION, sense 5/24/00 (ILLEGAL REQUEST)`.
     pub(crate) fn status(&self) -> String {
         let [key, code, qualifier] = self.sense;
         match (self.is_silent, self.status) {
@@ -150,14 +151,15 @@ impl End {
     }
 }
 
-/// What a record means, together with those before it.
+/// The meaning of a record, together with the records before it.
 #[derive(Debug)]
 pub(crate) enum Note<'a> {
     /// A command began.
     Begun(&'a Command),
-    /// A block request of the command follows; `None`: it began before the trace, or its records were dropped.
+    /// A block request of the command follows; `None`: it began before the trace, or its records were
+    /// dropped.
     Request(u32, Option<&'a Command>),
-    /// A command ended, which has begun in this trace.
+    /// A command ended that had begun in this trace.
     Ended(Command, End),
 }
 
@@ -165,12 +167,12 @@ pub(crate) enum Note<'a> {
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Commands {
     open: HashMap<u32, Command>,
-    /// The command whose CDB arrives.
+    /// The command whose CDB is not complete yet.
     partial: Option<Command>,
 }
 
 impl Commands {
-    /// Takes the next record of the queue.
+    /// Processes the next record of the queue. Returns its meaning once that is complete.
     pub(crate) fn record(&mut self, record: &Record) -> Option<Note<'_>> {
         match record.from {
             BEGUN => {
@@ -217,7 +219,7 @@ impl Commands {
         }
     }
 
-    /// Records were dropped.
+    /// Forgets all commands, because records were dropped.
     pub(crate) fn forget(&mut self) {
         *self = Commands::default();
     }
@@ -227,7 +229,7 @@ impl Commands {
             self.open.clear();
         }
         let number = command.number;
-        // With a filter the beginning comes with each request.
+        // With a filter each request is preceded by the beginning of its command.
         let known =
             self.open.insert(number, command).is_some_and(|known| known.task == self.open[&number].task);
         if known { None } else { self.open.get(&number).map(Note::Begun) }
@@ -246,7 +248,7 @@ impl Sessions {
         self.0.insert(session.number, session.initiator.clone());
     }
 
-    /// `session 3 iqn.2026-11.example:host`.
+    /// Describes a session: `session 3 iqn.2026-11.example:host`.
     pub(crate) fn describe(&self, number: u16) -> String {
         let initiator = self.0.get(&number).map(|name| format!(" {name}")).unwrap_or_default();
         format!("session {number}{initiator}")
@@ -257,7 +259,7 @@ impl Sessions {
     }
 }
 
-/// The message that text and blktrace's files have for a record.
+/// Returns the message for a record in text and in blktrace's files.
 pub(crate) fn message(note: &Note<'_>, record: &Record, sessions: &Sessions) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -301,7 +303,8 @@ const SENSE_KEYS: [&str; 16] = [
     "COMPLETED",
 ];
 
-/// Returns the name of an operation (SPC-6 and SBC-4), with its service action where that distinguishes commands.
+/// Returns the name of an operation (SPC-6 and SBC-4), with its service action where that distinguishes
+/// commands.
 pub fn name(code: u8, action: u8) -> String {
     let name = match (code, action) {
         (0x00, _) => "TEST UNIT READY",

@@ -1,4 +1,4 @@
-//! Filter of a trace: read by tracers for every event, changed by any thread meanwhile.
+//! Filter of a trace. Tracers read it for every event; any thread may change it at the same time.
 
 use crate::Kind;
 use block::Op;
@@ -10,7 +10,7 @@ const RUNNING: u64 = 1 << 63;
 /// Bit of the mask that is set while only some operations or sectors are selected.
 const SELECTIVE: u64 = 1 << 62;
 const OPS_SHIFT: u32 = 16;
-/// Operations that are not traced: blktrace's 16 categories have none for them.
+/// Operations that are not traced, because none of blktrace's 16 categories fits them.
 const UNTRACED: [Op; 9] = [
     Op::Extents,
     Op::ReportZones,
@@ -46,28 +46,28 @@ pub struct FilterText {
     pub sectors: String,
 }
 
-/// Why a filter is invalid.
+/// The reason why a filter is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FilterError {
-    /// Unknown action.
+    /// The action is unknown.
     #[error(
         "unknown action \"{0}\" (actions: Q X A G M F P U I D C R m, or queue, split, remap, get, merge, front-merge, plug, unplug, insert, \
          issue, complete, requeue, notify)"
     )]
     Action(String),
-    /// Unknown operation.
+    /// The operation is unknown.
     #[error(
         "unknown operation \"{0}\" (operations: read, write, flush, discard, write-zeroes, prefetch, zone-append)"
     )]
     Op(String),
-    /// Not a range.
+    /// The sectors are not a range.
     #[error("\"{0}\" is not a range of sectors (write START-END, START- or -END)")]
     Sectors(String),
 }
 
 impl FilterText {
-    /// The filter for a Chrome trace, which shows requests from start to end and in each layer: adds the
-    /// events that end a request and those of layers.
+    /// Returns the filter for a Chrome trace, which shows requests from start to end and in each layer. It
+    /// adds the events that end a request and those of layers.
     #[must_use]
     pub fn with_ends(mut self) -> FilterText {
         if self.actions.is_empty() {
@@ -77,7 +77,7 @@ impl FilterText {
         self
     }
 
-    /// Whether events are traced that only a Chrome trace shows: the end of requests, and layers.
+    /// Returns whether events are selected that only a Chrome trace shows: the ends of requests, and layers.
     ///
     /// # Errors
     /// [`FilterError`].
@@ -85,7 +85,7 @@ impl FilterText {
         Ok(self.compile()?.0 & (1 << Kind::Done as u64 | 1 << Kind::Layer as u64) != 0)
     }
 
-    /// Parses to the mask and the range in bytes.
+    /// Parses the filter to its mask, and the start and end of its range in bytes.
     ///
     /// # Errors
     /// [`FilterError`] for an unknown name or an invalid range.
@@ -96,7 +96,7 @@ impl FilterText {
             mask |= 1 << named.ok_or_else(|| FilterError::Action(word.to_owned()))?.0 as u64;
         }
         if mask == 0 {
-            // All events that blktrace has a letter for.
+            // Without a selection all events that blktrace has a letter for are traced.
             let traced = Kind::NAMED.iter().filter(|row| !matches!(row.0, Kind::Done | Kind::Layer));
             mask = traced.map(|row| 1 << row.0 as u64).sum();
         }
@@ -136,7 +136,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 impl Filter {
-    /// Parses a filter, which is enabled.
+    /// Parses a filter. It is enabled at first.
     ///
     /// # Errors
     /// [`FilterError`].
@@ -149,21 +149,20 @@ impl Filter {
         })
     }
 
-    /// Replaces the filter; enabled or not as before.
+    /// Replaces the filter. It stays enabled or disabled.
     ///
     /// # Errors
     /// [`FilterError`]: the filter is unchanged.
     pub fn set(&self, text: &FilterText) -> Result<(), FilterError> {
         let (mask, start, end) = text.compile()?;
-        // An event between these stores may be compared with half of each filter, as if the change came just
-        // before or after it.
+        // An event between these stores may be compared with parts of the old and the new filter.
         self.start.store(start, Relaxed);
         self.end.store(end, Relaxed);
         self.change(|was| mask | was & RUNNING);
         Ok(())
     }
 
-    /// Enables or disables the filter.
+    /// Enables or disables the filter. A disabled filter passes no event.
     pub fn run(&self, running: bool) {
         self.change(|mask| if running { mask | RUNNING } else { mask & !RUNNING });
     }
@@ -173,12 +172,13 @@ impl Filter {
         let _ = self.mask.fetch_update(Relaxed, Relaxed, |mask| Some(change(mask)));
     }
 
-    /// Whether the filter is enabled.
+    /// Returns whether the filter is enabled.
     pub fn is_running(&self) -> bool {
         self.mask.load(Relaxed) & RUNNING != 0
     }
 
-    /// The kinds to trace for such a request, as bits; 0: none.
+    /// Returns the kinds of events to trace for a request with this operation, offset and length (in bytes),
+    /// as bits; 0: none.
     #[inline]
     pub(crate) fn kinds(&self, op: Op, offset: u64, len: u64) -> u64 {
         let mask = self.mask.load(Relaxed);
@@ -190,14 +190,14 @@ impl Filter {
         if within { mask & 0xffff } else { 0 }
     }
 
-    /// Whether commands are traced from their beginning to their end, whatever their requests are.
+    /// Returns whether commands are traced from their beginning to their end, whatever their requests are.
     #[inline]
     pub(crate) fn passes_commands(&self) -> bool {
         let mask = self.mask.load(Relaxed);
         mask & (RUNNING | SELECTIVE) == RUNNING && mask >> Kind::Command as u64 & 1 != 0
     }
 
-    /// Whether the ends of commands are traced.
+    /// Returns whether the ends of commands are traced.
     #[inline]
     pub(crate) fn passes_command_ends(&self) -> bool {
         let mask = self.mask.load(Relaxed);

@@ -4,7 +4,7 @@
 use crate::Record;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of a record.
+/// Number of 64-bit words of a record.
 pub(crate) const WORDS: usize = 4;
 
 /// The ring buffer.
@@ -17,7 +17,7 @@ pub struct Lane {
     head: Padded,
     /// Number of records read. Only the reader stores it.
     tail: Padded,
-    /// Records dropped because the buffer was full. Only the writer stores it.
+    /// Number of records dropped because the buffer was full. Only the writer stores it.
     dropped: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ pub struct Lane {
 struct Padded(AtomicU64);
 
 impl Lane {
-    /// Allocates space for `records` records, rounded up to a power of two.
+    /// Creates a ring buffer for `records` records, rounded up to a power of two.
     pub fn new(records: usize) -> Lane {
         let records = records.next_power_of_two().max(2);
         Lane {
@@ -68,34 +68,34 @@ impl Lane {
         (end - tail) as usize
     }
 
-    /// Records dropped so far.
+    /// Returns the number of records dropped so far.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> usize {
         self.words.len() * size_of::<u64>()
     }
 }
 
-/// Number of records that fit into `bytes` bytes.
+/// Returns the number of records that fit into `bytes` bytes.
 pub(crate) const fn records_in(bytes: usize) -> usize {
     bytes / (WORDS * size_of::<u64>())
 }
 
 impl Lane {
-    /// Allocates as many records as fit into `bytes` bytes, rounded down to a power of two.
+    /// Creates a ring buffer for the records that fit into `bytes` bytes, rounded down to a power of two.
     pub fn of_size(bytes: usize) -> Lane {
         Lane::new(1 << records_in(bytes).max(2).ilog2())
     }
 
-    /// Capacity in records.
+    /// Returns the capacity in records.
     pub fn records(&self) -> usize {
         self.words.len() / WORDS
     }
 
-    /// Like [`drain`](Lane::drain), but passes decoded records.
+    /// Removes records as [`drain`](Lane::drain) does, and passes them decoded.
     pub fn drain_records(&self, limit: usize, mut each: impl FnMut(Record)) -> usize {
         self.drain(limit, |words| each(Record::from_words(words)))
     }

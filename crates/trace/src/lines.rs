@@ -8,8 +8,8 @@ use crate::{Kind, Record};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-/// How long an event is kept for earlier ones of other threads: a thread that was preempted between reading
-/// the clock and writing the record delivers it late.
+/// The time for which an event is kept back for earlier events of other threads, in nanoseconds: a thread
+/// that was preempted between reading the clock and writing the record delivers the record late.
 const SLACK_NS: u64 = 2_000_000;
 
 /// Converts frames to lines.
@@ -65,7 +65,7 @@ impl Lines {
         &mut self.queues[at]
     }
 
-    /// Prints all events before that time.
+    /// Prints all events before `before_ns`.
     fn flush(&mut self, before_ns: u64, into: &mut String) {
         loop {
             let time = |item: &Item| match item {

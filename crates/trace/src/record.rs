@@ -31,7 +31,7 @@ pub enum Kind {
     Complete = 6,
     /// `R`
     Requeue = 7,
-    /// The request is complete, including all of its children. blktrace has no letter for it.
+    /// The request has completed, including all of its children. blktrace has no letter for it.
     Done = 8,
     /// `G`, `I` and `D` in one record: those whose bits 0, 1 and 2 are set in the value.
     Start = 9,
@@ -43,28 +43,28 @@ pub enum Kind {
     Plug = 12,
     /// `U`; the value is the number of requests that were held back.
     Unplug = 13,
-    /// A node was handed the request or is done with it; the value is an encoded [`Step`]. blktrace has no
-    /// letter for it.
+    /// The request entered a node or left it; the value is an encoded [`Step`]. blktrace has no letter for
+    /// it.
     Layer = 14,
     /// `m`: an event of a SCSI command, with a layout of its own ([`command`](crate::command)).
     Command = 15,
 }
 
-/// What happened to a request at a node of the stack: the value of a [`Kind::Layer`] record.
+/// A step of a request at a node of the stack: the value of a [`Kind::Layer`] record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The node was handed the request.
+    /// The request entered the node.
     Enter {
         /// Number of the node.
         node: u8,
         /// Tag of the request that this one is a child of.
         parent: Option<u16>,
     },
-    /// The node is done with the request.
+    /// The request left the node.
     Leave {
         /// Number of the node.
         node: u8,
-        /// Result; 0: success.
+        /// Positive errno of the result; 0: success.
         errno: u16,
     },
 }
@@ -149,7 +149,7 @@ pub struct Record {
     pub op: Op,
     /// Flags of the request, as [`block::Flags::bits`] encodes them.
     pub flags: u8,
-    /// Depends on [`Kind`]; 48 bits.
+    /// A value of 48 bits whose meaning depends on [`Kind`].
     pub value: u64,
     /// For a remap: number of the device above.
     pub from: u8,
@@ -177,13 +177,13 @@ impl Record {
         }
     }
 
-    /// A length as recorded.
+    /// Returns a length as it is recorded: a length of 4 GiB or more as the most whole sectors below that.
     #[inline]
     pub(crate) fn length(len: u64) -> u32 {
         u32::try_from(len).unwrap_or(!511)
     }
 
-    /// Encodes for a lane.
+    /// Encodes the record to the words of a lane.
     #[inline]
     pub(crate) fn to_words(self) -> [u64; 4] {
         let what = u64::from(self.tag) << 16
@@ -214,7 +214,7 @@ impl Record {
         }
     }
 
-    /// The events that the record stands for.
+    /// Returns the events that the record stands for: several for [`Kind::Start`].
     pub fn events(self) -> impl Iterator<Item = Record> {
         let wanted = if self.kind == Kind::Start { self.value } else { 0 };
         let steps = [(Kind::Get, 1), (Kind::Insert, 2), (Kind::Issue, 4)];

@@ -8,12 +8,12 @@ use queue::{CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The probe.
+/// The sampling probe of one queue.
 pub struct Sampler {
     lane: Arc<Lane>,
-    /// One of this many requests is sampled; 0 and 1: all.
+    /// One of this many requests is sampled; 0 and 1: all requests.
     every: Arc<AtomicU32>,
-    /// Requests to skip before the next sample.
+    /// Number of requests to skip before the next sample.
     left: u32,
 }
 
@@ -41,7 +41,7 @@ impl Probe for Sampler {
     }
 }
 
-/// Two probes on one queue.
+/// Two probes on one queue, as one probe.
 pub struct Both<A, B>(pub A, pub B);
 
 impl<A: Probe, B: Probe> Probe for Both<A, B> {

@@ -10,18 +10,18 @@ use block::Status;
 use queue::{CommandEvent, CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 
-/// Role of a node of the stack in a trace.
+/// The role of a node of the stack in a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// Number of its device: 0, or the number of the node at its top.
     pub device: u8,
     /// Number of the device above, if this node is the top of its own device.
     pub below: Option<u8>,
-    /// It is the lowest node of its device, and no backend.
+    /// Whether the node is the lowest one of its device, and no backend.
     pub ends: bool,
-    /// A scheduler of its device is above it: requests were got and inserted there.
+    /// Whether a scheduler of its device is above the node: that one writes the `Get` and `Insert` events.
     pub scheduled: bool,
-    /// It is a scheduler whose device has no backend: it issues the requests.
+    /// Whether the node is a scheduler whose device has no backend, so that the node issues the requests.
     pub issues: bool,
     /// Offset of the node on its device, in bytes: requests to a target are relative to its start in the
     /// table.
@@ -29,7 +29,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A node of the traced device itself, which ends with a backend.
+    /// The role of a node of the traced device itself, if that device ends with a backend.
     pub const TOP: Place =
         Place { device: 0, below: None, ends: false, scheduled: false, issues: false, shift: 0 };
 }
@@ -44,16 +44,16 @@ pub struct TracerConfig {
     pub places: Vec<Place>,
     /// Number of front-end tags; tags from here on belong to children.
     pub depth: u16,
-    /// Write a `Queue` record for each child, for tools that do not support splits.
+    /// Whether to write a `Queue` record for each child, for tools that do not support splits.
     pub queue_children: bool,
-    /// Clock to read for each event; `None`: all events of a turn have the time of the turn.
+    /// The clock to read for each event; `None`: all events of a turn of the queue have the time of the turn.
     pub clock: Option<fn() -> Nanos>,
 }
 
-/// The probe.
+/// The tracing probe of one queue.
 pub struct Tracer {
     config: TracerConfig,
-    /// Last offset of each request, by tag.
+    /// Last offset of each request on its device, by tag, in bytes.
     offsets: Vec<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Tracer {
         }
     }
 
-    /// Sets the current offset of the request with that tag; returns the previous one.
+    /// Sets the current offset of the request with that tag. Returns the previous one.
     fn moved(&mut self, tag: u16, offset: u64) -> u64 {
         let tag = usize::from(tag);
         if tag >= self.offsets.len() {
@@ -78,7 +78,7 @@ impl Tracer {
         std::mem::replace(&mut self.offsets[tag], offset)
     }
 
-    /// Writes that a node was handed a request or is done with it.
+    /// Writes that a request entered a node or left it.
     #[cold]
     fn step(&self, wanted: u64, point: &Point, record: Record) {
         let node = point.node.0;
@@ -92,7 +92,8 @@ impl Tracer {
         self.put(wanted, Record { kind: Kind::Layer, value: step.to_value(), ..record });
     }
 
-    /// A request arrives at a node: writes the additional events if the node belongs to another device.
+    /// Handles the arrival of a request at a node: writes additional events if the node belongs to another
+    /// device.
     #[cold]
     fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
         let was = self.moved(record.tag, record.offset);
@@ -181,7 +182,7 @@ impl Probe for Tracer {
         let filter = &self.config.filter;
         let (passes, begins) = match point.event {
             CommandEvent::Begun => (filter.passes_commands(), false),
-            // Where requests are selected, a command is shown with each of those.
+            // If the filter selects requests, a command is written with each of its selected requests.
             CommandEvent::Request { op, offset, len, is_foreign, .. } => {
                 let wanted = filter.kinds(op, offset.0, len.0) >> Kind::Command as u64 & 1 != 0;
                 (wanted, is_foreign || !filter.passes_commands())
@@ -276,7 +277,7 @@ mod tests {
         let file = Place { device: 2, below: Some(0), ..Place::TOP };
         let wanted = FilterText { sectors: "72-79".into(), ..FilterText::default() };
         let (mut tracer, lane) = tracer_of(vec![WHOLE, target, file], false, &wanted);
-        // As the request itself, and as a child of a request split between two targets.
+        // The point is of the request itself, then of a child of a request split between two targets.
         for (tag, depth) in [(0, 1), (9, 0)] {
             point(&mut tracer, tag, 1, depth + 1, 8, Event::Entered);
             point(&mut tracer, tag, 2, depth + 2, 72, Event::Issued);

@@ -14,18 +14,18 @@
 use crate::Record;
 use serde::{Deserialize, Serialize};
 
-/// First frame: the traced device.
+/// Content of the first frame: the traced device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Opened {
     /// Name of the device.
     pub device: String,
     /// Number of the device in its process.
     pub number: u32,
-    /// Monotonic clock at the start, in nanoseconds.
+    /// The monotonic clock at the start of the trace, in nanoseconds.
     pub clock_ns: u64,
-    /// Wall-clock time at the start: seconds since 1970, and nanoseconds.
+    /// The wall-clock time at the start of the trace: seconds since 1970, and nanoseconds.
     pub wall: (u64, u32),
-    /// Nodes of its stack, by number.
+    /// The nodes of the device's stack, by number.
     #[serde(default)]
     pub nodes: Vec<Node>,
 }
@@ -33,16 +33,16 @@ pub struct Opened {
 /// A node of the stack of the traced device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Node {
-    /// The node's name, and what distinguishes it from others of that name: `file /srv/disk.img`.
+    /// The node's name, and a text that distinguishes it from others of that name: `file /srv/disk.img`.
     pub name: String,
-    /// Nothing is below it.
+    /// Whether the node is a backend: no node is below it.
     pub backend: bool,
 }
 
 /// A hardware queue of the device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneInfo {
-    /// Id of the thread that serves it.
+    /// Id of the thread that serves the queue.
     pub pid: u32,
     /// Name of the thread.
     pub comm: String,
@@ -51,7 +51,7 @@ pub struct LaneInfo {
 /// A session of a client's protocol whose commands are traced.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SessionName {
-    /// Its number in the records of commands.
+    /// The session's number in the records of commands.
     pub number: u16,
     /// Name of the initiator.
     pub initiator: String,
@@ -76,18 +76,18 @@ pub enum Frame {
     Session(SessionName),
 }
 
-/// The input is not a trace.
+/// The error of an input that is not a trace.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a trace: {0}")]
 pub struct NoTrace(&'static str);
 
 const HEADER: usize = 16;
-/// Longest valid payload: no sender exceeds it.
+/// Longest valid payload in bytes: no sender exceeds it.
 const PAYLOAD_MAX: usize = 1 << 20;
 const RECORD: usize = 32;
-/// Most queues: readers allocate state for each up to the highest number.
+/// Largest number of queues: readers allocate state for each up to the highest number.
 const QUEUES_MAX: u32 = 1 << 16;
-/// Most records that a sender puts into one frame.
+/// Largest number of records that a sender puts into one frame.
 pub const RECORDS_MAX: usize = 8192;
 
 fn frame(kind: u32, queue: u32, payload: &[u8], into: &mut Vec<u8>) {
@@ -100,7 +100,7 @@ fn frame(kind: u32, queue: u32, payload: &[u8], into: &mut Vec<u8>) {
 impl Frame {
     /// Appends the encoded frame.
     pub fn encode(&self, into: &mut Vec<u8>) {
-        // Plain structures with string keys, which always have a JSON form.
+        // These are plain structures with string keys, so their encoding as JSON does not fail.
         match self {
             Frame::Opened(opened) => frame(0, 0, &serde_json::to_vec(opened).unwrap_or_default(), into),
             Frame::Lane(queue, lane) => {
@@ -165,10 +165,10 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, if it is complete.
+    /// Returns the next frame, or `None` if it is not complete yet.
     ///
     /// # Errors
-    /// [`NoTrace`]: the rest of the input has no meaning.
+    /// [`NoTrace`]: the input is invalid, and its rest cannot be decoded.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, NoTrace> {
         let rest = &self.bytes[self.at..];
         let Some((header, rest)) = rest.split_at_checked(HEADER) else { return Ok(None) };

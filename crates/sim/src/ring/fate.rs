@@ -62,8 +62,8 @@ impl SimRing {
     }
 }
 
-/// Rounds the length of a write down to whole sectors: disks write sectors atomically, and a torn sector
-/// could not be distinguished from garbage. Reads may end anywhere.
+/// Reduces `len` so that a write ends at a sector boundary: disks write sectors atomically, and a torn sector
+/// could not be distinguished from garbage. Returns `len` for other operations, which may end anywhere.
 pub(super) fn whole_sectors(op: FileOp, len: u64) -> u64 {
     match op {
         FileOp::Write { offset, .. } => ((offset + len) & !511).saturating_sub(offset),

@@ -25,7 +25,7 @@ fn records(time_ns: u64, point: &CommandPoint, begins: bool) -> Vec<Record> {
 
 const WRITE_10: [u8; 10] = [0x2a, 0, 0, 0, 0x09, 0xb8, 0, 0, 8, 0];
 
-/// The records of a WRITE(10) of 8 blocks.
+/// Returns the records of a WRITE(10) of 8 blocks.
 pub(crate) fn write_10(time_ns: u64) -> Vec<Record> {
     let events = [CommandEvent::Begun, request(), ended(0, [0; 3])];
     let of = |(at, event)| records(time_ns + at as u64, &point(17, &WRITE_10, event), false);
