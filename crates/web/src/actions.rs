@@ -1,5 +1,5 @@
-//! Actions on devices that the page may carry out where that is allowed. Each has a command that does it,
-//! too.
+//! Actions on devices that the page may perform if the configuration allows it. Each action has an equivalent
+//! command.
 
 use engine::change::Change;
 use engine::control::{ControlError, HostView};
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::sync::Arc;
 use tokio::runtime::Handle;
 
-/// An action, as the body of a request.
+/// An action: the body of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "action", rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) enum Action {
@@ -40,11 +40,11 @@ pub(crate) enum Action {
 }
 
 impl Action {
-    /// Carries the action out on the runtime of the control plane, which finishes it even if the client
+    /// Performs the action on the runtime of the control plane, which finishes it even if the client
     /// disconnects.
     ///
     /// # Errors
-    /// [`ControlError`] of the device, and a size that cannot be parsed.
+    /// [`ControlError`] of the device, or of a size that cannot be parsed.
     pub(crate) async fn carry_out(
         self,
         name: String,

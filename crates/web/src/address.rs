@@ -4,14 +4,14 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 
-/// Address to listen on. Port 0: any free port.
+/// An address to listen on. Port 0: any free port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WebAddress(pub SocketAddr);
 
-/// Why a text is not an address to listen on.
+/// The reason why a text is not an address to listen on.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// It is an address without a port.
+    /// The text is an address without a port.
     #[error("\"{0}\" has no port (write {host}:PORT{meaning})", host = bracketed(.0), meaning = meaning(.0))]
     NoPort(IpAddr),
     /// The text is not an address.
@@ -35,15 +35,15 @@ fn meaning(host: &IpAddr) -> &'static str {
 }
 
 impl WebAddress {
-    /// Whether the address can be reached from this machine only.
+    /// Returns whether the address can be reached from this machine only.
     pub fn is_local(self) -> bool {
         self.0.ip().is_loopback()
     }
 }
 
-/// An address at which other machines reach a socket that listens on all of them: the one that packets to the
-/// network leave from. Of a machine without a network, the loopback address. A socket that listens on one
-/// address has that.
+/// Returns an address at which other machines reach a listening socket. If the socket listens on all
+/// addresses, this is the source address of packets to the network, or the loopback address of a machine
+/// without a network. If it listens on one address, this is that address.
 pub(crate) fn reachable(bound: SocketAddr) -> SocketAddr {
     if !bound.ip().is_unspecified() {
         return bound;
@@ -74,7 +74,7 @@ impl FromStr for WebAddress {
     fn from_str(text: &str) -> Result<WebAddress, AddressError> {
         let host = text.trim_start_matches('[').trim_end_matches(']').parse();
         let refused = || host.map_or_else(|_| AddressError::Invalid(text.to_owned()), AddressError::NoPort);
-        // Without a host the address is local, never the whole network.
+        // A port without a host stands for the loopback address, never for all addresses.
         let local = |port: &str| Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port.parse().ok()?));
         let is_port = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let port = text.strip_prefix("localhost:").or_else(|| text.strip_prefix(':'));

@@ -7,9 +7,9 @@ pub(crate) struct Asset {
     pub(crate) text: &'static str,
 }
 
-/// The page.
+/// The HTML of the page.
 pub(crate) const INDEX: &str = include_str!("../assets/index.html");
-/// The form that asks for the token.
+/// The HTML of the form that asks for the token.
 pub(crate) const ENTRY: &str = include_str!("../assets/entry.html");
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";

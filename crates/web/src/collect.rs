@@ -1,6 +1,6 @@
 //! Samples all devices once a second, keeps their history, and sends events to viewers.
 //!
-//! Runs on the page's thread. Every device has a history, so that a page that is opened later has a past.
+//! Runs on the page's thread. Every device has a history, so that a page that is opened later can show it.
 //! Details of a device are collected, and its requests are sampled, only while a viewer shows them.
 
 use crate::history::{History, STEP, Span};
@@ -21,37 +21,38 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Time between two samples.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
-/// Requests of one device that are sent in a second, at most: a chart with more dots shows no more.
+/// Largest number of sampled requests of one device that are sent in a second: more dots would not make a
+/// chart clearer.
 const DOTS: usize = 600;
 
-/// Answers to requests, until the next sample.
+/// The answers to HTTP requests, valid until the next sample.
 #[derive(Default)]
 pub(crate) struct Latest {
     /// JSON of the list of devices.
     pub(crate) devices: Bytes,
     histories: HashMap<String, History>,
-    /// Metrics of this second in each text format; `None`: not requested yet.
+    /// Metrics of this second in each text format; `None`: nobody has requested them yet.
     pub(crate) metrics: [Option<Bytes>; 2],
 }
 
 impl Latest {
-    /// The past of a device, as JSON.
+    /// Returns the history of a device, as JSON.
     pub(crate) fn history(&mut self, name: &str, span: Span) -> Option<Bytes> {
         self.histories.get_mut(name).map(|history| history.answer(span))
     }
 }
 
-/// State of a device at the last sample.
+/// The state of a device at the last sample.
 struct Known {
     stats: DeviceStats,
-    /// Counters at the last sample of the hour, and seconds since then.
+    /// The counters at the last sample of the hour's history, and the seconds since that sample.
     step: (DeviceStats, u64),
     marks: Marks,
     sampling: Option<Sampling>,
 }
 
 impl Known {
-    /// A device that is seen for the first time.
+    /// Creates the state of a device that is sampled for the first time.
     fn new(stats: &DeviceStats) -> Known {
         Known { stats: stats.clone(), step: (stats.clone(), 0), marks: Marks::default(), sampling: None }
     }
@@ -168,15 +169,15 @@ impl Collector {
         format!("{{\"sample\":{sample},{}", &details[1..])
     }
 
-    /// Names of a device's paths that failed.
+    /// Returns the names of a device's failed paths.
     async fn failed_paths(&self, name: &str, stats: &DeviceStats) -> Vec<String> {
         let status = self.view.table(name, TableCall::Status).await.unwrap_or_default();
         let paths = paths::paths(&status.targets, &stats.layers);
         paths.into_iter().filter(|path| !path.status.works).map(|path| path.status.name).collect()
     }
 
-    /// Sends the addresses of a device's requests, if a viewer shows them. Returns the sampling, which
-    /// continues.
+    /// Sends the addresses of a device's sampled requests, if a viewer shows them. Returns the sampling, so
+    /// that it continues.
     fn addresses(
         &self,
         info: &DeviceInfo,

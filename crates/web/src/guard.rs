@@ -1,8 +1,9 @@
 //! Access control, decided on the head of a request before anything else is read.
 //!
-//! Requests come from a person or a script with the token, or from a browser that another page made send
-//! them. Against the last, `Host` must be an address or `localhost`, which rules out a foreign domain that
-//! resolves to this machine (DNS rebinding), and requests that change something must have this origin.
+//! Requests come from a person or a script with the token, or from a browser in which a page of another
+//! origin runs. Against such pages, `Host` must be an address or `localhost`, which rules out a foreign
+//! domain that resolves to this machine (DNS rebinding), and requests that change something must have this
+//! origin.
 
 use crate::token::Token;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
@@ -10,16 +11,16 @@ use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use std::net::IpAddr;
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     /// The token is missing or wrong.
     Stranger,
-    /// `Host` is a name.
+    /// `Host` is a domain name, or missing.
     Host,
-    /// The request is of another origin.
+    /// The request was sent by a page of another origin.
     Origin,
-    /// The body is not JSON: pages of other origins can send other types without asking this server.
+    /// The body is not JSON. Pages of other origins can send other types without a preflight request.
     ContentType,
 }
 
@@ -48,13 +49,14 @@ fn text(parts: &Parts, name: HeaderName) -> Option<&str> {
     parts.headers.get(name)?.to_str().ok()
 }
 
-/// Returns a parameter of the query, not decoded.
+/// Returns a parameter of the query, without percent-decoding.
 pub(crate) fn query<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
     let pairs = parts.uri.query().unwrap_or_default().split('&');
     pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// Whether a `Host` is an address or `localhost`, which no foreign name server can resolve to this machine.
+/// Returns whether a `Host` is an address or `localhost`, which no foreign DNS server can resolve to this
+/// machine.
 fn is_own_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(inside, _)| inside),
@@ -80,8 +82,8 @@ pub(crate) fn admit(parts: &Parts, token: Option<&Token>) -> Result<(), Refusal>
     same_origin(parts, host)
 }
 
-/// Checks that a request that changes something comes from this page, or from a script, which sends no
-/// origin.
+/// Checks that a request that changes something comes from this page, or from a script outside a browser,
+/// which sends no origin.
 fn same_origin(parts: &Parts, host: &str) -> Result<(), Refusal> {
     if parts.method == Method::GET || parts.method == Method::HEAD {
         return Ok(());

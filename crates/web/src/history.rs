@@ -1,22 +1,22 @@
-//! The past of a device, for a page that is opened now: five minutes by the second and an hour in steps of
-//! ten seconds.
+//! The history of a device, for pages that are opened later: five minutes in steps of a second, and an hour
+//! in steps of ten seconds.
 
 use crate::rates::Sample;
 use hyper::body::Bytes;
 use std::collections::VecDeque;
 
-/// Samples of five minutes, one a second.
+/// Number of samples of five minutes, one a second.
 const SECONDS_MAX: usize = 300;
 /// Seconds between two samples of the hour.
 pub(crate) const STEP: u64 = 10;
-/// Samples of an hour, one every [`STEP`] seconds.
+/// Number of samples of an hour, one every [`STEP`] seconds.
 const STEPS_MAX: usize = 360;
-/// Samples of all devices together in each resolution: of half a kilobyte each, 16 MiB.
+/// Largest number of samples of all devices together in each resolution: 16 MiB at half a kilobyte each.
 const SAMPLES_TOTAL: usize = 32_768;
-/// Samples that each device has however many devices there are.
+/// Number of samples that each device may have, whatever the number of devices.
 const SAMPLES_MIN: usize = 10;
 
-/// How far back a history goes.
+/// The time that a history spans.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Span {
     /// Five minutes, a sample a second.
@@ -29,7 +29,7 @@ pub(crate) enum Span {
 #[derive(Default)]
 struct Series {
     samples: VecDeque<String>,
-    /// JSON array of all samples; `None`: one was added since it was built.
+    /// JSON array of all samples; `None`: a sample was added since it was built.
     answer: Option<Bytes>,
 }
 
@@ -40,7 +40,7 @@ impl Series {
             self.samples.pop_front();
         }
         self.answer = None;
-        // A plain structure always has a JSON form.
+        // The encoding of a plain structure as JSON does not fail.
         self.samples.push_back(serde_json::to_string(sample).unwrap_or_default());
     }
 
@@ -53,7 +53,7 @@ impl Series {
     }
 }
 
-/// The past of one device.
+/// The history of one device.
 #[derive(Default)]
 pub(crate) struct History {
     minutes: Series,
@@ -61,7 +61,8 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Adds the sample of a second and returns its JSON. `devices`: number of devices that share the memory.
+    /// Adds the sample of a second. Returns its JSON. `devices` is the number of devices that share the
+    /// memory.
     pub(crate) fn push(&mut self, sample: &Sample, devices: usize) -> &str {
         self.minutes.push(sample, SECONDS_MAX, devices);
         self.last()
@@ -72,12 +73,12 @@ impl History {
         self.hour.push(sample, STEPS_MAX, devices);
     }
 
-    /// JSON of the newest sample of a second.
+    /// Returns the JSON of the newest sample of a second.
     pub(crate) fn last(&self) -> &str {
         self.minutes.samples.back().map_or("null", |text| text)
     }
 
-    /// JSON array of the samples, oldest first.
+    /// Returns a JSON array of the samples, oldest first.
     pub(crate) fn answer(&mut self, span: Span) -> Bytes {
         match span {
             Span::Minutes => self.minutes.answer(),

@@ -1,12 +1,11 @@
-//! The page: a live view of a process's devices in a browser.
+//! The web page: a live view of a process's devices in a browser.
 //!
-//! [`Listening`] is served by a thread of its own at the lowest priority, which takes the processor time that
-//! I/O leaves. Once a second that thread samples all devices ([`collect`]) and sends one text to all viewers
+//! A separate thread at the lowest priority serves [`Listening`], with the processor time that I/O leaves.
+//! Once a second that thread samples all devices ([`collect`]) and sends one text to all viewers
 //! ([`viewers`]); other requests are answered from the last sample. Actions run on the control plane's
-//! runtime, as those of the control socket do. Without a page there is neither thread nor socket.
+//! runtime, as those of the control socket do. Without a page no thread and no socket exist.
 //!
-//! *Invariant:* a request without the token, and one that another page made a browser send, gets no data
-//! ([`guard`]).
+//! *Invariant:* a request without the token, or from a page of another origin, gets no data ([`guard`]).
 //! *Invariant:* connections, viewers, history and the events that wait for a viewer are bounded; a slow
 //! viewer is disconnected.
 //! *Invariant:* devices are accessed through [`engine::control::HostView`] only; nothing here is on the I/O

@@ -1,19 +1,19 @@
 //! Marks in a device's charts: suspensions, failures of paths and reconfigurations, with their times.
 //!
-//! They are found by comparing what a device is from one second to the next, so what is undone within a
-//! second leaves no mark.
+//! Marks are found by comparing a device's state from one second to the next, so a change that is undone
+//! within a second leaves no mark.
 
 use engine::control::{DeviceInfo, DeviceStats};
 use engine::spec::Bytes;
 use serde::Serialize;
 use std::collections::VecDeque;
 
-/// Marks of one device, at most; the oldest go first.
+/// Largest number of marks of one device; beyond it the oldest are removed.
 const MARKS_MAX: usize = 100;
-/// How long a mark is kept, in milliseconds: as long as the history.
+/// The time for which a mark is kept, in milliseconds: the length of the history.
 const AGE_MS_MAX: u64 = 3_600_000;
 
-/// What happened.
+/// The kind of a mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -25,22 +25,22 @@ pub(crate) enum Kind {
     Change,
 }
 
-/// One mark.
+/// A mark.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Mark {
-    /// Milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub(crate) t: u64,
     pub(crate) kind: Kind,
     pub(crate) text: String,
 }
 
-/// State of a device that is compared from one second to the next.
+/// The state of a device that is compared from one second to the next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct State {
     is_suspended: bool,
     is_read_only: bool,
     size: u64,
-    /// The stack and its layers as typed, and the names of its nodes, which another table changes.
+    /// The stack and its layers as given by the user, and the names of its nodes, which a new table changes.
     stack: (String, Vec<String>, Vec<String>),
     limits: std::collections::BTreeMap<String, u64>,
     direct: Option<String>,
@@ -60,13 +60,13 @@ impl State {
                 stats.layers.iter().map(|layer| format!("{} {}", layer.name, layer.label)).collect(),
             ),
             limits: info.limits.clone(),
-            // The reason that may follow is no change.
+            // A reason may follow the value; a different reason is not a change.
             direct: fact("direct").and_then(|text| text.split([' ', ',', ':']).next().map(str::to_owned)),
             scheduler: fact("scheduler"),
         }
     }
 
-    /// What became of it, in words.
+    /// Returns the changes from this state to `now`, described in words.
     fn changes(&self, now: &State) -> Vec<(Kind, String)> {
         let mut changes = Vec::new();
         if now.is_suspended != self.is_suspended {
@@ -89,7 +89,7 @@ impl State {
         if let Some(scheduler) = now.scheduler.as_ref().filter(|_| now.scheduler != self.scheduler) {
             changes.push((Kind::Change, format!("scheduler {scheduler}")));
         }
-        // Another stack has limits of its own.
+        // A new stack has other limits, which are not a change besides that of the stack.
         let limits: Vec<String> = now
             .limits
             .iter()
@@ -107,13 +107,14 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Marks {
     state: Option<State>,
-    /// The summary of its paths when they were last asked for, and the names of those that failed.
+    /// The summary of the paths when they were last queried, and the names of the failed ones.
     paths: Option<(String, Vec<String>)>,
     marks: VecDeque<Mark>,
 }
 
 impl Marks {
-    /// Compares a device with what it was, at `t`.
+    /// Compares a device with its previous state, and adds marks for the changes. `t` is the time in
+    /// milliseconds since 1970.
     pub(crate) fn observe(&mut self, info: &DeviceInfo, stats: &DeviceStats, t: u64) {
         let now = State::new(info, stats);
         let changes = self.state.as_ref().map(|was| was.changes(&now)).unwrap_or_default();
@@ -124,13 +125,14 @@ impl Marks {
         }
     }
 
-    /// Whether the summary of the device's paths changed since [`paths`](Marks::paths), so that they are to
-    /// be asked for.
+    /// Returns whether the summary of the device's paths has changed since [`paths`](Marks::paths), so that
+    /// they have to be queried.
     pub(crate) fn wants_paths(&self, info: &DeviceInfo) -> bool {
         info.backend.get("multipath") != self.paths.as_ref().map(|(summary, _)| summary)
     }
 
-    /// Compares the names of the paths that failed with those of the last time.
+    /// Compares the names of the failed paths with those of the previous call, and adds marks for the
+    /// changes.
     pub(crate) fn paths(&mut self, info: &DeviceInfo, failed: Vec<String>, t: u64) {
         let summary = info.backend.get("multipath").cloned();
         if let (Some((_, was)), Some(_)) = (&self.paths, &summary) {
@@ -149,7 +151,7 @@ impl Marks {
         self.marks.push_back(mark);
     }
 
-    /// All marks, oldest first.
+    /// Returns all marks, oldest first.
     pub(crate) fn all(&self) -> &VecDeque<Mark> {
         &self.marks
     }

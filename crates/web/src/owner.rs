@@ -1,25 +1,26 @@
-//! The users that listen on a port, from `/proc/net/tcp` and `/proc/net/tcp6`.
+//! Finds the users that listen on a port, from `/proc/net/tcp` and `/proc/net/tcp6`.
 
 use rustix::process::geteuid;
 
 /// State of a listening socket, as the kernel prints it.
 const LISTEN: &str = "0A";
 
-/// Whether at least one socket of this machine listens on the port, and all that do are of our own user.
+/// Returns whether at least one socket of this machine listens on the port, and all that do belong to the
+/// user of this process.
 pub fn is_ours(port: u16) -> bool {
     let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
     let read = |table: &str| std::fs::read_to_string(table).unwrap_or_default();
     all_are_of(geteuid().as_raw(), port, &tables.map(read))
 }
 
-/// [`is_ours`] for given tables and a given user id.
+/// Decides [`is_ours`] for the given tables and user id.
 fn all_are_of(user: u32, port: u16, tables: &[String]) -> bool {
     let mut owners =
         tables.iter().flat_map(|table| table.lines()).filter_map(|line| owner(line, port)).peekable();
     owners.peek().is_some() && owners.all(|owner| owner == user)
 }
 
-/// User id of the socket of a line, if it listens on the port.
+/// Returns the user id of the socket of a line, if that socket listens on the port.
 fn owner(line: &str, port: u16) -> Option<u32> {
     // sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid ...
     let words: Vec<&str> = line.split_ascii_whitespace().take(8).collect();
@@ -44,7 +45,7 @@ mod tests {
     fn a_port_is_of_a_user_if_no_other_user_listens_on_it() {
         let (four, both) = ([FOUR.to_owned()], [FOUR.to_owned(), SIX.to_owned()]);
         assert!(all_are_of(1000, 7070, &four) && !all_are_of(0, 7070, &four));
-        // A connection of another user to the port is not a listener.
+        // A connection of another user to the port does not listen.
         assert!(all_are_of(0, 7071, &four) && !all_are_of(1000, 7071, &four));
         assert!(!all_are_of(1000, 7070, &both) && !all_are_of(0, 7070, &both), "there are two");
         assert!(!all_are_of(0, 7072, &both) && !all_are_of(0, 7070, &[]), "there is none");

@@ -6,12 +6,12 @@ use engine::tables::TargetAnswer;
 use engine::tables::path_status::PathStatus;
 use serde::Serialize;
 
-/// A path.
+/// A path of a multipath target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Path {
     #[serde(flatten)]
     pub(crate) status: PathStatus,
-    /// Number of its node; `None`: unknown, as the stack does not match the status.
+    /// Number of the path's node; `None`: unknown, because the stack does not match the status.
     pub(crate) node: Option<u8>,
 }
 

@@ -13,7 +13,7 @@ const ROW_FIRST_LOG: u32 = 10;
 /// Number of rows: the last one begins below 2^34 ns, 17 seconds.
 const ROWS: u32 = (34 - ROW_FIRST_LOG) << ROWS_LOG;
 
-/// Operations that the kernel counts as writes; those of [`OTHERS`] are `other`.
+/// Operations that count as writes, as in the kernel; those of [`OTHERS`] count as `other`.
 const WRITES: [&str; 3] = ["write", "write-zeroes", "zone-append"];
 const OTHERS: [&str; 3] = ["discard", "flush", "prefetch"];
 
@@ -67,8 +67,8 @@ fn between(before: Option<&OpStats>, after: &OpStats, into: &mut Latencies) {
     }
 }
 
-/// Returns [`PERCENTILES`] of a histogram. Buckets are a sixteenth of a doubling wide: the result is the
-/// middle of one.
+/// Returns [`PERCENTILES`] of a histogram, in nanoseconds. Each is the middle of a bucket; a doubling of the
+/// latency has sixteen buckets.
 fn percentiles(latencies: &Latencies) -> [u64; 4] {
     let total: u64 = latencies.values().sum();
     PERCENTILES.map(|fraction| {
@@ -82,7 +82,7 @@ fn percentiles(latencies: &Latencies) -> [u64; 4] {
     })
 }
 
-/// Row of the heat map for a latency in nanoseconds.
+/// Returns the row of the heat map for a latency in nanoseconds.
 fn row(floor: u64) -> u32 {
     let log = floor.max(1).ilog2();
     if log < ROW_FIRST_LOG {

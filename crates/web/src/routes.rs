@@ -1,4 +1,4 @@
-//! Requests and their answers.
+//! HTTP requests and their answers.
 //!
 //! ```text
 //! GET  /                        the page, without data of devices; with ?token= it keeps the token
@@ -37,7 +37,7 @@ use tokio::sync::mpsc::Receiver;
 
 /// Longest body of an action, in bytes.
 const BODY_MAX: usize = 4096;
-/// Time for the body to arrive.
+/// Longest time in which the body may arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -70,7 +70,7 @@ pub(crate) struct Pages {
     pub(crate) latest: Arc<Mutex<Latest>>,
 }
 
-/// Body of an answer.
+/// The body of an answer.
 pub(crate) enum Answer {
     Whole(Full<Bytes>),
     /// Events, until the viewer disconnects.
@@ -124,7 +124,7 @@ fn file(asset: &'static Asset) -> Response<Answer> {
     whole(StatusCode::OK, asset.kind, asset.text)
 }
 
-/// Returns the files of the page, which need no token: they hold no data.
+/// Returns a file of the page. Files need no token, because they contain no data of devices.
 fn public(path: &str) -> Option<Response<Answer>> {
     match path {
         "/" => Some(whole(StatusCode::OK, HTML, assets::INDEX)),
@@ -135,7 +135,7 @@ fn public(path: &str) -> Option<Response<Answer>> {
 
 impl Pages {
     /// Answers a request. `cut` is notified when its connection is to be closed; `slot` is the connection's
-    /// slot, which is kept once a request had the token.
+    /// slot, which is kept once a request on the connection had the token.
     pub(crate) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -147,7 +147,7 @@ impl Pages {
         let is_read = matches!(parts.method, Method::GET | Method::HEAD);
         match guard::admit(&parts, self.token.as_ref()) {
             Ok(()) => slot.keep(),
-            // A browser requests these before it can send the token.
+            // A browser requests these files before it can send the token.
             Err(Refusal::Stranger) if is_read && let Some(response) = public(path) => return response,
             Err(refusal) => return failed(refusal.status(), refusal.why()),
         }

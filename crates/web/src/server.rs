@@ -1,4 +1,4 @@
-//! The listener and its thread: accepts a bounded number of connections and ends them.
+//! The listener and its thread, which accepts a bounded number of connections and closes idle ones.
 
 use crate::address::{WebAddress, reachable};
 use crate::collect::{Collector, Latest};
@@ -20,16 +20,16 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
 
-/// Most connections: browsers open up to six each. Beyond that, those that have not sent the token are closed
-/// first.
+/// Largest number of connections: a browser opens up to six. Beyond it, connections that have not sent the
+/// token are closed first.
 const CONNECTIONS_MAX: usize = 512;
-/// Time for the head of a request to arrive, and for which a connection may be idle.
+/// Longest time in which the head of a request may arrive, and for which a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Time for which sent data may stay unacknowledged.
+/// Longest time for which sent data may stay unacknowledged, in milliseconds.
 const UNSENT_TIME_MS: u32 = 10_000;
 /// Longest head of a request, in bytes.
 const HEAD_MAX: usize = 16 << 10;
-/// Pause after a connection could not be accepted, as when the process has no descriptor left.
+/// Pause after a failure to accept a connection, for example if the process has no descriptor left.
 const SHORTAGE: Duration = Duration::from_millis(200);
 /// Nice value of the thread: the lowest priority.
 const NICE: i32 = 19;
@@ -39,38 +39,38 @@ const NICE: i32 = 19;
 pub struct WebConfig {
     /// Address to listen on.
     pub address: WebAddress,
-    /// Secret of its users; `None`: all who reach the address see the page.
+    /// Secret of the users; `None`: everybody who can reach the address may see the page.
     pub token: Option<Token>,
-    /// Devices may be changed.
+    /// Whether users of the page may change devices.
     pub actions: bool,
-    /// Devices may also be made smaller, which loses the data behind the new end.
+    /// Whether they may also shrink devices, which loses the data behind the new end.
     pub shrink: bool,
 }
 
-/// Why a page cannot be served.
+/// The reason why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("{address}: {source}{hint}")]
     Listen {
         /// The address.
         address: WebAddress,
-        /// Error of the system.
+        /// The error of the operating system.
         source: io::Error,
-        /// What to do about it; empty: nothing is known.
+        /// Advice for the user; may be empty.
         hint: &'static str,
     },
-    /// The network reaches the address, and there is no token.
+    /// The address can be reached from the network, and no token is configured.
     #[error(
         "{0} can be reached from the network, and without a token everybody there would see the page (listen on 127.0.0.1, or leave out --web-token none)"
     )]
     Open(WebAddress),
-    /// The system has no thread or no epoll descriptor.
+    /// The operating system could not create a thread or an epoll descriptor.
     #[error("could not start its thread: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// A page that is served, until this is dropped.
+/// A page in service. Dropping this ends the service.
 pub struct Page {
     url: String,
     stop: Option<oneshot::Sender<()>>,
@@ -94,7 +94,7 @@ impl Drop for Page {
     }
 }
 
-/// An address that is listened on: connections wait until it is served.
+/// A socket that listens. Connections wait in its backlog until [`serve`](Listening::serve) is called.
 #[derive(Debug)]
 pub struct Listening {
     config: WebConfig,
@@ -127,7 +127,7 @@ impl Listening {
         Ok(Listening { config, listener, bound })
     }
 
-    /// Returns the address with the port that was chosen.
+    /// Returns the address that the socket is bound to, with the port that the kernel chose for port 0.
     pub fn address(&self) -> SocketAddr {
         self.bound
     }
@@ -137,7 +137,7 @@ impl Listening {
         &self.config
     }
 
-    /// Serves a page of the devices of `view`. `control`: runtime on which actions run.
+    /// Serves a page that shows the devices of `view`. Actions run on the runtime `control`.
     ///
     /// # Errors
     /// [`WebError::Thread`].
@@ -170,7 +170,8 @@ impl Listening {
     }
 }
 
-/// Accepts connections; returns why it cannot any more.
+/// Accepts connections until the future is dropped. Returns an error only if the runtime cannot register the
+/// listener.
 async fn accept(listener: TcpListener, pages: Arc<Pages>) -> io::Error {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -180,15 +181,15 @@ async fn accept(listener: TcpListener, pages: Arc<Pages>) -> io::Error {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // The client is gone already, or descriptors are short: later connections may succeed.
+            // The client has disconnected already, or no descriptor is left: later connections may succeed.
             Err(_) => {
                 tokio::time::sleep(SHORTAGE).await;
                 continue;
             }
         };
-        // Where all connections have sent the token, this one is closed at once.
+        // If all connections have sent the token, this one is closed at once.
         let Some(slot) = slots.take() else { continue };
-        // Without these options a connection is slower, or ends later.
+        // Failures are ignored: without these options a connection is slower, or ends later.
         let _ = set_tcp_nodelay(&stream, true);
         let _ = set_tcp_user_timeout(&stream, UNSENT_TIME_MS);
         let (pages, slots) = (pages.clone(), slots.clone());

@@ -11,18 +11,18 @@ pub(crate) struct Part {
     /// Depth in the stack, from 0.
     pub(crate) depth: u8,
     pub(crate) name: String,
-    /// Role for the overlay above it: `origin` or `overlay`.
+    /// The node's role for the copy-on-write layer above it: `origin` or `overlay`.
     pub(crate) role: Option<&'static str>,
-    /// Arguments of a layer; path, URI or size of a backend; `None` if not known.
+    /// Arguments of a layer; path, URI or size of a backend; `None`: unknown.
     pub(crate) label: Option<String>,
     pub(crate) backend: bool,
     /// Requests per second.
     pub(crate) ios: f64,
-    /// Average time of a request in it and below, in nanoseconds.
+    /// Average time of a request in this node and below it, in nanoseconds.
     pub(crate) wait: f64,
-    /// Average time of a request in it and not below, in nanoseconds.
+    /// Average time of a request in this node alone, without the nodes below, in nanoseconds.
     pub(crate) own: f64,
-    /// Share of the time of all nodes; shares sum up to 1, or are all 0.
+    /// The node's share of the time of all nodes, from 0 to 1. The shares add up to 1, or all are 0.
     pub(crate) share: f64,
     pub(crate) in_flight: u64,
 }
@@ -35,7 +35,7 @@ pub(crate) fn depths(layers: &[LayerStats]) -> Vec<u8> {
 /// Returns all nodes, the top first, with their activity from `before` to `after`.
 pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats) -> Vec<Part> {
     let layers = &after.layers;
-    // After another table was loaded, the nodes are others.
+    // A new table replaces the nodes, so their counters cannot be compared.
     let same = before.layers.len() == layers.len()
         && before.layers.iter().zip(layers).all(|(was, is)| was.name == is.name && was.depth == is.depth);
     let since = |at: usize, value: fn(&LayerStats) -> u64| {
@@ -67,7 +67,7 @@ pub(crate) fn parts(info: &DeviceInfo, before: &DeviceStats, after: &DeviceStats
     layers.iter().enumerate().map(part).collect()
 }
 
-/// Splits a label into role and rest.
+/// Splits a label into its role, if it has one, and the rest.
 fn role(label: Option<String>) -> (Option<&'static str>, Option<String>) {
     for role in ["origin", "overlay"] {
         let rest = label.as_deref().and_then(|label| label.strip_prefix(role)?.strip_prefix(' '));
@@ -78,8 +78,8 @@ fn role(label: Option<String>) -> (Option<&'static str>, Option<String>) {
     (None, label)
 }
 
-/// The label of a node: of a layer its arguments, of a backend its path, URI or size. Layers stand above the
-/// stack in the reverse of the order in which they were given.
+/// Returns the label of a node: the arguments of a layer, or the path, URI or size of a backend. The layer
+/// that was given last is at the top of the stack.
 fn label(info: &DeviceInfo, layers: &[LayerStats], at: usize) -> Option<String> {
     let count = info.layers.len();
     if at < count {

@@ -11,9 +11,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Random bytes: 128 bits.
+/// Number of random bytes in a token: 128 bits.
 const RANDOM_LEN: usize = 16;
-/// Fewest and most characters of a secret in a file.
+/// Valid lengths of a secret in a file, in characters.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// The secret. Only [`Token::text`] returns it; its `Debug` form does not contain it.
@@ -23,7 +23,7 @@ pub struct Token {
     file: Option<PathBuf>,
 }
 
-/// Why a token cannot be created or read.
+/// The reason why a token cannot be created or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The system did not return random numbers.
@@ -34,7 +34,7 @@ pub enum TokenError {
     File {
         /// The file.
         path: PathBuf,
-        /// Error of the system.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Other users may read the file.
@@ -43,7 +43,7 @@ pub enum TokenError {
     /// The file belongs to another user, who can read and change it.
     #[error("{}: it belongs to another user (name a file of your own)", .0.display())]
     Owner(PathBuf),
-    /// The path names a link, a pipe or the like.
+    /// The path does not name a regular file, but a symbolic link or a pipe, for example.
     #[error("{}: not a regular file (name the file itself)", .0.display())]
     Kind(PathBuf),
     /// The file does not contain a secret.
@@ -81,7 +81,7 @@ impl Token {
     /// See [`TokenError`].
     pub fn of_file(path: &Path) -> Result<Token, TokenError> {
         let token = Token::held_by(path)?;
-        // A process that reads it again may have another working directory.
+        // A process that reads the file again may have another working directory.
         Ok(Token { file: Some(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())), ..token })
     }
 
@@ -135,7 +135,7 @@ impl Token {
         self.file.as_deref()
     }
 
-    /// Compares in constant time.
+    /// Returns whether `other` is the secret. The comparison takes constant time.
     pub fn is(&self, other: &str) -> bool {
         let (own, other) = (self.text.as_bytes(), other.as_bytes());
         let mut differs = own.len() ^ other.len();

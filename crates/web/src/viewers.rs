@@ -1,32 +1,32 @@
-//! Viewers: browsers with an open stream of events. Each event is built once and sent to all viewers that
+//! Viewers: browsers with an open stream of events. Each event is encoded once and sent to all viewers that
 //! want it.
 //!
 //! *Invariant:* there are at most [`VIEWERS_MAX`] viewers, and at most [`WAITING_MAX`] events wait for each.
-//! A viewer for which more would wait is too slow and is disconnected; its page connects again.
+//! A viewer that is too slow for that is disconnected; its page connects again.
 
 use hyper::body::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Most viewers at once: a team, and a screen on the wall.
+/// Largest number of viewers at once: enough for a team and a screen on the wall.
 pub(crate) const VIEWERS_MAX: usize = 32;
-/// Events that may wait for a viewer: those of four seconds.
+/// Number of events that may wait for a viewer: those of about four seconds.
 const WAITING_MAX: usize = 16;
 
-/// What a viewer shows.
+/// The data that a viewer shows.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Wants {
     /// The device whose details are shown.
     pub(crate) device: Option<String>,
-    /// The addresses of its requests are shown, too.
+    /// Whether the addresses of that device's requests are shown.
     pub(crate) addresses: bool,
 }
 
 struct Viewer {
     wants: Wants,
     sender: Sender<Bytes>,
-    /// Notified to close its connection.
+    /// Notified to close the viewer's connection.
     cut: Arc<Notify>,
 }
 
@@ -44,7 +44,7 @@ impl Viewers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a viewer, to which `first` is sent at once. `None`: there are too many.
+    /// Adds a viewer and sends it `first` at once. Returns `None` if there are too many viewers.
     pub(crate) fn add(&self, wants: Wants, first: &[Bytes], cut: Arc<Notify>) -> Option<Receiver<Bytes>> {
         let mut all = self.lock();
         all.retain(|viewer| !viewer.sender.is_closed());
@@ -53,14 +53,14 @@ impl Viewers {
         }
         let (sender, receiver) = channel(WAITING_MAX);
         for event in first {
-            // The channel is new and has room for them.
+            // The channel is new and has space for these events.
             let _ = sender.try_send(event.clone());
         }
         all.push(Viewer { wants, sender, cut });
         Some(receiver)
     }
 
-    /// Returns what the viewers show, each combination once.
+    /// Returns the data that the viewers show, each combination once.
     pub(crate) fn wants(&self) -> Vec<Wants> {
         let mut all = self.lock();
         all.retain(|viewer| !viewer.sender.is_closed());
