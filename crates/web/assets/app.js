@@ -9,7 +9,7 @@ import { range } from './range.js';
 import { takeToken, token } from './token.js';
 
 const STATES = { connecting: 'Connecting', live: 'Live', lost: 'Reconnecting', gone: 'No server', stranger: 'Token needed', crowded: 'Too many' };
-/** What the banner shows while there is no stream. */
+/** Texts of the banner while no stream is open, by the state of the stream. */
 const TROUBLES = {
   lost: () => ['The connection was lost. The values shown are the last known ones.'],
   gone: () => ['The server ended or does not answer. This page connects again when it is back.'],
@@ -57,7 +57,7 @@ function show() {
   live.open(name || null, tab === 'addresses');
 }
 
-/** The devices among which one can be chosen, the one that is shown first of all. */
+/** Fills the list of devices to choose from. The device that is shown is always in it. */
 function choices() {
   const { name } = named();
   const names = devices.includes(name) || !name ? devices : [name, ...devices];
@@ -89,7 +89,7 @@ function linkIs(state) {
 }
 
 const live = new Live((name, data) => {
-  // A browser that was never let in is asked for the token.
+  // A browser whose token was never accepted shows the form that asks for it.
   if (data === 'stranger' && !hello && !token()) location.replace('/entry');
   else if (name === 'state') linkIs(data);
   else if (name === 'hello') greet(data);
@@ -104,7 +104,7 @@ function ticked(data) {
   view?.tick(data);
 }
 
-/** Greets a server: a process that was started anew may allow other things. */
+/** Handles the first event of a server. A process that was restarted may allow other actions. */
 function greet(data) {
   const changed = hello === null || hello.actions !== data.actions || hello.pid !== data.pid;
   const first = hello === null;
@@ -122,7 +122,7 @@ function themed(theme) {
   try {
     localStorage.setItem('theme', theme);
   } catch {
-    // Private windows may keep nothing: it holds until the page is closed.
+    // Private windows may have no storage: then the choice lasts until the page is closed.
   }
   recoloured();
 }

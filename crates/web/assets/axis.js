@@ -4,7 +4,7 @@
 const SECOND = 1000;
 const MINUTE = 60 * SECOND;
 const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600].map((seconds) => seconds * SECOND);
-/** Room that a time and a value need, in pixels. */
+/** Space that the label of a time and of a value needs, in pixels. */
 const TIME_ROOM = 72;
 const VALUE_ROOM = 30;
 
@@ -32,7 +32,7 @@ export function counts(most, height) {
   return upTo(most, step);
 }
 
-/** The same in steps of powers of two. */
+/** From 0 to the first multiple of a step that is not below `most`; steps are powers of two. */
 export function binary(most, height) {
   return upTo(most, 2 ** Math.ceil(Math.log2(most / room(height)) - 1e-9));
 }
@@ -51,7 +51,7 @@ export function places(low, high, height) {
   return { ticks, step };
 }
 
-/** Powers of ten within whole decades; also 2 and 5 times those, where there is room. */
+/** Powers of ten within whole decades; also 2 and 5 times those if there is space. */
 export function decades(low, high, height) {
   const each = height / Math.max(Math.log10(high / low), 1);
   const parts = each >= 4 * VALUE_ROOM ? [1, 2, 5] : [1];

@@ -5,19 +5,19 @@ import { times, timeName } from './axis.js';
 import { el } from './dom.js';
 import { range } from './range.js';
 
-/** Room for the names of the vertical axis, and for those of the horizontal one. */
+/** Space for the labels of the vertical axis, and for those of the horizontal one, in pixels. */
 export const LEFT = 66;
 export const BOTTOM = 18;
 const TOP = 8;
 const RIGHT = 10;
 /** A drag of fewer pixels is a click. */
 const DRAG_MIN = 6;
-/** Pixels around a mark within which the pointer reads it. */
+/** Distance in pixels from a mark within which the pointer shows its text. */
 const MARK_NEAR = 5;
 /** Colours of marks by their kind. */
 const MARKS = { suspension: 'warn', path: 'bad', change: 'mark' };
 
-/** The time at which the pointer, or the keyboard, is: one for all charts. `null`: nowhere. */
+/** The time that the pointer or the keyboard selects, shared by all charts; `null`: none. */
 export const cursor = {
   t: null,
   listeners: new Set(),
@@ -31,12 +31,12 @@ export const cursor = {
 /** Marks of the device that is shown: `{ t, kind, text }`, oldest first. */
 export const marks = { all: [] };
 
-/** The style sheet's colours, by name, as they are now. */
+/** The current colours of the style sheet, by name. */
 export const colours = {};
 const NAMES = ['line', 'faint', 'ink', 'accent', 'warn', 'bad', 'mark', 'read', 'write', 'other', 'p-1', 'p-2', 'p-3', 'p-4',
   'heat-1', 'heat-2', 'heat-3', 'heat-4', 'heat-5'];
 
-/** Looks the colours up: at the start, and when light becomes dark. */
+/** Reads the colours: at the start, and when the theme changes between light and dark. */
 export function refreshColours() {
   const probe = document.createElement('i');
   document.body.append(probe);
@@ -145,7 +145,7 @@ export class TimePicture extends Picture {
     for (const t of ticks) {
       const x = Math.round(this.at(t, area)) + 0.5;
       line(context, colours.line, x, area.y, x, area.y + area.height);
-      // A name that the edge would cut is left out.
+      // A label that the edge would cut is omitted.
       if (x < area.x + 12 || x > area.x + area.width - 18) continue;
       context.fillStyle = colours.faint;
       context.fillText(timeName(t, step), x, area.y + area.height + BOTTOM);
@@ -191,7 +191,7 @@ export class RangePicture extends TimePicture {
     range.select([this.pressed.t, this.within(event)]);
   }
 
-  /** The time at the pointer, or at the edge that it left. */
+  /** The time at the pointer, or at the edge across which the pointer left the picture. */
   within(event) {
     return Math.min(Math.max(this.timeAt(event.offsetX, this.area()), this.from), this.to);
   }
@@ -214,7 +214,7 @@ export class RangePicture extends TimePicture {
     return undefined;
   }
 
-  /** Lines of the device's marks, what the pointer selects, and the line at the cursor. */
+  /** Draws lines for the device's marks and the cursor, and the range that the pointer selects. */
   mark(context, area) {
     for (const { t, kind } of marks.all) {
       if (t < this.from || t > this.to) continue;
@@ -257,7 +257,7 @@ function line(context, colour, fromX, fromY, toX, toY) {
   context.stroke();
 }
 
-/** A name of the vertical axis, and its line. */
+/** Draws a label of the vertical axis, and its line. */
 export function gridline(context, area, y, text) {
   const at = Math.round(y) + 0.5;
   line(context, colours.line, area.x, at, area.x + area.width, at);
@@ -267,10 +267,10 @@ export function gridline(context, area, y, text) {
   context.fillText(text, area.x - 8, at);
 }
 
-/** Milliseconds that a sample is of. */
+/** Length of a sample in milliseconds. */
 export const lengthOf = (sample) => sample.step ?? 1000;
 
-/** The sample of a moment: the nearest, unless that is far away. */
+/** The sample at a time: the nearest one, unless it is far away. */
 export function sampleAt(samples, t) {
   let low = 0;
   let high = samples.length;

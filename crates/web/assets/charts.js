@@ -73,7 +73,7 @@ class Lines extends RangePicture {
     };
     for (const sample of shown) {
       const value = series.of(sample);
-      // Without requests there is no latency.
+      // A sample without requests has no latency.
       if (log && !(value > 0)) {
         end();
         continue;

@@ -61,8 +61,8 @@ const tile = (name) => {
 };
 
 export class Device {
-  /** `watch(addresses)`: have the stream tell of this device, and of where its requests go or not. `address(tab)`: put the
-   * tab into the address. */
+  /** `watch(addresses)` makes the stream send details of this device, and the addresses of its requests if
+   * `addresses` is set. `address(tab)` puts the tab into the page's address. */
   constructor(name, tab, mayAct, watch, address) {
     Object.assign(this, { name, tab, mayAct, watch, address, samples: [] });
     marks.all = [];
@@ -170,18 +170,18 @@ export class Device {
     this.draw();
   }
 
-  /** Fetches what the server has kept: at the start, and after a while in which nothing came. */
+  /** Fetches the server's history: at the start, and after a time without events. */
   async remember() {
     try {
       const [seconds, steps] = await Promise.all(['', '&span=hour'].map((span) => fetched(`/history?device=${this.name}${span}`)));
       const [first, last] = [seconds[0]?.t ?? Infinity, seconds.at(-1)?.t ?? 0];
-      // What was seen by the second while the page was open stays; steps fill the time before.
+      // Samples of seconds that the page received itself stay; those of steps fill the time before.
       const seen = this.samples.filter((sample) => !sample.step && sample.t < first);
       const before = steps.filter(({ t }) => t < Math.min(first, seen[0]?.t ?? first)).map(stepped);
       this.samples = [...before, ...seen, ...seconds, ...this.samples.filter((sample) => sample.t > last && sample.t > first)];
       this.draw();
     } catch {
-      // What comes from now on is shown nevertheless.
+      // Samples that arrive from now on are shown nevertheless.
     }
   }
 

@@ -1,4 +1,4 @@
-// What is known about a device and changes rarely: exports, limits, queues, events, facts of its backend.
+// Facts about a device that change rarely: exports, limits, queues, events, facts of its backend.
 
 import { el } from './dom.js';
 import { age, bytes, clock, count, size } from './format.js';
@@ -13,7 +13,7 @@ function limit(name, value) {
   return [String(value), isBytes && value >= 1024 ? size(value) : ''];
 }
 
-/** Events that are listed. */
+/** Largest number of events that are listed. */
 const EVENTS_MAX = 20;
 
 const row = (name, value, note = '') =>

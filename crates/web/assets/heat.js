@@ -8,9 +8,9 @@ import { clock, count, short, time } from './format.js';
 
 /** Rows begin at 2^10 ns; four make a doubling. */
 const floor = (row) => 2 ** (10 + row / 4);
-/** Rows that are shown at least. */
+/** Smallest number of rows that are shown. */
 const ROWS_MIN = 20;
-/** Shades. */
+/** Number of shades. */
 const SHADES = 5;
 /** The part of the shades at which a number of requests a second is, where `most` is the largest: by their
  * logarithms. */

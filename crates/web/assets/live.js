@@ -5,7 +5,7 @@ import { ask } from './token.js';
 
 /** Waits in milliseconds before each new attempt; the last one repeats. */
 const PAUSES = [500, 1000, 2000, 4000];
-/** The server is taken for lost after so many milliseconds without an event: it sends one each second. */
+/** Milliseconds without an event after which the server counts as lost: it sends one each second. */
 const SILENCE = 10_000;
 /** States by the status of an answer that is no stream. */
 const REFUSALS = { 401: 'stranger', 503: 'crowded' };

@@ -1,5 +1,5 @@
-// All devices: one row each, with what it does now and did in the last minute and a half; sorted by a column,
-// filtered by a text.
+// All devices: one row each, with the device's activity now and in the last minute and a half; sorted by a
+// column, filtered by a text.
 
 import { sparkline } from './charts.js';
 import { colours } from './canvas.js';
@@ -9,7 +9,7 @@ import { fetched } from './live.js';
 
 /** Seconds in a row's line. */
 const KEPT = 90;
-/** Devices whose past is fetched when the page is opened, at most. */
+/** Largest number of devices whose history is fetched when the page is opened. */
 const PASTS = 24;
 /** Columns: their heads, and by what a click on one sorts; all but names begin with the largest. */
 const COLUMNS = [
@@ -22,7 +22,7 @@ const COLUMNS = [
   ['In flight', (one) => one.now],
   ['Busy', (one) => one.busy],
 ];
-/** The order and the filter, which stay when one comes back from a device. */
+/** The order and the filter, which are kept when the user returns from a device. */
 const chosen = { column: 0, reversed: false, text: '' };
 
 const cell = (name, label) => el('span', { class: `cell num ${name}`, role: 'cell', data: { label } });
@@ -74,7 +74,7 @@ class Row {
       this.chips.dataset.text = text;
       this.chips.replaceChildren(...chips.map(([name, word]) => el('span', { class: name }, word)));
     }
-    /** What the filter searches. */
+    /** The text that the filter searches. */
     this.text = `${device.name} ${this.what.textContent} ${chips.map(([, word]) => word).join(' ')}`.toLowerCase();
     this.draw();
   }
@@ -84,13 +84,13 @@ class Row {
   }
 }
 
-/** "2 of 3 paths work": one does not. */
+/** Whether a summary such as "2 of 3 paths work" says that a path does not work. */
 function lacks(paths) {
   const numbers = paths.match(/(\d+) of (\d+)/);
   return numbers !== null && numbers[1] !== numbers[2];
 }
 
-/** Compares two devices in the order that was chosen; equal ones are by their names. */
+/** Compares two devices in the chosen order; equal ones are sorted by name. */
 function compare(a, b) {
   const [, by] = COLUMNS[chosen.column];
   const names = a.name.localeCompare(b.name, 'en', { numeric: true });
@@ -160,7 +160,7 @@ export class Overview {
     ordered.forEach((row, index) => {
       row.node.hidden = !words.every((word) => row.text.includes(word));
       shown += row.node.hidden ? 0 : 1;
-      // Only what is elsewhere is moved: a node that is moved loses the focus.
+      // Only rows in the wrong place are moved, because a node that is moved loses the focus.
       if (this.list.children[index] !== row.node) this.list.insertBefore(row.node, this.list.children[index]);
     });
     if (focused !== document.activeElement && this.list.contains(focused)) focused.focus({ preventScroll: true });
@@ -176,7 +176,7 @@ export class Overview {
     this.draw();
   }
 
-  /** Sorts by a column, or the other way round if it is sorted by it already. */
+  /** Sorts by a column, or reverses the order if that column is the current one. */
   sortBy(column) {
     chosen.reversed = chosen.column === column && !chosen.reversed;
     chosen.column = column;
@@ -206,7 +206,7 @@ export class Overview {
     event.preventDefault();
   }
 
-  /** Fetches the past again, after a while in which nothing came. */
+  /** Fetches the history again, after a time without events. */
   remember() {
     for (const row of [...this.rows.values()].slice(0, PASTS)) row.remember();
   }

@@ -5,7 +5,8 @@
 export const SPANS = [[300_000, '5 min'], [900_000, '15 min'], [3_600_000, '1 h']];
 /** The shortest window that one can zoom into. */
 const SPAN_MIN = 5_000;
-/** A window over less than this much data is as long as the next of these: a page just opened is not empty. */
+/** Lengths of windows over little data, in milliseconds: the next longer one is used, so that the charts of a
+ * page just opened are not nearly empty. */
 const SHORT = [60_000, 120_000];
 
 export const range = {
@@ -13,7 +14,7 @@ export const range = {
   /** Fixed start and end; `null`: the window ends at the newest sample. */
   from: null,
   to: null,
-  /** Start and end of what the pointer is selecting; `null`: nothing. */
+  /** Start and end of the range that the pointer is selecting; `null`: no range. */
   selection: null,
   listeners: new Set(),
 
@@ -37,7 +38,7 @@ export const range = {
     this.changed();
   },
 
-  /** Shows what is between two times, which may be given in either order, but nothing after `newest`. */
+  /** Shows the range between two times, given in either order, but nothing after `newest`. */
   zoom(one, other, newest = Infinity) {
     const middle = (one + other) / 2;
     const half = Math.min(Math.max(Math.abs(other - one), SPAN_MIN), SPANS.at(-1)[0]) / 2;

@@ -1,6 +1,6 @@
-// Where requests go: a dot for each of a sample, by the time it came and its place on the device. Sequential
-// work is a slope, random work a cloud, a hot spot a line. Only while this is looked at does the server
-// sample it.
+// Addresses of requests: a dot for each sampled request, by its time of arrival and its offset on the device.
+// Sequential work is a slope, random work a cloud, a hot spot a line. The server samples requests only while
+// this view is shown.
 
 import { places } from './axis.js';
 import { TimePicture, colours, gridline } from './canvas.js';
@@ -10,8 +10,9 @@ import { range } from './range.js';
 
 /** A minute: long enough to see a pattern, short enough that dots stay apart. */
 const SPAN = 60_000;
-/** By the number that a dot has for its kind. Others are block-status requests, flushes and discards: where a client asks
- * for the status of what it reads they would cover every read, so they are hidden at first. */
+/** Kinds of requests, by the number that a dot has for its kind. Others are block-status requests, flushes
+ * and discards. They are hidden at first, because a client that asks for the block status of every range that it
+ * reads would cover all reads with them. */
 const KINDS = [['Reads', 'read', true], ['Writes', 'write', true], ['Others', 'other', false]];
 /** Kinds in the order in which they are drawn: reads and writes over others. */
 const ORDER = [2, 0, 1];
@@ -105,7 +106,7 @@ export class Addresses {
       this.picture.node);
   }
 
-  /** Adds the dots of the last second. While the window of time stands still they wait. */
+  /** Adds the dots of the last second. While the window of time stands still, they are kept back. */
   update({ t, dots, every }) {
     this.late = this.late.filter((dot) => dot[0] > t - SPAN).concat(dots);
     if (range.isFixed) return;
@@ -119,7 +120,7 @@ export class Addresses {
     this.picture.draw();
   }
 
-  /** Shows the part of the device that is used, with some room, or the whole where that is most of it. */
+  /** Shows the used part of the device with a margin, or the whole device if that is most of it. */
   fit() {
     const shown = this.dots.filter((dot) => this.shown[dot[3]]);
     if (shown.length === 0) {

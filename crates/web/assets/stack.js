@@ -6,7 +6,7 @@ import { failPath, reinstatePath } from './actions.js';
 import { attribute, el, put } from './dom.js';
 import { count, percent, time } from './format.js';
 
-/** The shape of the stack: it is built anew when that changes, and only updated otherwise. */
+/** The shape of the stack: the view is built again when the shape changes, and only updated otherwise. */
 const shapeOf = ({ stack, paths, info }) =>
   JSON.stringify([stack.map((part) => [part.name, part.depth, part.label, part.role]), paths.map((path) => [path.name, path.group, path.node]), info.exports.map((one) => one.address)]);
 
@@ -121,7 +121,7 @@ export class Stack {
 const key = (path) => `${path.sector} ${path.group} ${path.name}`;
 const clients = (one) => `${one.connections} ${one.connections === 1 ? 'client' : 'clients'}`;
 
-/** The node that another stands below: the nearest before it that is less deep. */
+/** The node above a node: the nearest one before it with a smaller depth. */
 function parentOf(stack, index) {
   for (let at = index - 1; at >= 0; at -= 1) if (stack[at].depth < stack[index].depth) return at;
   return -1;
