@@ -46,11 +46,11 @@ pub struct Chrome {
     /// Number of requests that have had each tag of a queue: slices of one tag must not overlap.
     rounds: HashMap<(u32, u16), u32>,
     open: HashMap<(u32, u16), Open>,
-    /// By queue.
+    /// Requests in flight of each queue.
     depths: HashMap<u32, Depth>,
     /// Number of the last flow.
     flow: u64,
-    /// By queue.
+    /// Commands in progress of each queue.
     commands: HashMap<u32, Commands>,
     sessions: Sessions,
     /// Commands of requests that arrive next: by queue and tag, the flow and the fields that name the

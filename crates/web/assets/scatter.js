@@ -11,8 +11,8 @@ import { range } from './range.js';
 /** A minute: long enough to see a pattern, short enough that dots stay apart. */
 const SPAN = 60_000;
 /** Kinds of requests, by the number that a dot has for its kind. Others are block-status requests, flushes
- * and discards. They are hidden at first, because a client that asks for the block status of every range that it
- * reads would cover all reads with them. */
+ * and discards. They are hidden at first, because a client that asks for the block status of every range that
+ * it reads would cover all reads with them. */
 const KINDS = [['Reads', 'read', true], ['Writes', 'write', true], ['Others', 'other', false]];
 /** Kinds in the order in which they are drawn: reads and writes over others. */
 const ORDER = [2, 0, 1];

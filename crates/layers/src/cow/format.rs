@@ -200,7 +200,7 @@ pub struct Layout {
     pub chunk: Bytes,
 }
 
-/// Why a file is not a usable overlay.
+/// The reason why a file is not a usable overlay.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HeaderError {
     /// Neither copy starts with the magic.

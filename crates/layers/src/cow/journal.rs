@@ -37,7 +37,7 @@ impl JournalSize {
     }
 }
 
-/// Why records were not admitted.
+/// The reason why records were not admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum JournalFull {
     /// Memory is full: records have to be written to the file first.

@@ -21,7 +21,7 @@ pub(super) const STEP_LEN: u64 = 1 << 20;
 pub(super) const READ_BACK_LEN: u64 = 64 << 10;
 const SECTOR_LEN: usize = 512;
 
-/// How a request continues once its records are in the file.
+/// The next step of a request once its records are in the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum After {
     /// The request ends.

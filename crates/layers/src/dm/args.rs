@@ -55,7 +55,7 @@ impl<'a> Args<'a> {
         self.rest.len()
     }
 
-    /// Whether no argument is left.
+    /// Returns whether no argument is left.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }

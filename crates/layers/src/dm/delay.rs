@@ -57,7 +57,7 @@ pub struct Delay {
     len: Sectors,
     /// The classes of reads, writes and flushes; a class that is not given equals the one before it.
     classes: [Class; 3],
-    /// How many classes the table line gives.
+    /// Number of classes that the table line gives.
     given: usize,
     state: Arc<State>,
 }

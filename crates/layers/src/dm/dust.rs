@@ -56,7 +56,7 @@ impl BadBlocks {
         self.count.store(blocks.len() as u64, Release);
     }
 
-    /// Whether a request that begins in this block fails.
+    /// Returns whether a request that begins in this block fails.
     #[inline]
     fn fails(&self, block: u64, write: bool) -> bool {
         self.enabled.load(Relaxed) && self.count.load(Relaxed) > 0 && self.fails_listed(block, write)

@@ -14,7 +14,7 @@ struct Open {
 /// The requests of a node that are in flight at several children.
 #[derive(Default)]
 pub struct FanOut {
-    /// By tag; unused for a request that is not fanned out.
+    /// The state of each request, by tag; unused for a request that is not fanned out.
     open: Box<[Open]>,
 }
 

@@ -38,7 +38,7 @@ fn random(below: &mut dyn FnMut(u64) -> u64, len: Sectors) -> RandomLine {
 pub struct CorruptByte {
     /// The byte's position in the request, from 1 on.
     pub nth: u32,
-    /// Whether it applies to writes; otherwise to reads.
+    /// Whether writes are corrupted; otherwise reads.
     pub writes: bool,
     /// The new value of the byte.
     pub value: u8,
@@ -316,7 +316,7 @@ struct FlakeyNode {
     began_ns: Arc<AtomicU64>,
     /// Seeded, so that a replayed simulation corrupts the same bytes.
     random: fastrand::Rng,
-    /// By tag.
+    /// The saved fields of each request, by tag.
     saved: Box<[Saved]>,
 }
 

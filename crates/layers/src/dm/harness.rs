@@ -173,7 +173,7 @@ pub(crate) struct Harness {
     pub(crate) target: Arc<dyn Target<Memory>>,
     pub(crate) disks: Vec<Shared>,
     pub(crate) ring: Memory,
-    /// How many of the next timers end as cancelled.
+    /// Number of the next timers that end as cancelled.
     pub(crate) cancelled_timers: u32,
     pub(crate) profile: Profile,
     /// Background work that runs while requests are in flight.

@@ -51,7 +51,7 @@ pub struct Migration {
     flights: Box<[Mutex<Vec<Range<u64>>>]>,
     copied: Box<[AtomicBool]>,
     copied_count: AtomicU64,
-    /// Where the search for a region continues.
+    /// The region at which the search for the next region to copy continues.
     cursor: AtomicU64,
     /// The earliest time of the next copy, on the rings' clock, in nanoseconds.
     due_ns: AtomicU64,

@@ -30,7 +30,7 @@ impl Names {
         self.names.len()
     }
 
-    /// Whether there are no devices.
+    /// Returns whether no device was added.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }

@@ -20,12 +20,12 @@ pub struct TargetRow {
     pub about: &'static str,
     /// A complete table line, valid where its devices exist.
     pub example: &'static str,
-    /// Whether it must be the only target of its table (`DM_TARGET_SINGLETON`).
+    /// Whether the target must be the only one of its table (`DM_TARGET_SINGLETON`).
     pub singleton: bool,
     /// Whether a table that contains it can only be replaced by tables that contain it
     /// (`DM_TARGET_IMMUTABLE`).
     pub immutable: bool,
-    /// How the seeded simulation covers it.
+    /// How the seeded simulation covers the target.
     pub simulated: Simulated,
 }
 

@@ -49,7 +49,7 @@ pub struct GroupConfig {
 pub struct Config {
     /// Queue requests while no path is usable instead of failing them.
     pub queue_if_no_path: bool,
-    /// How often the activation of a path is retried; 0: not specified.
+    /// Largest number of retries of a path's activation; 0: not specified.
     pub pg_init_retries: u32,
     /// Delay between retries in milliseconds; `None`: 2000.
     pub pg_init_delay_ms: Option<u32>,

@@ -1,4 +1,4 @@
-//! Why a path failed, for logs.
+//! The reasons why paths fail, for logs.
 
 use super::state::Multipath;
 use block::Status;

@@ -18,7 +18,7 @@ use block::{Cookie, Data, Flags, Request, Status};
 use queue::{Cx, Nanos, Node, NodeEvent, NodeId, Ring, Verdict};
 use std::sync::Arc;
 
-/// How long queued requests wait before they try again.
+/// The interval at which queued requests try again, in nanoseconds.
 const RETRY_NS: u64 = 5_000_000;
 
 /// Up to this many paths are cycled through without asking the selector.

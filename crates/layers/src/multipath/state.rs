@@ -74,7 +74,7 @@ pub struct Multipath {
     untouched: AtomicBool,
     /// 0, or one of `SUSPENDED_FLUSHED`, `SUSPENDED_NOFLUSH`, `REMOVED`.
     suspended: AtomicU32,
-    /// How long requests are queued while no path is usable, in nanoseconds; 0: without limit.
+    /// The time for which requests are queued while no path is usable, in nanoseconds; 0: without limit.
     no_path_timeout_ns: AtomicU64,
     /// The time since which no path is usable, in nanoseconds; 0: a path is usable, or no request has needed
     /// one since.

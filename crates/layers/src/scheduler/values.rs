@@ -47,7 +47,7 @@ pub enum Parameter {
     ReadExpire,
     /// Deadline of a write after its arrival.
     WriteExpire,
-    /// How many batches of reads may precede waiting writes.
+    /// Number of batches of reads that may precede waiting writes.
     WritesStarved,
     /// Whether requests are also merged in front of others.
     FrontMerges,
@@ -80,7 +80,7 @@ const DAY_NS: u64 = 86_400_000 * MS;
 /// The largest number of requests in a queue.
 const DEPTH_MAX: u64 = 4096;
 
-/// By [`Parameter`]: name, unit, smallest and largest value, default. Times are in nanoseconds.
+/// The row of each [`Parameter`]: name, unit, smallest and largest value, default. Times are in nanoseconds.
 const TABLE: [(Parameter, &str, Unit, u64, u64, u64); COUNT] = [
     (Parameter::ReadExpire, "read_expire", Unit::Milliseconds, 0, DAY_NS, 500 * MS),
     (Parameter::WriteExpire, "write_expire", Unit::Milliseconds, 0, DAY_NS, 5000 * MS),

@@ -99,7 +99,7 @@ pub(super) struct Shared {
     pub(super) waiting: WaitList,
     /// The primary: the leg that serves reads and is copied to the others.
     pub(super) primary: AtomicUsize,
-    /// Where the search for the next region to copy continues.
+    /// The region at which the search for the next region to copy continues.
     cursor: AtomicU64,
     /// The first torn region whose copying failed with an error that may be temporary, and the time of the
     /// next attempt.

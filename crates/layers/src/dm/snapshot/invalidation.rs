@@ -18,7 +18,8 @@ const COW: usize = 1;
 /// The time between two attempts to write the header; it doubles each time.
 const RETRY_NS_MIN: u64 = 50_000_000;
 const RETRY_NS_MAX: u64 = 1_000_000_000;
-/// How long writes to the origin wait for the header, from the first failed attempt on.
+/// The time for which writes to the origin wait for the header, from the first failed attempt on, in
+/// nanoseconds.
 const HEADER_TIMEOUT_NS: u64 = 5_000_000_000;
 
 /// Failed attempts to write the header.

@@ -98,7 +98,7 @@ impl Lease {
         Lease { cow: cow.to_owned(), group: store.group.clone(), member: store.member.clone() }
     }
 
-    /// Whether the snapshot has this origin.
+    /// Returns whether the snapshot has this origin.
     pub(super) fn has_origin(&self, origin: &str) -> bool {
         Arc::ptr_eq(&self.group, &group(origin))
     }

@@ -231,7 +231,7 @@ pub struct Report {
     pub bytes: u64,
     /// Average service time in nanoseconds, with ten fractional bits.
     pub service_time: u64,
-    /// When that average becomes stale, in nanoseconds.
+    /// The time at which that average becomes stale, in nanoseconds.
     pub stale_after: u64,
     /// Number of requests whose CPU had no path.
     pub misses: u64,
