@@ -11,8 +11,9 @@ const LOOP: &str = LoopSpec::ROW.kind;
 const NBD: &str = NbdExportSpec::ROW.kind;
 
 impl Exports {
-    /// Chooses the export of a device that names none. Returns it with the reason. `options` apply if it is NBD. `wanted` is
-    /// the kind that the user prefers; it is taken without a check.
+    /// Chooses the export of a device whose description names none. Returns it with the reason for the
+    /// choice. `options` apply if the choice is NBD. `wanted` is the kind that the user prefers; it is used
+    /// without a check.
     pub async fn choose(
         &self,
         device: &Arc<Device>,
@@ -41,7 +42,7 @@ impl Exports {
     /// Checks whether a device can have an export of this kind with default options.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the reason why the device cannot have it.
     async fn check(&self, kind: &str, device: &Arc<Device>) -> Result<(), String> {
         match kind {
             UBLK => ublk::is_possible(self.host(), device).await.map_err(|why| why.to_string()),

@@ -14,7 +14,7 @@ use engine::topology::{ExportKind, NbdOptions};
 use spec::{ExportOptions, NbdExportSpec};
 use std::sync::Arc;
 
-/// An export that was attached.
+/// The kind, address and settings of an attached export, for messages and `show`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shown {
     /// The export's name in the list ([`export_rows`](spec::export_rows)): `nbd`.
@@ -34,13 +34,13 @@ pub(crate) struct Exported {
 }
 
 impl Exported {
-    /// An export at an address, without a choice to explain.
+    /// Describes an export at an address whose settings left the host no choice.
     pub(crate) fn at(address: String) -> Exported {
         Exported { address, why: None }
     }
 }
 
-/// The origin of a ublk device, and its record for a server that takes it over.
+/// How a ublk device came to be, and the record from which another server can take it over.
 pub struct UblkLife {
     /// Whether the device is created, or taken over from a server that died.
     pub origin: Origin,

@@ -1,8 +1,8 @@
 //! The control plane of the FUSE export: a device mounted as one file.
 //!
-//! Mounting returns one `/dev/fuse` descriptor; each reactor serves requests from a clone of it. The control
-//! plane mounts, unmounts, and reports the processes that use the file. It never opens or stats the file
-//! itself: if the process were killed while it waited for its own answer, nobody could answer any more.
+//! Mounting returns one `/dev/fuse` descriptor; each reactor serves requests from a clone of it. The
+//! control plane mounts, unmounts, and reports the processes that use the file. It never opens or stats the
+//! file itself: a process killed while it waits for its own answer would leave nobody to answer.
 //!
 //! [`export`] blocks its thread until the reactors have answered and the kernel has sent `FUSE_INIT`, for at most
 //! [`INIT_TIMEOUT`] each.
@@ -57,7 +57,8 @@ pub enum FuseError {
     /// FUSE over io_uring is required and not possible.
     #[error("uring=on: {0}")]
     OverUring(String),
-    /// A reactor could not register its io_uring queues, for which the kernel would wait.
+    /// A reactor could not register its io_uring queues. The kernel serves no request until all are
+    /// registered.
     #[error("{}: its requests cannot be taken through io_uring: {why} (give it uring=off)", path.display())]
     RegisterQueues {
         /// The file.
@@ -137,8 +138,8 @@ impl FuseExport {
         FuseExport::start_as(host, device, spec, false)
     }
 
-    /// Mounts a file for a loop device, whose writeback the reactors' own memory allocations may wait for:
-    /// they are marked as I/O flushers.
+    /// Mounts a file for a loop device. Memory allocations of the reactors may wait for writeback to that
+    /// device, so the reactors are marked as I/O flushers.
     pub(crate) fn start_below(
         host: &Host,
         device: &Arc<Device>,
@@ -155,7 +156,8 @@ impl FuseExport {
     ) -> Result<FuseExport, FuseError> {
         let transport = over_uring::choose(spec, host)?;
         match FuseExport::mount(host, device, spec, under_block_device, transport) {
-            // The kernel waits for all queues to be registered: only a new mount can go without.
+            // A mount that negotiated io_uring waits until all queues are registered, so falling back to
+            // `/dev/fuse` takes a new mount.
             Err(FuseError::RegisterQueues { path, why }) if spec.uring == OverUring::Auto => {
                 tracing::warn!(path = %path.display(), why, "requests come through /dev/fuse");
                 FuseExport::mount(host, device, spec, under_block_device, Transport::after(&why))
@@ -203,8 +205,8 @@ impl FuseExport {
         let failed = |source| FuseError::Descriptor { path: self.mount.path().to_owned(), source };
         for number in 0..host.reactors().len() {
             let clone = match fuse::clone_descriptor(descriptor) {
-                // An unprivileged user who mounted with fusermount3 may not open the device again: one thread
-                // serves.
+                // An unprivileged user who mounted with fusermount3 may not open the device again, so a
+                // single thread serves the file.
                 Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
                     let own = descriptor.try_clone().map_err(failed)?;
                     host.attach_to(
@@ -247,8 +249,8 @@ impl FuseExport {
         Some(top.device.1)
     }
 
-    /// Checks that our mount is gone when another file system is mounted on the path. If ours is still below,
-    /// it cannot be unmounted.
+    /// Checks that our mount is no longer present when another file system is mounted on the path. If our
+    /// mount is below that file system, it cannot be unmounted.
     fn check_covered(&self) -> Result<(), FuseError> {
         match self.shared.channels() {
             0 => Ok(()),
@@ -265,7 +267,7 @@ impl FuseExport {
         if fuse::is_covered(path, &self.name) {
             return self.check_covered();
         }
-        // While it is mounted, no other mount has this connection number.
+        // The kernel gives this connection number to no other mount while ours exists.
         let connection = self.connection();
         if lazily {
             // Processes that have the file open get errors instead of waiting: requests that arrive through
@@ -305,7 +307,7 @@ impl Export for FuseExport {
         }
     }
 
-    /// Returns whether a process has the file open. The mount itself is no user.
+    /// Returns whether a process has the file open. The mount itself does not count.
     fn is_used(&self, _device: &Device) -> bool {
         !users_of(self.mount.path()).is_empty()
     }
@@ -344,7 +346,7 @@ impl Export for FuseExport {
         if let Some(device) = self.device.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             let mut message = [0; proto::fuse::REPLY_LEN_MAX];
             let len = proto::fuse::put_inval_inode(&mut message, false);
-            // ENOENT: the kernel has cached nothing of the file.
+            // ENOENT: the kernel has no cached pages of the file.
             let _ = rustix::io::write(device, &message[..len]);
         }
         Box::pin(async { Ok(()) })
@@ -358,7 +360,7 @@ impl Export for FuseExport {
             let path = self.mount.path().to_owned();
             match connection {
                 Ok(Some(connection)) => Ok(drop_pages(connection, path).await?),
-                // It is unmounted already.
+                // The file is unmounted already.
                 Ok(None) => Ok(()),
                 Err(source) => Err(FuseError::Descriptor { path, source }.into()),
             }
@@ -429,7 +431,7 @@ fn facts(device: &Device, spec: &FuseSpec, over_io_uring: bool) -> FileFacts {
 fn passthrough_file(device: &Device) -> Result<OwnedFd, FuseError> {
     let refused = |why: &str| FuseError::Passthrough { why: why.to_owned() };
     if device.checks_head() {
-        // The kernel writes past the check.
+        // The kernel would write to the file without checking the first sector.
         let why =
             "the file's format was not given, so writes to its first sector are checked (add format=raw)";
         return Err(refused(why));

@@ -22,15 +22,16 @@ const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// Longest time a reactor may take to register its entries.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Longest time a mount may live on after it was unmounted here: longer than the kernel needs to end all channels.
+/// Longest time that a mount may still exist in other mount namespaces after it was unmounted here. The
+/// kernel needs less to end all channels.
 const OTHER_NAMESPACES_MAX: Duration = Duration::from_secs(1);
 
-/// How requests reach this process.
+/// The transport of FUSE requests: io_uring or `/dev/fuse`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Transport {
     /// Whether io_uring is requested.
     pub(super) wanted: bool,
-    /// Why not; empty if it is.
+    /// The reason for `/dev/fuse`; empty if io_uring is used.
     why_not: String,
 }
 
@@ -71,7 +72,7 @@ pub(super) fn choose(spec: &FuseSpec, host: &Host) -> Result<Transport, FuseErro
     }
 }
 
-/// Returns what keeps a file from using io_uring.
+/// Returns why a file cannot use io_uring; `None` if it can.
 fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
     if spec.passthrough {
         return Some("with passthrough few requests are left".to_owned());
@@ -109,7 +110,7 @@ pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Sh
         let attach: Attach = Box::new(move |lane, fronts, turn| {
             let at_once = lane.facts.inline || lane.facts.zero_copy_reads;
             let registered = fronts.fuse.enlist(&shared, &own, at_once, turn);
-            // After a timeout the mount is gone already.
+            // The receiver does not exist any more after a timeout.
             let _ = sender.send(registered.map_err(|error| error.to_string()));
         });
         host.attach_to(number, device.clone(), attach);
@@ -128,13 +129,13 @@ pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Sh
     Ok(())
 }
 
-/// Ends a mount that was unmounted here in other mount namespaces, too. They copied it when they were created
-/// and keep it alive; processes that use it there would wait for ever, and its io_uring entries would stay.
+/// Aborts the connection of an unmounted file that other mount namespaces still have. They copied the mount
+/// when they were created and keep it alive: processes that use it there would wait forever, and its
+/// io_uring entries would stay.
 pub(super) fn abort_in_other_namespaces(connection: u32, name: String, shared: Arc<Shared>) {
     let watch = move || {
         let has_ended = shared.wait_for_end(OTHER_NAMESPACES_MAX);
-        // If no namespace has it any more, another mount may have got the number, and its threads take their
-        // time.
+        // If no namespace has the mount any more, the kernel may have given its number to another mount.
         let is_other_device =
             |one: &fuse::Mounted| one.device.1 == connection && one.device_name() != Some(&name);
         if has_ended || fuse::mounts().is_ok_and(|all| all.iter().any(is_other_device)) {
@@ -149,7 +150,8 @@ pub(super) fn abort_in_other_namespaces(connection: u32, name: String, shared: A
             }
         }
     };
-    // Without the thread the mount stays in the other namespaces; the reactors give up its entries in time.
+    // Without this thread the mount stays in the other namespaces; the reactors give up its entries after a
+    // while.
     let _ = std::thread::Builder::new().name("unmount".to_owned()).spawn(watch);
 }
 

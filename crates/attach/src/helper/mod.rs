@@ -15,7 +15,7 @@ const IN_USE: u8 = 3;
 /// Why the helper failed, as it reports on stderr.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelperError {
-    /// It could not be started, or failed.
+    /// The helper could not be started, or failed.
     #[error("{0}")]
     Failed(String),
     /// The device is in use.
@@ -58,7 +58,7 @@ impl Task {
 
 /// Returns the command that runs the helper, without its arguments.
 pub(crate) fn helper() -> Command {
-    // /proc/self/exe and not the path, at which another program may be by now.
+    // /proc/self/exe rather than the path, which may name another program by now.
     let mut command = Command::new("/proc/self/exe");
     command.arg(SUBCOMMAND);
     command
@@ -123,7 +123,7 @@ pub fn run_helper(words: &[String]) -> Result<String, Refusal> {
         }
         ["detach", which, file, force] => {
             let which = number(which)?;
-            // Another process has unbound it, and it may belong to another file by now.
+            // Another process has unbound the loop device, which may be bound to another file by now.
             if loopdev::backing_file(which).is_none_or(|bound| bound != std::path::Path::new(file)) {
                 return Ok(String::new());
             }

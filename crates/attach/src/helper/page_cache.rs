@@ -1,9 +1,9 @@
 //! Drops what the kernel has cached of a device whose content was replaced (`set NAME file=`).
 //!
-//! This may wait for I/O on the device itself: dirty pages are written first, the partition table is read,
-//! and a page that is being read is waited for. So the helper process does it, and no thread of this process
-//! waits for more than [`TIMEOUT`]; after that the helper continues by itself, and an error reports that. The
-//! cache of a suspended device is dropped when it is resumed.
+//! This may wait for I/O on the device itself: the kernel first writes dirty pages, re-reads the partition
+//! table, and waits for pages that are being read. So the helper process does it, and no thread of this
+//! process waits longer than [`TIMEOUT`]; after that the helper continues alone, and an error reports that.
+//! The cache of a suspended device is dropped when the device is resumed.
 
 use crate::helper::{Refusal, helper};
 use engine::host::{HostError, HostErrorKind};
@@ -17,9 +17,9 @@ use tokio::sync::oneshot;
 /// Longest wait for the helper.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Task: drop what is cached of a block device.
+/// Task: drop the cached pages of a block device.
 pub(crate) const BLOCKS: &str = "flush-cache";
-/// Task: drop what is cached of a FUSE file, whose connection is stdin.
+/// Task: drop the cached pages of a FUSE file, whose connection is stdin.
 pub(crate) const PAGES: &str = "forget-pages";
 
 /// The kernel may still have cached data of the old content.
@@ -50,7 +50,7 @@ enum Why {
     Timeout,
 }
 
-/// Has the kernel drop what it has cached of a block device and its partitions, and re-read the partition
+/// Makes the kernel drop its cached pages of a block device and its partitions, and re-read the partition
 /// table.
 pub(crate) async fn drop_blocks(node: String) -> Result<(), CacheError> {
     let mut command = helper();
@@ -58,7 +58,7 @@ pub(crate) async fn drop_blocks(node: String) -> Result<(), CacheError> {
     ask(command, node, TIMEOUT).await
 }
 
-/// Has the kernel drop what it has cached of the file of a FUSE connection.
+/// Makes the kernel drop its cached pages of the file of a FUSE connection.
 pub(crate) async fn drop_pages(connection: OwnedFd, file: PathBuf) -> Result<(), CacheError> {
     let mut command = helper();
     command.arg(PAGES).stdin(Stdio::from(connection));
@@ -67,7 +67,7 @@ pub(crate) async fn drop_pages(connection: OwnedFd, file: PathBuf) -> Result<(),
 
 async fn ask(mut command: Command, at: String, timeout: Duration) -> Result<(), CacheError> {
     let (answer, answered) = oneshot::channel::<std::io::Result<Output>>();
-    // Not a thread of the runtime, for which the process would wait when it ends.
+    // A plain thread: the process would wait at its end for a thread of the runtime.
     let started = std::thread::Builder::new().name("cached".into()).spawn(move || {
         let _ = answer.send(command.output());
     });
@@ -96,8 +96,8 @@ async fn ask(mut command: Command, at: String, timeout: Duration) -> Result<(), 
     Err(CacheError { at, why: refused })
 }
 
-/// In the helper: drops what is cached of a block device. Returns a note if the partition table could not be
-/// re-read.
+/// Drops the cached pages of a block device; runs in the helper. Returns a note if the partition table
+/// could not be re-read.
 pub(crate) fn blocks(node: &str) -> Result<String, Refusal> {
     let failed = |why: std::io::Error| Refusal { why: why.to_string(), status: 1 };
     loopdev::flush_cache(node.as_ref()).map_err(failed)?;
@@ -109,12 +109,12 @@ pub(crate) fn blocks(node: &str) -> Result<String, Refusal> {
     })
 }
 
-/// In the helper: drops what is cached of a FUSE file.
+/// Drops the cached pages of a FUSE file; runs in the helper.
 pub(crate) fn pages() -> Result<String, Refusal> {
     let mut message = [0; proto::fuse::REPLY_LEN_MAX];
     let len = proto::fuse::put_inval_inode(&mut message, true);
     match rustix::io::write(std::io::stdin(), &message[..len]) {
-        // The kernel has cached nothing of the file, or it is unmounted.
+        // The kernel has no cached pages of the file, or the file is unmounted.
         Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(String::new()),
         Err(why) => Err(Refusal { why: why.to_string(), status: 1 }),
     }

@@ -1,7 +1,8 @@
 //! Reservations that survive a restart (APTPL): one file for each logical unit that has some.
 //!
-//! A file is replaced atomically and durably before the command that changed the reservations is acknowledged. A file
-//! that cannot be read stops the unit from being served, because initiators rely on what it says.
+//! A file is replaced atomically and durably before the command that changed the reservations is
+//! acknowledged. A unit whose file cannot be read is not served, because initiators rely on their
+//! reservations.
 
 use scsi::reservation::{ImageError, Reservations};
 use scsi::{AptplStore, LogicalUnit};
@@ -19,7 +20,7 @@ pub enum AptplError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
     /// The file's content is not valid.
@@ -30,7 +31,7 @@ pub enum AptplError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The defect of the content.
         source: ImageError,
     },
 }
@@ -55,7 +56,7 @@ impl AptplFile {
         AptplFile { path: directory.join(name) }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -75,11 +76,11 @@ impl AptplFile {
         parsed.map(Some).map_err(|source| AptplError::Damaged { path, source })
     }
 
-    /// Puts the stored reservations in force on a unit, and has it store its changes here from now on. To be called before
-    /// the first session reaches the unit.
+    /// Applies the stored reservations to a unit, and makes it store its changes here from now on. Must be
+    /// called before the first session reaches the unit.
     ///
     /// # Errors
-    /// The file cannot be read, or is damaged: the unit must not be served then.
+    /// The file cannot be read, or is damaged: the unit must not be served.
     pub fn install(self, unit: &LogicalUnit) -> Result<(), AptplError> {
         if let Some(reservations) = self.load()? {
             unit.restore_reservations(reservations);
@@ -107,7 +108,7 @@ impl AptplStore for AptplFile {
         if let Some(directory) = self.path.parent() {
             fs::create_dir_all(directory)?;
         }
-        // Names of images have no dot, so this is none of them.
+        // File names of stored reservations contain no dot, so this name cannot be one of them.
         let beside = self.path.with_extension("new");
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;

@@ -1,7 +1,7 @@
 //! Users and secrets of CHAP, and the file that they are read from.
 //!
-//! *Invariant:* a secret is in no message, log line, trace or description: its `Debug` output is a placeholder,
-//! and errors of the file name the line, not its content.
+//! *Invariant:* no message, log line, trace or description contains a secret: its `Debug` output is a
+//! placeholder, and errors about the file name the line, not its content.
 
 use proto::iscsi::login::{Chap, Credentials, Secret};
 use std::path::Path;
@@ -11,7 +11,7 @@ const LEN_MAX: usize = 255;
 /// Shorter secrets are accepted with a warning (RFC 7143, section 9.2.1: 96 bits).
 const SECRET_LEN_MIN: usize = 12;
 
-/// Returns whether a name and a secret are set: LIO sets them one by one.
+/// Returns whether both a name and a secret are set: LIO sets them one by one.
 pub fn is_complete(credentials: &Credentials) -> bool {
     !credentials.name.is_empty() && !credentials.secret.expose().is_empty()
 }
@@ -19,9 +19,9 @@ pub fn is_complete(credentials: &Credentials) -> bool {
 /// How initiators of a portal group, an ACL or discovery sessions authenticate.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Auth {
-    /// What initiators authenticate with.
+    /// The user and secret of initiators.
     pub user: Option<Credentials>,
-    /// What the target authenticates with to initiators that ask for that.
+    /// The user and secret with which the target authenticates itself to initiators that ask for it.
     pub mutual: Option<Credentials>,
 }
 
@@ -31,7 +31,7 @@ impl Auth {
         self.user.as_ref().is_some_and(is_complete)
     }
 
-    /// Returns what the login needs; `None` if initiators cannot authenticate.
+    /// Returns the CHAP credentials for the login; `None` if initiators cannot authenticate.
     pub(super) fn chap(&self) -> Option<Chap> {
         let initiator = self.user.clone().filter(is_complete)?;
         Some(Chap { initiator, target: self.mutual.clone().filter(is_complete) })
@@ -41,7 +41,7 @@ impl Auth {
 /// Why a file of users and secrets is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthFileError {
-    /// It cannot be read, or other users may read it.
+    /// The file cannot be read, or other users may read it.
     #[error("{0}")]
     File(String),
     /// A line is malformed.
@@ -52,7 +52,7 @@ pub enum AuthFileError {
         /// The problem.
         why: &'static str,
     },
-    /// It has no user.
+    /// The file has no user.
     #[error("it has no user (write USER:SECRET)")]
     Empty,
 }

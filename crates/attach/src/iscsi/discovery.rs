@@ -21,7 +21,7 @@ pub(super) fn send_targets(
         own.map_or(SessionType::Discovery, |own| SessionType::Normal { target: own.target.to_string() });
     let only = match SendTargets::parse(std::str::from_utf8(wanted).ok()?, &session)? {
         SendTargets::All => None,
-        // A normal session learns of its own target only.
+        // A normal session may only ask for its own target.
         SendTargets::One(target) if own.is_some_and(|own| own.target.as_str() != target) => return None,
         SendTargets::One(target) => Some(target),
     };
@@ -50,23 +50,24 @@ fn put(text: &mut Vec<u8>, name: &IscsiName, addresses: &[String]) {
     }
 }
 
-/// Whether an initiator may know of a portal group: LIO's `demo_mode_discovery` and `tpg_enabled_sendtargets`.
+/// Whether an initiator may see a portal group in discovery: LIO's `demo_mode_discovery` and
+/// `tpg_enabled_sendtargets`.
 fn is_listed(group: &Group, initiator: &str) -> bool {
     let may_know = group.admits(initiator) || group.attributes.is_on("demo_mode_discovery");
     may_know && (group.is_enabled || !group.attributes.is_on("tpg_enabled_sendtargets"))
 }
 
-/// Formats the address of a portal; `None`: an initiator that came by `local` cannot use it, as the portal is of the
-/// other address family only.
+/// Formats the address of a portal; `None` if the portal only has the other address family than `local`,
+/// the address that the initiator reached.
 fn address(portal: &PortalAddress, tag: u16, local: SocketAddr) -> Option<String> {
     let ip = local.ip().to_canonical();
     let host = match portal.host.parse::<IpAddr>() {
-        // An IPv6 wildcard accepts IPv4, too; an IPv4 one accepts no IPv6.
+        // An IPv6 wildcard accepts IPv4, too; an IPv4 wildcard accepts no IPv6.
         Ok(IpAddr::V4(any)) if any.is_unspecified() && ip.is_ipv6() => return None,
         Ok(any) if any.is_unspecified() => ip.to_string(),
         Ok(given) => given.to_string(),
         Err(_) if portal.host.is_empty() => ip.to_string(),
-        // Host names are permitted (section 13.8); the initiator may know other addresses of them.
+        // Host names are permitted (section 13.8); the initiator may resolve them to other addresses.
         Err(_) => portal.host.clone(),
     };
     let host = if host.contains(':') { format!("[{host}]") } else { host };

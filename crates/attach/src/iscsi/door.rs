@@ -1,4 +1,4 @@
-//! What a login may know and use: the targets of the portal that it came by.
+//! The targets that a login may see and use: those of the portal that it connected to.
 
 use super::portal::Portal;
 use super::settings::Settings;
@@ -20,7 +20,7 @@ const DISCOVERY_WINDOW: u32 = 4;
 pub(super) struct Door {
     targets: Arc<Targets>,
     portal: Arc<Portal>,
-    /// The TSIH that was taken for this login; 0: none.
+    /// The TSIH reserved for this login; 0: none.
     tsih: AtomicU16,
     /// Longest duration of the login, in seconds.
     timeout_s: AtomicU64,
@@ -32,12 +32,13 @@ impl Door {
         Door { targets, portal, tsih: AtomicU16::new(0), timeout_s: AtomicU64::new(LOGIN_TIMEOUT_S) }
     }
 
-    /// Longest duration of the login, as far as its portal group is known.
+    /// Returns the longest duration of the login: that of its portal group, once that is known.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout_s.load(Relaxed))
     }
 
-    /// The session that the login created owns its TSIH from now on.
+    /// Keeps the TSIH reserved when this is dropped: the session that the login created owns it from now
+    /// on.
     pub(super) fn keep_tsih(&self) {
         self.tsih.store(0, Relaxed);
     }
@@ -117,7 +118,7 @@ fn authentication(LoginAuth { is_required, auth }: &LoginAuth) -> Authentication
     }
 }
 
-/// Returns what a portal group negotiates.
+/// Returns the values that a portal group offers in negotiation.
 pub(super) fn offer(parameters: &Settings) -> Offer {
     let number = |name| parameters.number(name).unsigned_abs() as u32;
     let short = |name| number(name) as u16;
@@ -129,7 +130,7 @@ pub(super) fn offer(parameters: &Settings) -> Offer {
         target_alias: parameters.text("TargetAlias").to_owned(),
         initial_r2t: parameters.is_on("InitialR2T"),
         immediate_data: parameters.is_on("ImmediateData"),
-        // LIO declares its MaxXmitDataSegmentLength.
+        // LIO declares its MaxXmitDataSegmentLength as MaxRecvDataSegmentLength.
         max_recv_data_segment_length: number("MaxXmitDataSegmentLength"),
         max_xmit_data_segment_length: number("MaxXmitDataSegmentLength"),
         max_burst_length: number("MaxBurstLength"),

@@ -1,7 +1,8 @@
 //! `--iscsi`: a device as a LUN of a target, at one portal.
 //!
-//! Several exports can share a target: other devices are its further LUNs, and another address of the same device is
-//! a further portal. What the last of them needed is removed with it. Objects that targetcli created stay.
+//! Several exports can share a target: other devices are its further LUNs, and another address of one
+//! device is a further portal. The last export to use an object removes it. Objects that targetcli created
+//! stay.
 
 use super::auth::Auth;
 use super::targets::{Targets, TargetsError};
@@ -18,10 +19,12 @@ use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Longest wait for initiators that were asked to log out: they have 3 s, and a second to be closed.
+/// Longest wait for initiators that were asked to log out: they have 3 s, and closing takes up to another
+/// second.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Parameters of groups that `--iscsi` creates, which suit fast networks, where LIO's suit old initiators.
+/// Parameters of groups that `--iscsi` creates. They suit fast networks; LIO's defaults suit old
+/// initiators.
 const PARAMETERS: &[(&str, &str)] = &[
     ("FirstBurstLength", "262144"),
     ("InitialR2T", "No"),
@@ -31,10 +34,10 @@ const PARAMETERS: &[(&str, &str)] = &[
     ("MaxXmitDataSegmentLength", "262144"),
     ("TargetAlias", "Blockyard"),
 ];
-/// Commands in flight of a session of such groups.
+/// Commands in flight of a session of a group that `--iscsi` creates.
 const QUEUE_DEPTH: &str = "128";
 
-/// An export of this kind.
+/// An export that `--iscsi` created: a LUN at one portal.
 #[derive(Clone)]
 struct Flag {
     id: u64,
@@ -42,18 +45,18 @@ struct Flag {
     lun: u16,
     unit: UnitId,
     portal: PortalAddress,
-    /// Initiators that it names.
+    /// The initiators that the export admits by ACL.
     initiators: Vec<IscsiName>,
-    /// Whether all initiators of the group see its LUN.
+    /// Whether all initiators of the group see the LUN.
     is_for_all: bool,
 }
 
-/// The exports of this kind.
+/// All exports that `--iscsi` created.
 #[derive(Default)]
 pub(super) struct Flags {
     list: Vec<Flag>,
     last: u64,
-    /// Groups that an export created, which are deleted with their last one.
+    /// Groups that an export created; they are deleted with their last export.
     owned: Vec<GroupId>,
 }
 
@@ -132,7 +135,7 @@ impl Targets {
         drop(flags);
         let added = self.set_up(&mut flag, device, spec, auth);
         if let Err(why) = added {
-            // What exists of it already is removed as if it had been complete.
+            // Objects that were created before the error are removed as those of a complete export.
             self.flags().list.push(flag.clone());
             self.remove_flag(flag.id);
             return Err(why);
@@ -190,7 +193,7 @@ impl Targets {
         for name in ["HeaderDigest", "DataDigest"] {
             self.set_parameter(&group, name, digests)?;
         }
-        // Before the LUN appears: initiators without an ACL must not see it for a moment.
+        // ACLs are added before the LUN appears, so that initiators without an ACL never see it.
         if !spec.acls.is_empty() {
             self.set_attribute(&scope, "generate_node_acls", "0")?;
         }
@@ -233,7 +236,8 @@ impl Targets {
         Ok(())
     }
 
-    /// Maps a LUN to an initiator under its own number; or under the first free one, if a mapping has that.
+    /// Maps a LUN to an initiator under the LUN's own number, or under the first free number if that one is
+    /// taken.
     fn map(
         self: &Arc<Self>,
         group: &GroupId,
@@ -263,7 +267,7 @@ impl Targets {
         Ok(())
     }
 
-    /// Removes an export, and what no other one needs.
+    /// Removes an export, and the objects that no other export needs.
     fn remove_flag(self: &Arc<Self>, id: u64) {
         let mut flags = self.flags();
         let Some(position) = flags.list.iter().position(|flag| flag.id == id) else { return };
@@ -274,7 +278,7 @@ impl Targets {
             flags.owned.retain(|group| *group != gone.group);
         }
         drop(flags);
-        // targetcli has removed objects that are missing.
+        // Missing objects were removed by targetcli.
         if others.is_empty() && is_owned {
             let _ = self.delete_group(&gone.group);
             if self.tree().targets.get(&gone.group.target).is_some_and(|target| target.groups.is_empty()) {
@@ -296,7 +300,7 @@ impl Targets {
         }
     }
 
-    /// Waits until the sessions of a group that was deleted have ended.
+    /// Waits until the sessions of a deleted group have ended.
     async fn sessions_of_deleted_gone(&self, group: &GroupId) {
         let gone = async {
             loop {
@@ -310,7 +314,7 @@ impl Targets {
                     sessions.map(|session| session.changed.subscribe()).collect::<Vec<_>>()
                 };
                 let Some(first) = watchers.first_mut() else { return };
-                // An error means that the session is gone.
+                // An error means that the session has ended.
                 let _ = first.changed().await;
             }
         };
@@ -351,7 +355,7 @@ impl Export for IscsiExport {
     fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
         match &self.flag {
             Some((id, _)) => self.targets.remove_flag(*id),
-            // Missing if targetcli removed it.
+            // The LUN is missing if targetcli removed it.
             None => drop(self.targets.remove_lun(&self.group, self.lun)),
         }
         Box::pin(async { Ok(()) })

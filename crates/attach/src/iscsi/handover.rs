@@ -1,7 +1,8 @@
-//! From a login to a session on a reactor, and back: sessions are opened, get and lose LUNs, and end.
+//! Hands a login to a session on a reactor, and back: opens sessions, adds and removes their LUNs, and ends
+//! them.
 //!
-//! The control plane's runtime runs this. A session is changed on its reactor by closures; they check on that
-//! thread that the session and the queues of its LUNs still exist, since numbers of both are used again.
+//! Runs on the control plane's runtime. Closures change a session on its reactor; they check on that thread
+//! that the session and the queues of its LUNs still exist, since the numbers of both are reused.
 
 use super::session::{ConnectionInfo, Reach, Session, SessionCounts, SessionInfo, SessionLun};
 use super::targets::{Event, Targets};
@@ -29,7 +30,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for sessions to see changed LUNs before the command that changed them is answered.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The ends of a connection.
+/// The initiator's and our own address of a connection, and its portal.
 #[derive(Clone)]
 pub(super) struct Ends {
     pub(super) peer: SocketAddr,
@@ -37,7 +38,7 @@ pub(super) struct Ends {
     pub(super) portal: PortalAddress,
 }
 
-/// Why a login that was complete has no session.
+/// Why a complete login got no session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum NoSession {
     #[error("the target was removed or changed during the login")]
@@ -49,7 +50,7 @@ pub(super) enum NoSession {
 }
 
 impl NoSession {
-    /// Returns the status that the initiator gets.
+    /// Returns the login status that the initiator receives.
     pub(super) fn status(self) -> Status {
         match self {
             NoSession::Removed => Status::TargetRemoved,
@@ -60,8 +61,8 @@ impl NoSession {
 }
 
 impl Targets {
-    /// Opens the session of a login, or finds the one that the connection joins, after what it replaces has ended.
-    /// Returns the session's number.
+    /// Opens the session of a login, after the session that it replaces has ended, or finds the one that
+    /// the connection joins. Returns the session's number.
     pub(super) async fn establish(self: &Arc<Self>, done: &LoginDone, ends: &Ends) -> Result<u64, NoSession> {
         match done.join {
             Join::New | Join::Reinstate { .. } => self.open_session(done, ends).await,
@@ -96,7 +97,7 @@ impl Targets {
                 Some(GroupId::new(target, done.portal_group_tag))
             }
         };
-        // Another login of this initiator port may have opened a session since this one asked.
+        // Another login of this initiator port may have opened a session while this one waited.
         if let Some(group) = &group {
             loop {
                 let old =
@@ -184,7 +185,7 @@ impl Targets {
             counters,
             when_gone: Some(Box::new(move |why| {
                 gone.is_gone.store(true, Relaxed);
-                // At the end of the process nobody listens.
+                // At the end of the process the receiver does not exist any more.
                 let _ = events.send(Event::SessionGone(id, why));
             })),
         };
@@ -202,7 +203,7 @@ impl Targets {
         Ok(id)
     }
 
-    /// Hands a connection to the reactor of its session, after the login's last response was sent.
+    /// Hands a connection to the reactor of its session, after the last login response was sent.
     pub(super) fn adopt(
         self: &Arc<Self>,
         id: u64,
@@ -219,7 +220,7 @@ impl Targets {
         session.connections.insert(number, info);
         let events = self.events();
         let gone = move || drop(events.send(Event::ConnectionGone(id, number)));
-        // A connection that is not adopted is gone as well: the reactor drops the closure.
+        // A connection that is not adopted counts as closed, too: the reactor drops the closure.
         let gone = Gone(Some(Box::new(gone)));
         let setup = ConnectionSetup {
             cid: done.cid,
@@ -238,7 +239,7 @@ impl Targets {
         self.host().reactors()[session.reactor].run(Box::new(adopt));
     }
 
-    /// Shows a session the LUNs that its initiator may see now. Initiators that see other LUNs than before get a
+    /// Updates a session to the LUNs that its initiator may see now. An initiator whose LUNs change gets a
     /// unit attention (3F/0E).
     pub(super) async fn change_luns(self: &Arc<Self>, id: u64) {
         let Some(reach) = self.lock().sessions.list.get(&id).map(|session| session.reach.clone()) else {
@@ -268,7 +269,7 @@ impl Targets {
         let all = {
             let mut state = self.lock();
             let Some(session) = state.sessions.list.get_mut(&id) else {
-                // The session ended meanwhile, with the nexuses that it had.
+                // The session, and with it its nexuses, ended meanwhile.
                 drop(state);
                 added.iter().for_each(|lun| lun.nexus.unit().detach_nexus(&lun.nexus, NexusLoss::Loss));
                 return;
@@ -296,7 +297,7 @@ impl Targets {
                 let luns = luns.collect();
                 fronts.iscsi.change_luns(session, luns);
             }
-            // Afterwards: REPORT LUNS clears the unit attention, and must return the new list then.
+            // The unit attention comes last: REPORT LUNS clears it, and must return the new list then.
             if !is_first {
                 all.iter().for_each(|lun| lun.nexus.report_luns_changed());
             }
@@ -312,7 +313,7 @@ impl Targets {
     /// Waits until all sessions of a group see its LUNs, so that a rescan after the command that changed them
     /// finds them.
     pub async fn sessions_follow(self: &Arc<Self>, group: &GroupId) {
-        // Tasks of their own: a change of LUNs must not be dropped half-way.
+        // Each session is changed by a task of its own: a change of LUNs must not be dropped half-way.
         let sessions = self.lock().sessions.of_group(group);
         let changes = sessions.into_iter().map(|session| {
             let targets = self.clone();
@@ -368,7 +369,7 @@ impl Targets {
         queue.await.ok().flatten()
     }
 
-    /// Ends a session. It is forgotten when its reactor has let go of it.
+    /// Ends a session. It is removed from the list when its reactor has released it.
     pub(super) fn end_session(&self, id: u64, why: EndReason) {
         let state = self.lock();
         let Some(session) = state.sessions.list.get(&id) else { return };
@@ -381,7 +382,8 @@ impl Targets {
         self.host().reactors()[session.reactor].run(Box::new(end));
     }
 
-    /// Ends a session whose connection was lost before its reactor had it, if it has no other.
+    /// Ends a session whose connection was lost before the reactor adopted it, if the session has no other
+    /// connection.
     pub(super) fn end_empty_session(&self, id: u64) {
         let state = self.lock();
         if state.sessions.list.get(&id).is_some_and(|session| session.connections.is_empty()) {
@@ -390,7 +392,7 @@ impl Targets {
         }
     }
 
-    /// Ends a session and waits until its reactor has let go of it.
+    /// Ends a session and waits until its reactor has released it.
     async fn end_session_and_wait(&self, id: u64, why: EndReason) -> Result<(), NoSession> {
         let watcher = self.lock().sessions.list.get(&id).map(|session| session.changed.subscribe());
         let Some(mut watcher) = watcher else { return Ok(()) };
@@ -403,7 +405,7 @@ impl Targets {
         }
     }
 
-    /// Closes a connection that a login replaces, and waits until it is gone.
+    /// Closes a connection that a login replaces, and waits until the reactor has released it.
     async fn end_connection(&self, id: u64, cid: u16) -> Result<(), NoSession> {
         let (mut watcher, reactor, reach) = {
             let state = self.lock();
@@ -431,7 +433,7 @@ impl Targets {
         tokio::time::timeout(END_TIMEOUT, gone).await.unwrap_or(Err(NoSession::Stuck))
     }
 
-    /// Handles what happened on a reactor.
+    /// Handles an event that a reactor reported.
     pub(super) fn happened(&self, event: Event) {
         let mut state = self.lock();
         match event {
@@ -471,13 +473,13 @@ impl Targets {
     }
 }
 
-/// Changes of a session's LUNs.
+/// The LUNs to add to and to remove from a session.
 struct LunPlan {
     added: Vec<(VisibleLun, Arc<Unit>)>,
     removed: Vec<SessionLun>,
     reactor: usize,
     nexus_name: NexusName,
-    /// Whether the session has no connection yet, so that its initiator knows no LUN.
+    /// Whether the session has no connection yet, so that its initiator has seen no LUN.
     is_first: bool,
 }
 
@@ -493,7 +495,8 @@ impl Drop for Gone {
 }
 
 impl Reach {
-    /// Returns the session's number on its reactor, on that thread; `None`: it is gone.
+    /// Returns the session's number on its reactor; `None`: it has ended. Must be called on the reactor's
+    /// thread.
     fn session(&self) -> Option<exports::iscsi::SessionId> {
         self.id.get().copied().filter(|_| !self.is_gone.load(Relaxed))
     }

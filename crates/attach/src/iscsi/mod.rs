@@ -1,6 +1,7 @@
 //! The control plane of the iSCSI export: targets, portal groups, portals, LUNs, ACLs, logins and sessions.
 //!
-//! [`Targets`] is the registry of a process. `--iscsi` and targetcli change it; both see what the other did.
+//! [`Targets`] is the registry of a process. `--iscsi` and targetcli both change it and see each other's
+//! objects.
 //! A login runs on the control plane's runtime; then a reactor owns the session, with all its connections.
 //! See [ADR 40](../../../../docs/adr/0040-iscsi-target.md).
 

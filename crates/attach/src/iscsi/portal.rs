@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout_at};
 /// How long to wait after accept failed for lack of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// An address that is listened at.
+/// A listening address, shared by the groups that have it as a portal.
 pub(super) struct Portal {
     /// The address as given, where the port may be 0.
     given: PortalAddress,
@@ -80,7 +80,7 @@ impl Portal {
 
 /// Frees the address at once; the socket itself is closed when the task that accepts connections ends.
 fn stop_listening(listener: &TcpListener) {
-    // Fails only if the socket does not listen any more.
+    // Shutdown fails only if the socket does not listen any more.
     let _ = socket2::SockRef::from(listener).shutdown(std::net::Shutdown::Both);
 }
 
@@ -163,7 +163,7 @@ async fn serve(
     }
 }
 
-/// A login that failed: the names of initiator and target as far as they are known, and the reason.
+/// A failed login: the names of initiator and target as far as they are known, and the reason.
 struct Refused {
     names: Option<(String, String)>,
     why: String,
@@ -215,7 +215,7 @@ async fn log_in(
     Ok(())
 }
 
-/// End of a login without a session.
+/// The reason why a login ended without a session.
 enum Ended {
     /// The initiator closed the connection.
     Closed,
@@ -228,8 +228,8 @@ impl From<io::Error> for Ended {
     }
 }
 
-/// Sends what the login has to send, and gives it what was received. Returns the result once it is complete; its
-/// last response is still to be sent.
+/// Sends the login's pending output, and passes received bytes to it. Returns the result once the login is
+/// complete; the caller must still send its last response.
 async fn step(
     stream: &mut TcpStream,
     login: &mut Target,

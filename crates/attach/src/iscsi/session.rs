@@ -1,6 +1,6 @@
-//! The sessions of a process, as the control plane knows them.
+//! The control plane's records of the sessions of a process.
 //!
-//! A session is added when its login is complete, and removed after its reactor has let go of it.
+//! A session is added when its login is complete, and removed after its reactor has released it.
 
 use super::tree::{GroupId, VisibleLun};
 use exports::iscsi::{SessionCounters, SessionId};
@@ -25,16 +25,16 @@ pub struct ConnectionInfo {
     pub peer: SocketAddr,
     /// The address of this machine that it connected to.
     pub local: SocketAddr,
-    /// The portal that it came by.
+    /// The portal at which it connected.
     pub portal: PortalAddress,
-    /// Digests and lengths.
+    /// Negotiated digests and segment lengths.
     pub parameters: ConnectionParameters,
 }
 
 /// A session, for `show`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionInfo {
-    /// Number in this process, which is not used again.
+    /// Number of the session in this process; numbers are not reused.
     pub id: u64,
     /// Target session identifying handle.
     pub tsih: u16,
@@ -50,11 +50,11 @@ pub struct SessionInfo {
     pub user: Option<String>,
     /// Negotiated parameters.
     pub parameters: Parameters,
-    /// Its connections.
+    /// Open connections of the session.
     pub connections: Vec<ConnectionInfo>,
     /// The LUNs that it sees.
     pub luns: Vec<VisibleLun>,
-    /// What it has done.
+    /// Counters of its commands and bytes.
     pub counts: SessionCounts,
 }
 
@@ -118,7 +118,7 @@ pub(super) struct SessionLun {
     pub(super) visible: VisibleLun,
     pub(super) nexus: Arc<Nexus>,
     pub(super) queue: QueueId,
-    /// The lane of the queue. A queue that has another one now belongs to another device.
+    /// The lane of the queue. If the queue's lane is another one now, the queue belongs to another device.
     pub(super) lane: Arc<AtomicU32>,
 }
 
@@ -127,27 +127,28 @@ pub(super) struct SessionLun {
 pub(super) struct Reach {
     /// The reactor's number of the session, once it is open.
     pub(super) id: OnceLock<SessionId>,
-    /// Set on the reactor's thread when the session is gone; its number may belong to another one then.
+    /// Set on the reactor's thread when the session has ended; another session may have its number then.
     pub(super) is_gone: AtomicBool,
     /// Held while the session's LUNs are changed.
     pub(super) changing: tokio::sync::Mutex<()>,
 }
 
-/// A session.
+/// A session, from its complete login until its reactor has released it.
 pub(super) struct Session {
-    /// Without connections, LUNs and counters, which are filled in for [`SessionInfo`].
+    /// Static properties. Connections, LUNs and counters are empty here; they are added for [`SessionInfo`]
+    /// copies.
     pub(super) info: SessionInfo,
     pub(super) reactor: usize,
-    /// Its ports.
+    /// The initiator port and the target port of the session.
     pub(super) nexus_name: NexusName,
     pub(super) luns: BTreeMap<u16, SessionLun>,
     pub(super) reach: Arc<Reach>,
     /// ExpCmdSN when the session began.
     pub(super) exp_cmd_sn: u32,
-    /// By serial number: an initiator may use a CID again.
+    /// Connections by serial number, since an initiator may reuse a CID.
     pub(super) connections: BTreeMap<u64, ConnectionInfo>,
     pub(super) counters: Arc<SessionCounters>,
-    /// Notified when connections or the session are gone; the value is whether the session is.
+    /// Notified when a connection or the session has ended; the value is whether the session has.
     pub(super) changed: watch::Sender<bool>,
 }
 
@@ -162,7 +163,7 @@ impl Session {
     }
 }
 
-/// All sessions.
+/// All sessions of a process.
 #[derive(Default)]
 pub(super) struct Sessions {
     pub(super) list: BTreeMap<u64, Session>,
@@ -174,9 +175,11 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// Takes the next free TSIH, in rotation, so that a late request for an old session finds none.
+    /// Reserves the next free TSIH, in rotation, so that a late request for an old session matches no new
+    /// one.
     pub(super) fn take_tsih(&mut self) -> u16 {
-        // There are fewer sessions than numbers: each has a descriptor, and logins are limited.
+        // Free numbers exist: each session has a descriptor, logins are limited, and both together are
+        // fewer than TSIHs.
         for _ in 0..=u16::MAX {
             self.last_tsih = self.last_tsih.checked_add(1).unwrap_or(1);
             if self.taken.insert(self.last_tsih) {
@@ -218,7 +221,7 @@ impl Sessions {
         })
     }
 
-    /// Returns what a login needs to know of the session that it may replace or join.
+    /// Returns the session that a login may replace or join; `None`: there is none.
     pub(super) fn existing(&self, initiator: &str, isid: Isid, group: &GroupId) -> Option<Existing> {
         let session = self.of_port(initiator, isid, group).last()?;
         let (exp_cmd_sn, max_cmd_sn) =

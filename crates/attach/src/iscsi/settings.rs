@@ -127,7 +127,7 @@ pub enum SettingError {
         name: &'static str,
         /// The value.
         value: String,
-        /// What it accepts.
+        /// The accepted values, for the message.
         expected: String,
     },
 }
@@ -189,12 +189,12 @@ impl Settings {
         self.rows.iter().map(|row| (row.name, self.value(row)))
     }
 
-    /// Returns a text that is in the table.
+    /// Returns the text of a setting that must be in the table.
     pub(super) fn text(&self, name: &'static str) -> &str {
         self.get(name).unwrap_or_default()
     }
 
-    /// Returns a number that is in the table.
+    /// Returns the number of a setting that must be in the table.
     pub(super) fn number(&self, name: &'static str) -> i64 {
         self.text(name).parse().unwrap_or_default()
     }

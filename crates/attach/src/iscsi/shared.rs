@@ -1,12 +1,13 @@
-//! Units over an image of a cluster, which other gateways serve, too.
+//! Logical units over an image of a Ceph cluster that other gateways may serve, too.
 //!
-//! Their persistent reservations are in the image's metadata. PERSISTENT RESERVE OUT excludes other gateways, starts from
-//! what they have stored, and ends when they have had the time to adopt its effect: each polls. The access
-//! state of their target ports follows the image's exclusive lock: active/optimized with it, active/non-optimized
-//! without it, where a write fetches it.
+//! Their persistent reservations are in the image's metadata, which every gateway polls. PERSISTENT RESERVE
+//! OUT takes a lock against other gateways, starts from the reservations that they have stored, and
+//! completes after a pause in which they adopt the change. The access state of the target ports follows the
+//! image's exclusive lock: active/optimized while this gateway holds it, else active/non-optimized, where a
+//! write acquires the lock.
 //!
-//! A gateway that is stopped or cut off adopts nothing meanwhile. Its writes fail, as the lock is taken from it, but
-//! its reads do not.
+//! A gateway that is stopped or cut off adopts no changes meanwhile. Its writes fail, because another
+//! gateway takes the lock away, but its reads do not.
 
 use super::unit::Unit;
 use engine::device::Device;
@@ -27,13 +28,14 @@ const ACCESS_STATE: &str = "alua_access_state";
 pub(super) struct SharedStore(Arc<Device>);
 
 impl SharedStore {
-    /// Returns the store of a device over an image; `None`: it is over something else, or the image is read-only.
+    /// Returns the store of a device over an image; `None`: the device has another backend, or the image is
+    /// read-only.
     pub(super) fn of(device: &Arc<Device>) -> Option<SharedStore> {
         device.rbd_image().filter(|image| image.is_lock_owner().is_some() && !device.read_only())?;
         Some(SharedStore(device.clone()))
     }
 
-    /// Puts the stored reservations in force on a unit, which stores its changes here from now on.
+    /// Applies the stored reservations to a unit, and makes the unit store its changes here from now on.
     pub(super) fn install(self, unit: &LogicalUnit) -> io::Result<()> {
         if let Some(reservations) = self.load()? {
             unit.restore_reservations(reservations);
@@ -74,7 +76,7 @@ impl AptplStore for SharedStore {
     }
 }
 
-/// Has a unit follow the lock and the reservations of its image, until it is forgotten.
+/// Makes a unit follow the lock and the reservations of its image, until the unit is dropped.
 pub(super) fn follow(unit: &Arc<Unit>) {
     if SharedStore::of(unit.device()).is_none() {
         return;
@@ -103,7 +105,7 @@ fn adopt(unit: &Weak<Unit>) -> bool {
     let stale: Vec<String> = groups
         .groups()
         .iter()
-        // Standby, for example, was set by an administrator.
+        // Other states, for example standby, were set by an administrator and are kept.
         .filter(|group| group.state.is_active() && group.attribute(ACCESS_STATE) != Some(state))
         .map(|group| group.name.clone())
         .collect();

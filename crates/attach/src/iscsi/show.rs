@@ -10,7 +10,7 @@ use scsi::reservation::Kind;
 use spec::PortalAddress;
 use std::collections::BTreeMap;
 
-/// Most sessions that `show` lists for a LUN; the rest is counted.
+/// Most sessions that `show` lists for a LUN; further ones are only counted.
 const SESSIONS_MAX: usize = 32;
 
 /// Describes a LUN at a portal, or at all portals of its group.
@@ -51,7 +51,7 @@ pub(super) fn export_info(
     }
 }
 
-/// Describes a session for the metrics, `top`, the page and traces. Secrets are not known here.
+/// Describes a session for the metrics, `top`, the page and traces, without secrets.
 fn client_session(session: &Session, info: &SessionInfo, unit: Option<&Unit>) -> ClientSession {
     let reservations = unit.map(|unit| unit.logical().reservations());
     let nexus = &session.nexus_name;

@@ -1,7 +1,7 @@
-//! The iSCSI targets of a process: what is configured, the portals that are open, and the sessions.
+//! The iSCSI targets of a process: the configuration, the open portals, and the sessions.
 //!
-//! All changes are possible while sessions exist: a LUN that is added or removed is reported to the sessions that
-//! see it, and initiators that may not log in any more are logged out.
+//! The configuration may change while sessions exist: a session is notified of a LUN that is added or
+//! removed, and initiators that may not log in any more are logged out.
 
 use super::auth::Auth;
 use super::export::{Flags, IscsiExport};
@@ -34,7 +34,7 @@ pub enum TargetsError {
         address: PortalAddress,
         /// The cause.
         source: io::Error,
-        /// What to do about it, in brackets; empty if there is nothing to say.
+        /// A hint at a remedy, in brackets; may be empty.
         hint: &'static str,
     },
     /// The device cannot be a logical unit.
@@ -70,16 +70,16 @@ pub struct Targets {
     /// The exports of `--iscsi`.
     pub(super) flags: Mutex<Flags>,
     events: UnboundedSender<Event>,
-    /// Empty once a task receives them.
+    /// Receiver of the reactors' events; empty once a task receives them.
     inbox: Mutex<Option<UnboundedReceiver<Event>>>,
 }
 
-/// What happened to a session on its reactor.
+/// An event of a session on its reactor.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A connection is gone: the session, and the connection's serial number.
+    /// A connection has ended: the session, and the connection's serial number.
     ConnectionGone(u64, u64),
-    /// A session is gone.
+    /// A session has ended.
     SessionGone(u64, EndReason),
 }
 
@@ -111,7 +111,7 @@ impl Targets {
         })
     }
 
-    /// Returns the sender of what happens on reactors.
+    /// Returns the sender by which reactors report events.
     pub(super) fn events(&self) -> UnboundedSender<Event> {
         self.events.clone()
     }
@@ -120,7 +120,7 @@ impl Targets {
         &self.exchange
     }
 
-    /// Starts the task that handles what happens on reactors, once.
+    /// Starts the task that handles events of the reactors. Only the first call has an effect.
     fn receive_events(self: &Arc<Self>) {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut inbox) = inbox else { return };
@@ -175,7 +175,8 @@ impl Targets {
         self.lock().tree.clone()
     }
 
-    /// Returns the logical unit of a device, which is created if there is none yet. `options` count then only.
+    /// Returns the logical unit of a device. It is created with `options` if it does not exist; otherwise
+    /// they are ignored.
     ///
     /// # Errors
     /// The device cannot be a logical unit, or its stored reservations cannot be read.
@@ -183,7 +184,7 @@ impl Targets {
         if let Some(unit) = self.unit_of(UnitId(device.number())) {
             return Ok(unit);
         }
-        // Without the lock: files are read, or the cluster is asked.
+        // The state is not locked here, because opening reads files or waits for the cluster.
         let mut unit = Unit::open(device, options, self.state_dir.as_deref())?;
         unit.guard(&self.host);
         let unit = self.lock().units.entry(unit.id()).or_insert(Arc::new(unit)).clone();
@@ -191,7 +192,8 @@ impl Targets {
         Ok(unit)
     }
 
-    /// Forgets the logical units of devices that are removed: they keep their stacks open.
+    /// Drops the logical units of devices that are being removed, as units keep the stacks of their devices
+    /// open.
     pub fn forget_unused_units(&self) {
         let devices = self.host.devices();
         self.lock().units.retain(|_, unit| devices.iter().any(|device| Arc::ptr_eq(device, unit.device())));
@@ -278,7 +280,7 @@ impl Targets {
             state.tree.group(id)?;
             state.portals.iter().find(|portal| portal.is_at(address)).cloned()
         };
-        // Without the lock: a host name is looked up.
+        // The state is not locked here, because opening may resolve a host name.
         let portal = known.map_or_else(|| Portal::open(address, self), Ok)?;
         let opened = portal.address().clone();
         let mut state = self.lock();
@@ -294,7 +296,7 @@ impl Targets {
     /// Removes a portal from a group. It is closed if no other group has it; connections stay.
     ///
     /// # Errors
-    /// The group does not have it.
+    /// The group does not have the portal.
     pub fn remove_portal(&self, id: &GroupId, address: &PortalAddress) -> Result<(), TargetsError> {
         let mut state = self.lock();
         state.tree.remove_portal(id, address)?;
@@ -302,8 +304,9 @@ impl Targets {
         Ok(())
     }
 
-    /// Adds a device to a portal group as a LUN; without a number, as the first free one. Returns the number. The
-    /// LUN is an export of the device from now on: it is removed before the device is.
+    /// Adds a device to a portal group as a LUN, under `number` or the first free number. Returns the
+    /// number. The LUN is an export of the device from now on, so removing the device removes the LUN
+    /// first.
     ///
     /// # Errors
     /// The group does not exist, the number is taken, the device is a LUN of the group, or it cannot be a logical
@@ -381,7 +384,7 @@ impl Targets {
     /// Removes the ACL of an initiator. Without demo mode its sessions end.
     ///
     /// # Errors
-    /// It has none.
+    /// The initiator has no ACL.
     pub fn remove_acl(self: &Arc<Self>, id: &GroupId, initiator: &IscsiName) -> Result<(), TargetsError> {
         self.lock().tree.remove_acl(id, initiator)?;
         self.refresh(id);

@@ -1,6 +1,7 @@
-//! Targets, their portal groups, and the LUNs and ACLs of these: what is configured, and the rules of changing it.
+//! The configuration of targets, portal groups, LUNs and ACLs, and the rules for changing it.
 //!
-//! Without I/O: [`Targets`](super::Targets) opens portals and notifies sessions. The names are LIO's.
+//! No I/O happens here: [`Targets`](super::Targets) opens portals and notifies sessions. The names are
+//! LIO's.
 
 use super::auth::Auth;
 use super::settings::{ACL_ATTRIBUTES, GROUP_ATTRIBUTES, PARAMETERS, SettingError, Settings};
@@ -8,9 +9,9 @@ use spec::{IscsiName, PortalAddress};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// An attribute of ACLs: seconds for the answer to a NOP-In.
+/// The attribute of ACLs for the time to answer a NOP-In, in seconds.
 pub(super) const NOPIN_RESPONSE_TIMEOUT: &str = "nopin_response_timeout";
-/// Its value for initiators that targetcli does not know.
+/// The answer time in seconds for initiators without an ACL.
 pub(super) const PATIENCE: i64 = 60;
 
 /// A target portal group: a target and a tag.
@@ -44,7 +45,7 @@ pub struct UnitId(pub usize);
 pub struct Tree {
     /// The targets, by name.
     pub targets: BTreeMap<IscsiName, Target>,
-    /// Authentication of discovery sessions; none set: they need none.
+    /// Authentication of discovery sessions. If none is set, discovery needs none.
     pub discovery: Auth,
 }
 
@@ -97,7 +98,7 @@ impl Lun {
 pub struct Acl {
     /// Attributes ([`ACL_ATTRIBUTES`]).
     pub attributes: Settings,
-    /// Authentication; none set: that of the group.
+    /// Authentication of the initiator; if none is set, that of the group applies.
     pub auth: Auth,
     /// LIO's tag, a name that several ACLs may share.
     pub tag: Option<String>,

@@ -39,13 +39,14 @@ pub struct UnitOptions {
 pub struct Unit {
     device: Arc<Device>,
     logical: Arc<LogicalUnit>,
-    /// Answers of the I/O threads whose queues of the device take the range lock; empty when all have answered.
+    /// Answers of the I/O threads whose queues are switching to the range lock; empty when all have
+    /// answered.
     guarding: Mutex<Vec<oneshot::Receiver<()>>>,
 }
 
 impl Unit {
-    /// Creates the logical unit of a device. Its reservations are read from and kept in `state_dir`, if there is
-    /// one.
+    /// Creates the logical unit of a device. Its reservations are read from `state_dir` and kept there, if
+    /// that is given.
     pub(super) fn open(
         device: &Arc<Device>,
         options: &UnitOptions,
@@ -71,13 +72,13 @@ impl Unit {
         Ok(Unit { device: device.clone(), logical, guarding: Mutex::default() })
     }
 
-    /// Has the queues that exist already take the range lock of the device. [`Unit::guarded`] waits for them.
+    /// Makes the device's existing queues use its range lock. [`Unit::guarded`] waits for them.
     pub(super) fn guard(&mut self, host: &Host) {
         let answers = host.reactors().iter().map(|reactor| reactor.refresh(self.device.clone()));
         self.guarding.get_mut().extend(answers);
     }
 
-    /// Waits until every queue of the device takes the range lock: a session may send COMPARE AND WRITE then.
+    /// Waits until every queue of the device uses the range lock, as COMPARE AND WRITE requires.
     pub(super) async fn guarded(&self) {
         let mut guarding = self.guarding.lock().await;
         while let Some(answer) = guarding.last_mut() {
@@ -107,13 +108,13 @@ impl Unit {
         &self.logical.identity().serial
     }
 
-    /// Adopts another size or other limits of the device.
+    /// Adopts a new size or new limits of the device.
     pub(super) fn device_changed(&self, size: Bytes) {
         self.logical.set_media(media_of(&self.device, size, self.logical.media().removable));
     }
 }
 
-/// Returns the medium that a device of this size is.
+/// Returns the medium for a device of this size.
 fn media_of(device: &Device, size: Bytes, removable: bool) -> Media {
     Media { removable, ..Media::of(&Profile { size, ..device.profile() }) }
 }
@@ -129,7 +130,7 @@ fn naa_digits(serial: &str) -> String {
 /// name and its backing file, so that it survives restarts and changes of size, and two machines that serve
 /// devices of one name are not taken for two paths to one disk.
 fn serial_of(device: &Device) -> String {
-    // Two gateways of an image are two paths to one disk.
+    // Two gateways of one image must have one serial number, as two paths to one disk.
     if let Some(name) = device.rbd_image().and_then(|image| image.unique_name().ok()) {
         return uuid_of(&format!("blockyard rbd\0{name}"));
     }

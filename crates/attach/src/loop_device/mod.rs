@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Why a device cannot be exported as a loop device, or the loop device cannot be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// The FUSE file.
+    /// An error of the FUSE file.
     #[error(transparent)]
     File(#[from] FuseError),
     /// The helper failed: its message.
@@ -78,7 +78,7 @@ pub(crate) async fn export(
 /// Checks whether this process may create loop devices over FUSE files.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason why it may not.
 pub(crate) fn is_possible() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("it needs root".to_owned());
@@ -154,8 +154,8 @@ impl Export for LoopExport {
         }
     }
 
-    /// Returns whether the loop device is in use. The loop driver has the FUSE file open throughout, so its
-    /// users do not count.
+    /// Returns whether the loop device is in use. The loop driver always has the FUSE file open, so users
+    /// of that file do not count.
     fn is_used(&self, _device: &Device) -> bool {
         loopdev::is_used(self.number)
     }

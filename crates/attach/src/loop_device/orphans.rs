@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Longest wait for a mount to show that its server is dead. The kernel answers at once unless the server is just ending.
+/// Longest wait for the proof that a mount's server is dead. The kernel answers at once unless the server
+/// is just exiting.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns whether a file of ours is mounted there. A loop device alone does not count: loop devices belong
@@ -49,7 +50,7 @@ fn orphaned(files: Vec<PathBuf>) -> Vec<PathBuf> {
         let sender = sender.clone();
         std::thread::spawn(move || {
             if fuse::is_dead(&file) {
-                // The receiver is gone if this took too long.
+                // The receiver does not exist any more after the timeout.
                 let _ = sender.send(file);
             }
         });
@@ -64,8 +65,9 @@ fn is_mounted(file: &Path) -> bool {
     mounts.iter().any(|mount| mount.path == file && mount.device_name().is_some())
 }
 
-/// Unmounts what a dead server left at `file`, and unbinds its loop devices. A loop device that is still in
-/// use goes with its last user, who gets errors meanwhile; the returned messages name such users.
+/// Unmounts the file that a dead server left at `file`, and unbinds its loop devices. A loop device that is
+/// still in use is unbound when its last user closes it; until then users get errors, and the returned
+/// messages name them.
 pub fn remove_orphan(file: &Path) -> Vec<String> {
     let mut left = Vec::new();
     // The kernel reports paths with symbolic links resolved.
@@ -92,7 +94,7 @@ pub fn remove_orphan(file: &Path) -> Vec<String> {
             Err(why) => left.push(why.to_string()),
         }
     }
-    // Once for each server that died there.
+    // The path has one mount for each server that died there.
     while is_mounted(&file) {
         if let Err(why) = fuse::unmount(&file, true, true) {
             left.push(format!("{}: {why}", file.display()));

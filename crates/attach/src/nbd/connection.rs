@@ -120,7 +120,7 @@ struct Client {
     spoke: Arc<AtomicBool>,
 }
 
-/// Result of the part of a handshake before TLS, or of all of it.
+/// Result of a handshake, or of its part before TLS.
 enum Outcome {
     Ready(Box<Session>, Vec<u8>),
     StartTls(Vec<u8>),
@@ -146,8 +146,8 @@ async fn greet(mut stream: Plain, client: Client, listener: &Listener, host: &Ar
         }
         Outcome::StartTls(early) => {
             let Some(tls) = listener.tls.clone() else { return Ok(()) };
-            // Bytes that a client sends behind STARTTLS before the answer may come from a man in the middle,
-            // to be taken for encrypted ones: they are never read as the client's.
+            // Bytes received after STARTTLS but before our answer may come from a man in the middle who
+            // wants them taken for encrypted ones, so the connection ends.
             if !early.is_empty() {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "bytes behind STARTTLS"));
             }
@@ -237,7 +237,7 @@ where
 fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, door: &Door<'_>, host: &Arc<Host>) {
     // If the device was removed since the handshake looked it up, the connection closes.
     let Some(device) = door.exports.device(session.export) else { return };
-    // It closes too if other clients have reached the limit since.
+    // The connection also closes if other clients have reached the limit meanwhile.
     let Some(permit) = door.limits.admit(door.peer, device.number()) else { return };
     // A backend that accepts byte ranges reports a minimum of 1; its logical blocks have 512 bytes.
     let reported = u64::from(session.block_sizes.minimum.max(512));
@@ -257,8 +257,8 @@ fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, door: &Door<'_>, 
 }
 
 /// Returns the closure that hands a connection to a reactor after its handshake. `leftover`: bytes received
-/// behind the handshake. `when_gone` is called on the reactor's thread when the connection ends, and dropped
-/// if it never began.
+/// after the handshake. `when_gone` is called on the reactor's thread when the connection ends, and dropped
+/// if the connection never started.
 pub(crate) fn adoption(
     fd: OwnedFd,
     session: Session,

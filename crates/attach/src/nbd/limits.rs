@@ -8,7 +8,7 @@ use spec::NbdLimits;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What connections are counted by.
+/// The object whose connections are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
     Peer(Peer),
@@ -33,7 +33,7 @@ impl ConnectionLimits {
         &self.limits
     }
 
-    /// Returns why `peer` may not connect to a device now; `None`: it may.
+    /// Returns the reason why `peer` may not connect to a device now; `None`: it may.
     pub(super) fn refusal(&self, peer: Peer, device: usize) -> Option<&'static str> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |key| counts.get(&key).copied().unwrap_or(0);
@@ -57,7 +57,7 @@ impl ConnectionLimits {
         Some(ConnectionPermit { limits: self.clone(), keys })
     }
 
-    /// Whether a refusal may be logged now; returns how many there were since the last line.
+    /// Returns the number of refusals since the last log line if another line may be logged now.
     pub(super) fn admit_line(&self) -> Option<u64> {
         self.log.admit_now()
     }

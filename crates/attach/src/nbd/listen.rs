@@ -66,7 +66,7 @@ impl Listening {
         }
     }
 
-    /// Renames the socket file. An inherited socket is not renamed.
+    /// Renames the socket file. The socket of a service manager keeps its file.
     ///
     /// # Errors
     /// The operating system refuses; nothing has changed.

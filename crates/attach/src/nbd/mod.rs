@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// Largest payload of one request: what the protocol calls portable.
+/// Largest payload of one request: the protocol's limit for portable clients.
 const PAYLOAD_MAX: u32 = 32 << 20;
 
 /// Exports a device to NBD clients.
@@ -253,7 +253,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Whether clients use TLS.
+    /// Returns whether clients use TLS.
     pub fn tls_mode(&self) -> TlsMode {
         self.tls.as_ref().map_or(TlsMode::Off, |tls| tls.mode())
     }

@@ -53,8 +53,8 @@ impl Servers {
         self.add(device, listener, name)
     }
 
-    /// Exports a device on a socket that the service manager opened. [`export`](Servers::export) at its
-    /// address adds further devices to it.
+    /// Exports a device on a socket that the service manager opened. Later calls of
+    /// [`export`](Servers::export) with the socket's address add further devices to it.
     ///
     /// # Errors
     /// As [`export`](Servers::export).

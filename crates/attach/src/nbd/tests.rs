@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Long enough for a busy machine.
+/// Time limit of each wait, generous for a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn host() -> Arc<Host> {

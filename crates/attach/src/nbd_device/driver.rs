@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// Arguments of `NBD_CMD_CONNECT`. Times are in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Connect {
-    /// The device; `None`: any free one.
+    /// Number of the device; `None`: any free one.
     pub(super) number: Option<u32>,
     pub(super) size: u64,
     pub(super) block_size: u64,
@@ -60,8 +60,8 @@ pub(super) trait Driver: Send + Sync {
     /// Connects a device. Returns its number.
     fn connect(&self, call: &Connect, sockets: &[OwnedFd]) -> Result<u32, Errno>;
 
-    /// Replaces dead sockets of a device, or changes its size or timeout. Sockets for which there is no dead
-    /// one are dropped, which their other ends see.
+    /// Replaces dead sockets of a device, or changes its size or timeout. The kernel drops sockets for
+    /// which it has no dead one, and their other ends see end of file.
     fn reconfigure(&self, call: &Reconfigure, sockets: &[OwnedFd]) -> Result<(), Errno>;
 
     /// Writes the device's page cache and the server's cache to stable storage (fsync).

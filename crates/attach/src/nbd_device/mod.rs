@@ -43,9 +43,9 @@ use tokio::sync::{Mutex, Notify};
 
 /// Most connections of one device: the limit of `--nbd-device`.
 const CONNECTIONS_MAX: usize = 256;
-/// Number of attempts to bring sockets to a device whose old ones the kernel has not yet seen closed, and the
-/// pause between them. It sees that at once unless it is busy: three seconds in total, as the rings of a
-/// killed server are torn down some time after it.
+/// Number of attempts to pass sockets to a device whose old ones the kernel has not yet seen closed, and
+/// the pause between them, three seconds in total. The kernel sees it at once unless it is busy, as the
+/// rings of a killed server are torn down some time after its death.
 const TAKE_OVER_TRIES: u32 = if cfg!(test) { 4 } else { 60 };
 const TAKE_OVER_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time the kernel may take to disconnect a device.
@@ -68,7 +68,7 @@ pub enum NbdDeviceError {
         /// Identifier that it was attached with.
         backend: Option<String>,
     },
-    /// A live server of a device of this name has it.
+    /// A live server of a device of this name serves it.
     #[error("/dev/nbd{0} belongs to a live server of a device of this name (stop that server first)")]
     Served(u32),
     /// The driver cannot have a device of this number.
@@ -153,7 +153,7 @@ fn remove_orphan_of(driver: &dyn Driver, name: &str) -> Result<Option<u32>, NbdD
     if driver.is_mounted(number) {
         return Err(NbdDeviceError::InUse(number));
     }
-    // A process with another run directory may serve it: then its connections are alive.
+    // A process with another run directory may serve the device; its connections are alive then.
     let ask = Reconfigure { number, backend, size: None, dead_timeout: None };
     if replace(driver, &ask, connections)?.len() < connections {
         return Ok(None);
@@ -162,8 +162,8 @@ fn remove_orphan_of(driver: &dyn Driver, name: &str) -> Result<Option<u32>, NbdD
     Ok(Some(number))
 }
 
-/// Detaches what a dead server left, before a volatile stack is served: a file system still mounted from that
-/// device would otherwise see other data. `number`: only that device.
+/// Detaches the device that a dead server left, before a volatile stack is served: a file system still
+/// mounted from that device would otherwise see other data. `number`: only the device of that number.
 fn detach_volatile_orphan(
     driver: &dyn Driver,
     name: &str,
@@ -172,7 +172,7 @@ fn detach_volatile_orphan(
     let Some((number, backend, connections)) = find(driver, name, number) else { return Ok(()) };
     let ask = Reconfigure { number, backend, size: None, dead_timeout: None };
     if replace(driver, &ask, connections)?.len() < connections {
-        // A live server has it, which attaching reports.
+        // A live server serves it; attaching will report that.
         return Ok(());
     }
     if driver.is_mounted(number) {
@@ -213,8 +213,8 @@ fn is_open(socket: &OwnedFd) -> bool {
     poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
 }
 
-/// Brings the kernel `count` sockets to replace dead ones of a device. Returns our ends of those that it
-/// accepted: fewer if fewer were dead.
+/// Passes `count` sockets to the kernel to replace dead ones of a device. Returns our ends of the accepted
+/// ones: fewer than `count` if fewer were dead.
 fn replace(driver: &dyn Driver, ask: &Reconfigure, count: usize) -> Result<Vec<OwnedFd>, NbdDeviceError> {
     let mut taken = Vec::new();
     for attempt in 0..TAKE_OVER_TRIES {
@@ -223,7 +223,7 @@ fn replace(driver: &dyn Driver, ask: &Reconfigure, count: usize) -> Result<Vec<O
         }
         let (ours, theirs) = pairs(count - taken.len())?;
         driver.reconfigure(ask, &theirs).map_err(|errno| refused("reattach", Some(ask.number), errno))?;
-        // The kernel closes sockets that it does not need; with our copies gone, the pair is closed.
+        // The kernel closes sockets that it does not need; dropping our copies closes these pairs.
         drop(theirs);
         taken.extend(ours.into_iter().filter(is_open));
         if taken.len() == count {
@@ -250,7 +250,7 @@ struct Attached {
     gone: Notify,
     /// The device is being detached: connections are not replaced.
     closing: AtomicBool,
-    /// Held while sockets are brought to the kernel or the device is detached.
+    /// Held while sockets are passed to the kernel or the device is detached.
     changing: Mutex<()>,
 }
 
@@ -263,8 +263,8 @@ impl From<NbdDeviceError> for HostError {
     }
 }
 
-/// Attaches a device to the kernel's nbd driver, or takes over the one that a dead server of this device left
-/// behind. Must be called on the control plane's runtime.
+/// Attaches a device to the kernel's nbd driver, or takes over the kernel's device that a dead server of
+/// this name left. Must be called on the control plane's runtime.
 ///
 /// # Errors
 /// The device is zoned, or the driver refuses; nothing is left behind.
@@ -364,7 +364,7 @@ fn attach(
     }
 }
 
-/// Brings new sockets to a device whose server died. `None`: its server is alive.
+/// Passes new sockets to a device whose server died. `None`: its server is alive.
 fn take_over(
     driver: &dyn Driver,
     ask: &Connect,
@@ -446,8 +446,8 @@ impl Attached {
                 .is_some_and(|state| state.backend.as_ref() == Some(&self.backend))
     }
 
-    /// Whether another process has it open exclusively. Checked only while it answers, as opening reads from
-    /// it.
+    /// Whether another process has the device open exclusively. Checked only while connections are alive,
+    /// as opening the device reads from it.
     fn is_claimed(&self) -> bool {
         self.alive.load(Relaxed) > 0 && self.driver.is_claimed(self.number)
     }
@@ -472,7 +472,7 @@ impl Attached {
         if self.driver.is_mounted(self.number) || self.is_claimed() {
             return if keep_if_used { Ok(false) } else { Err(NbdDeviceError::InUse(self.number)) };
         }
-        // The dirty pages would be lost with the device.
+        // Detaching the device would lose its dirty pages.
         if self.alive.load(Relaxed) > 0
             && let Err(error) = self.driver.sync(self.number)
         {
@@ -491,8 +491,8 @@ impl Attached {
         done.unwrap_or_else(|_| Err(refused("detach", Some(self.number), Errno::TIMEDOUT)))
     }
 
-    /// Detaches the kernel's device if it is still ours. `keep_if_used`: a mounted one is left to the next
-    /// server rather than an error.
+    /// Detaches the kernel's device if it is still connected to this export. `keep_if_used`: a mounted
+    /// device is left to the next server instead of returning an error.
     async fn detach(self: &Arc<Self>, keep_if_used: bool) -> Result<(), NbdDeviceError> {
         self.closing.store(true, Relaxed);
         let _changing = self.changing.lock().await;
@@ -510,7 +510,7 @@ impl Attached {
     }
 }
 
-/// Reports the end of a connection when dropped, also of one that never began.
+/// Reports the end of a connection when dropped, also if the connection never started.
 struct ConnectionGuard(Weak<Attached>);
 
 impl Drop for ConnectionGuard {
@@ -522,7 +522,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// A connection that lived shorter counts as a failure, which makes the next pause longer.
+/// A connection that ends sooner counts as a failure, which makes the next pause longer.
 const LIFETIME_MIN: Duration = Duration::from_secs(1);
 
 /// Replaces connections that the kernel gives up, for as long as the device exists, with growing pauses while
@@ -543,7 +543,7 @@ async fn reconnect(attached: Weak<Attached>) {
         tokio::time::sleep(backoff(failures)).await;
         let Some(attached) = attached.upgrade() else { return };
         if attached.closing.load(Relaxed) {
-            // Detaching may be refused, and then connections are to be replaced after all.
+            // A refused detach leaves the device in place, so its connections must be replaced then.
             drop(attached.changing.lock().await);
             if attached.closing.load(Relaxed) {
                 return;

@@ -5,7 +5,7 @@
 //!
 //! *Invariant:* decoding never panics, whatever the lengths in an answer.
 
-/// `GENL_ID_CTRL`: the family that resolves the others.
+/// `GENL_ID_CTRL`: the family that resolves the names of all other families.
 pub(super) const CONTROL_FAMILY: u16 = 16;
 /// `CTRL_CMD_GETFAMILY` and its attributes.
 pub(super) const GET_FAMILY: u8 = 3;

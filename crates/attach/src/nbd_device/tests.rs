@@ -33,7 +33,7 @@ async fn export(
     export_with(host, model.clone(), device, &spec).await.map_err(|error| error.to_string())
 }
 
-/// Waits for other threads; a test that waits in vain fails by its assertions.
+/// Waits for other threads. The caller's assertions report a wait that was in vain.
 async fn until(mut holds: impl FnMut() -> bool) {
     for _ in 0..12_000 {
         if holds() {

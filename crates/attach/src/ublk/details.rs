@@ -1,4 +1,5 @@
-//! Details of a ublk device for `show`: what was chosen for it and why, what the driver offers, and errors.
+//! Details of a ublk device for `show`: chosen settings with the reasons, features of the driver, and
+//! errors.
 
 use super::UblkExport;
 use ::ublk::Features;
@@ -16,7 +17,7 @@ impl UblkExport {
         format!("{}: {why}", if batch { "one for many requests" } else { "one for each request" })
     }
 
-    /// The integrity data, and why no other.
+    /// Describes the integrity data, or the reason why there is none.
     fn describe_integrity(&self) -> String {
         match self.integrity {
             (Some(shape), why) => {

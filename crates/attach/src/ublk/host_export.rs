@@ -56,7 +56,7 @@ impl Export for HostExport {
         Ok(self.0.update_record(|run, record| record.renamed(run, to))?)
     }
 
-    /// Called several times a second, so it does not ask the driver.
+    /// Called several times a second, so it does not query the driver.
     fn is_used(&self, _: &Device) -> bool {
         users_of(self.0.info.dev_id) > 0
     }
@@ -89,8 +89,8 @@ impl Export for HostExport {
             let lanes: Vec<_> = self.0.lanes().clone();
             let before: Vec<u64> = lanes.iter().map(|lane| lane.size.load(Relaxed)).collect();
             let grows = |lane: &Arc<LaneShared>| lane.size.load(Relaxed) < size.0;
-            // Growing, requests to new blocks are accepted before the kernel knows them; shrinking, they are
-            // refused after it knows.
+            // When growing, lanes accept requests to new blocks before the kernel knows the size; when
+            // shrinking, they refuse requests after the kernel knows it.
             lanes.iter().filter(|lane| grows(lane)).for_each(|lane| lane.size.store(size.0, Relaxed));
             let driver = self.0.driver.clone();
             let updated = blocking(move || driver.update_size(number, size.sectors().0)).await;

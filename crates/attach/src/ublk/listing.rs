@@ -1,4 +1,4 @@
-//! Lists the ublk devices of this machine that other programs created, and who uses them.
+//! Lists the ublk devices of this machine that other programs created, and the users of a device.
 
 use crate::fuse::users_of as open_by;
 use ::ublk::kernel::block_path;
@@ -23,7 +23,7 @@ pub struct ForeignDevice {
     pub logical_block_size: u32,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// State in the driver; `unknown` without permission to ask it.
+    /// State in the driver; `unknown` without permission to query it.
     pub state: String,
     /// Process ID of its server; 0 if there is none or it is not known.
     pub pid: u32,
@@ -33,8 +33,8 @@ pub struct ForeignDevice {
     pub features: String,
 }
 
-/// Lists all ublk devices except those with these numbers. Without a driver, or permission to ask it, sysfs
-/// is read.
+/// Lists all ublk devices except those with these numbers. Without a driver, or permission to query it, the
+/// list comes from sysfs.
 pub fn foreign_devices(except: &[u32]) -> Vec<ForeignDevice> {
     let driver = super::driver().ok();
     let numbers = match &driver {
@@ -108,8 +108,8 @@ pub fn users_of(number: u32) -> u64 {
     users as u64
 }
 
-/// Whether the block device is opened exclusively, as a mount does, or open in a process that may be
-/// inspected. For drivers without `SAFE_STOP_DEV`: the device is rather kept than removed in use.
+/// Whether the block device is opened exclusively, as by a mount, or open in a process that may be
+/// inspected. For drivers without `SAFE_STOP_DEV`; in case of doubt the device counts as used and is kept.
 pub(super) fn is_claimed(number: u32) -> bool {
     refuses_others(number)
         || users_of(number) > 0

@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Longest time the driver may take to clear a killed server away before the device is taken over.
+/// Longest time that the driver may take to clean up after a killed server before the device is taken over.
 const CLEANUP_MAX: Duration = Duration::from_secs(30);
 /// Longest time requests in flight may take before a handover is given up.
 const QUIESCE_MAX: Duration = Duration::from_secs(10);
@@ -55,16 +55,16 @@ struct UblkExport {
     offered: Option<Features>,
     choice: Choice,
     batch: (bool, &'static str),
-    /// The integrity data that the device has, and why no other.
+    /// The integrity data of the device, and the reason if there is none.
     integrity: (Option<Integrity>, &'static str),
     /// Memory shared with clients, the file behind it, and the driver's index once registered.
     client_memory: Option<(PathBuf, Arc<SharedFile>, OnceLock<u16>)>,
     queues: Mutex<Vec<Arc<LaneShared>>>,
-    /// Started and not stopped.
+    /// Set while the block device is started.
     live: AtomicBool,
-    /// The device stays when this process ends.
+    /// Set if the device must stay when this process ends.
     keeps_device: AtomicBool,
-    /// It was removed although it was in use.
+    /// Set if the device was removed although it was in use.
     forced: AtomicBool,
     record: Mutex<Option<(RunDir, Record)>>,
 }
@@ -74,7 +74,7 @@ struct UblkExport {
 pub enum Origin {
     /// Created.
     New,
-    /// Taken over: the device of this number waits for a server.
+    /// Taken over: the device of this number waits for a new server.
     Recover(u32),
 }
 
@@ -106,7 +106,7 @@ pub fn remove_orphan(run: &RunDir, record: &Record, forced: bool) -> Result<(), 
                 driver.stop(record.number)?;
                 delete(&driver, record.number, forced)?;
             }
-            // It is gone already.
+            // The device does not exist any more.
             Err(gone) if gone.errno() == Some(libc::ENODEV) => {}
             Err(why) => return Err(why.into()),
         }
@@ -203,7 +203,7 @@ pub(crate) async fn export(
 /// Checks whether a device can be exported by ublk with default options.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason why it cannot.
 pub async fn is_possible(host: &Arc<Host>, device: &Arc<Device>) -> Result<(), UblkError> {
     if host.engine().name != "io_uring" {
         return Err(UblkError::NoUring(host.engine().name));
@@ -302,8 +302,7 @@ async fn take_over(
     }
     let client_memory = client_memory(spec)?;
     let export = register(host, device, driver, info, &plan, client_memory, keep);
-    // The driver has started recovery. Whatever fails from here on, the device stays and waits for the next
-    // attempt.
+    // The driver has started recovery. If a later step fails, the device stays and waits for the next attempt.
     export.keeps_device.store(true, Relaxed);
     export.save_record()?;
     serve(host, device, &export, plan.io_max).await?;
@@ -311,7 +310,7 @@ async fn take_over(
     let grown = plan.params.basic.dev_sectors;
     blocking(move || {
         driver.end_recovery(number, std::process::id())?;
-        // It is live by now: a refused size is no reason to give it up again.
+        // The device is served by now, so a refused size does not end its service.
         if grown > recorded
             && info.features().has(Features::UPDATE_SIZE)
             && let Err(error) = driver.update_size(number, grown)
@@ -326,8 +325,8 @@ async fn take_over(
     Ok(export)
 }
 
-/// Adds the export to the host: from here on the block device is removed with the device, also if the rest
-/// fails.
+/// Adds the export to the host: from now on removing the device removes the block device, even if a later
+/// step fails.
 fn register(
     host: &Host,
     device: &Arc<Device>,
@@ -338,7 +337,7 @@ fn register(
     keep: Option<(RunDir, Record)>,
 ) -> Arc<UblkExport> {
     let client_memory = client_memory.map(|(path, memory)| (path, memory, OnceLock::new()));
-    // Devices without recovery have a record, too, so that what is left of them can be found and deleted.
+    // Devices without recovery have a record, too, so that their remains can be found and deleted.
     let record = keep.map(|(run, mut record)| {
         (record.number, record.pid) = (info.dev_id, std::process::id());
         (run, record)
@@ -430,8 +429,8 @@ async fn serve(
     Ok(())
 }
 
-/// Starts recovery. A driver where it was started before without an end answers success since Linux 6.15, and
-/// `EINVAL` until then, where recovery stays started.
+/// Starts recovery. If recovery was started before and not completed, the driver returns success since
+/// Linux 6.15, and `EINVAL` before that, where recovery stays started.
 fn start_recovery(driver: &Driver, number: u32, info: &DeviceInfo) -> Result<(), DriverError> {
     let recovers = Recovery::of(info.features()) != Recovery::None;
     match driver.start_recovery(number) {
@@ -440,7 +439,7 @@ fn start_recovery(driver: &Driver, number: u32, info: &DeviceInfo) -> Result<(),
     }
 }
 
-/// Waits until the driver has cleared a dead server away, and starts recovery.
+/// Waits until the driver has cleaned up after a dead server, and starts recovery.
 fn await_recovery(driver: &Driver, number: u32) -> Result<(DeviceInfo, Params, Option<Features>), UblkError> {
     let offered = driver.features()?;
     let started = Instant::now();
@@ -452,7 +451,7 @@ fn await_recovery(driver: &Driver, number: u32) -> Result<(DeviceInfo, Params, O
         }
         let lives = info.state() == Some(State::Live) && is_alive(info.ublksrv_pid);
         if lives || started.elapsed() > CLEANUP_MAX {
-            // The driver's error says why.
+            // The error of the driver contains the reason.
             driver.start_recovery(number).map_err(|error| match info.state() {
                 Some(State::Live) => UblkError::Served(info.ublksrv_pid),
                 _ => error.into(),
@@ -517,7 +516,7 @@ impl UblkExport {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether every queue is served by all threads, which was stored in the driver's `ublksrv_flags`.
+    /// Whether all threads serve every queue, a setting stored in the driver's `ublksrv_flags`.
     fn spreads_queues(&self) -> bool {
         self.info.ublksrv_flags & plan::SPREAD != 0
     }

@@ -137,7 +137,7 @@ fn basic(
     })
 }
 
-/// Returns `log2(size)`; 0, which the driver takes for none, if it is no power of two.
+/// Returns `log2(size)`, or 0 if `size` is no power of two; 0 means none to the driver.
 fn shift(size: Bytes) -> u8 {
     if size.0.is_power_of_two() { size.0.trailing_zeros().min(28) as u8 } else { 0 }
 }

@@ -13,9 +13,9 @@ fn completes_inline(profile: &Profile) -> bool {
 
 /// Default of the largest request.
 const IO_MAX: Bytes = Bytes(512 << 10);
-/// Most bytes of buffers per queue where every tag has one, as all fill up when memory runs out and
-/// everything is written back at once: 128 KiB a request, the block layer's default read-ahead, at the
-/// default depth.
+/// Most bytes of buffers per queue if every tag has one: all buffers fill up when memory runs out and
+/// everything is written back at once. At the default depth this is 128 KiB a request, the block layer's
+/// default read-ahead.
 const BUFFERS_MAX: Bytes = Bytes::mib(16);
 /// Lower bound of the largest request, at any depth.
 const IO_MAX_LEAST: Bytes = Bytes(64 << 10);
@@ -26,10 +26,10 @@ const OLDEST: Features = Features::URING_CMD_COMP_IN_TASK
     .with(Features::USER_RECOVERY_REISSUE);
 /// Flag in the driver's `ublksrv_flags`: every queue is served by all threads.
 pub(super) const SPREAD: u64 = 1;
-/// The usual reason for no integrity data.
+/// The reason for no integrity data where the stack stores none.
 const NO_INTEGRITY: &str = "the stack keeps none";
 
-/// What the plan depends on in the stack.
+/// Properties of the stack that the plan depends on.
 pub(super) struct StackFacts<'a> {
     pub(super) profile: &'a Profile,
     /// Whether the data outlives the process.
@@ -50,7 +50,7 @@ pub(super) struct Plan {
     /// Whether commands are batched, and why.
     pub(super) batch: (bool, &'static str),
     pub(super) io_max: Bytes,
-    /// The integrity data that the device has, and why no other.
+    /// The integrity data of the device, and the reason if there is none.
     pub(super) integrity: (Option<Integrity>, &'static str),
     /// Features that the driver reports.
     pub(super) offered: Option<Features>,
@@ -146,7 +146,7 @@ impl Plan {
         })
     }
 
-    /// Plans to take over a device as it was created.
+    /// Plans the takeover of a device with the parameters that it was created with.
     pub(super) fn of(
         spec: &UblkSpec,
         profile: &Profile,
@@ -231,15 +231,15 @@ fn recovery(spec: &UblkSpec, survives: bool) -> Result<Recovery, UblkError> {
 fn check_sharing(spec: &UblkSpec, profile: &Profile, mode: DataMode) -> Result<(), UblkError> {
     match () {
         () if spec.shmem.is_none() => Ok(()),
-        // Clients may change it at any time, so no layer may read it.
+        // Clients may change shared memory at any time, so no layer may read it.
         () if !profile.opaque => Err(UblkError::NoSharing("the stack accesses data")),
         () if mode == DataMode::GetData => Err(UblkError::NoSharing("get-data uses memory of its own")),
         () => Ok(()),
     }
 }
 
-/// Chooses the integrity data of the block device, with the reason. If it cannot be offered it is left out:
-/// the data is complete without it.
+/// Chooses the integrity data of the block device, with the reason. Integrity data that cannot be offered
+/// is omitted: the device works without it.
 fn integrity(spec: &UblkSpec, stack: &StackFacts<'_>, has: Features) -> (Option<Integrity>, &'static str) {
     let none = |why| (None, why);
     match (stack.integrity, spec.mode) {
@@ -276,7 +276,8 @@ fn batch(
         (Some(false), _) => Ok((false, "asked for")),
         (None, Some(why)) => Ok((false, why)),
         (None, None) if !has.has(Features::BATCH_IO) => Ok((false, "the driver lacks BATCH_IO (7.0)")),
-        // docs/ublk.md has measurements, and what the driver does when a batching server is killed.
+        // docs/ublk.md has measurements, and describes the driver's behaviour when a batching server is
+        // killed.
         (None, None) => Ok((false, "safer when a server is killed (batch=yes enables it)")),
     }
 }
@@ -317,8 +318,8 @@ pub(super) fn assignments(queues: u16, depth: u16, reactors: usize, spread: bool
     all
 }
 
-/// Whether the tags of each part fit into a stretch of its reactor's table. They are taken as the ring does:
-/// part by part, from the first stretch that is large enough.
+/// Whether the tags of each part fit into a free stretch of its reactor's table. The ring allocates them
+/// part by part, in the first stretch that is large enough.
 fn fits(assignments: &[Assignment], room: &[Vec<u16>]) -> bool {
     let mut room = room.to_vec();
     assignments.iter().all(|part| {

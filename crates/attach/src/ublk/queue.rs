@@ -98,8 +98,8 @@ pub(super) fn serve(
         device.clone(),
         own,
         Box::new(move |at, fronts, turn| {
-            // Memory that this thread allocates must not wait for writeback through this device. A process
-            // without the capability has no device that is written back by others.
+            // Memory that this thread allocates must not wait for writeback through this device. Without
+            // the capability this fails, but then no other process writes back to the device.
             let _ = rustix::process::configure_io_flusher_behavior(true);
             let result = open(queue, at, fronts, turn);
             let _ = sender.send(result);

@@ -64,17 +64,17 @@ pub enum Invocation {
     },
 }
 
-/// The page that showed a device, so that it can be served again at the same address for browsers that have
+/// The web page that showed a device. The next server opens it again at its address for browsers that have
 /// it open.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageRecord {
-    /// Its address, with the port it had.
+    /// Address of the page, with the port that it had.
     pub address: SocketAddr,
-    /// Its token; `None`: none was needed.
+    /// Token of the page; `None`: the page needed none.
     pub token: Option<PageToken>,
-    /// Whether it could change devices.
+    /// Whether the page could change devices.
     pub actions: bool,
-    /// Whether it could shrink devices. Older records lack this: no.
+    /// Whether the page could shrink devices. Older records lack this field, which means no.
     #[serde(default)]
     pub shrink: bool,
 }
@@ -85,7 +85,7 @@ pub struct PageRecord {
 pub enum PageToken {
     /// In the record itself, which is as private as a token file.
     Text(String),
-    /// In a file of the user's, which may change.
+    /// In a file of the user, whose content may change.
     File {
         /// Absolute path.
         file: PathBuf,
@@ -98,7 +98,7 @@ impl fmt::Debug for PageRecord {
     }
 }
 
-/// A ublk device as other processes know it.
+/// The record of a ublk device, as other processes read it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
@@ -108,7 +108,7 @@ pub struct Record {
     pub number: u32,
     /// Boot ID of the kernel that assigned the number.
     boot: String,
-    /// Process that serves it, or did.
+    /// Process ID of its server, alive or dead.
     pub pid: u32,
     /// Whether a supervisor restarts that process.
     pub supervised: bool,
@@ -120,7 +120,7 @@ pub struct Record {
     /// File that replaced the one named there (`set file=`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Stack to which the contents moved (`move`), as it would be typed, with absolute paths.
+    /// Stack to which the contents moved (`move`), as a user would type it, with absolute paths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stack: Option<String>,
     /// Format of the file, if it was detected rather than given.
@@ -150,7 +150,7 @@ impl Record {
         }
     }
 
-    /// Whether it was written since the last boot: device numbers mean nothing afterwards.
+    /// Whether the record was written since the last boot: older device numbers mean nothing.
     pub fn is_of_this_boot(&self) -> bool {
         self.boot == boot()
     }
@@ -230,12 +230,12 @@ impl Record {
         let Invocation::CommandLine(words) = &self.invocation else { return Ok(self.clone()) };
         let (kept, _) = without(words, &["--scheduler", "--limits", "--slow", "--io-timeout"]);
         let (mut kept, was) = without(&kept, &["--layer"]);
-        // Layers below the changeable ones stay as they were written.
+        // Layers below the changeable ones stay as the user wrote them.
         let changes = |layer: &LayerSpec| matches!(layer, LayerSpec::Split(_) | LayerSpec::Scheduler(_));
         let lowest = layers.iter().rposition(|layer| !changes(layer)).map_or(0, |at| at + 1);
         for (was, layer) in was.iter().take(lowest).zip(layers) {
             match layer {
-                // Its options may have changed, and it creates no file.
+                // The options of the driver may have changed, and it creates no file.
                 LayerSpec::Driver(words) if words.files().is_empty() => kept.push(format!("--layer={words}")),
                 _ => kept.push(format!("--layer={was}")),
             }
@@ -267,7 +267,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Reads all records. Unreadable ones are left out.
+    /// Reads all records. Unreadable records are skipped.
     pub fn all(run: &RunDir) -> Vec<Record> {
         let entries = fs::read_dir(run.path()).into_iter().flatten().flatten();
         let load = |entry: fs::DirEntry| {
@@ -312,7 +312,7 @@ fn write(path: &Path, record: &Record) -> io::Result<()> {
         .map_err(io::Error::from)
         .and_then(|file| {
             let mut file = File::from(file);
-            // Serialized first: streamed, every line of a topology would be a write of its own.
+            // Serialized to memory first: streaming would write every line of a topology separately.
             let mut text = serde_json::to_vec_pretty(record)?;
             text.push(b'\n');
             file.write_all(&text)?;

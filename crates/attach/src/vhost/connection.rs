@@ -1,7 +1,7 @@
-//! A connection of a front-end: performs what its requests ask for.
+//! A connection of a front-end: executes its requests.
 //!
-//! Rings that are served are stopped while guest memory or the log of dirty pages is replaced, and continue
-//! where they were. So a request in flight never refers to memory that is not mapped any more.
+//! Rings that are served are stopped while guest memory or the log of dirty pages is replaced, and then
+//! continue at their position. So a request in flight never refers to unmapped memory.
 
 use super::disk::Disk;
 use super::lanes::Lane;
@@ -43,19 +43,20 @@ impl From<proto::vhost_user::Malformed> for Ended {
     }
 }
 
-/// What the front-end gave for a ring, besides what the session records.
+/// Descriptors that the front-end passed for a ring, and the ring's state, besides what the session
+/// records.
 #[derive(Default)]
 struct RingFiles {
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     err: Option<Arc<OwnedFd>>,
-    /// A reactor serves it.
+    /// Whether a reactor serves the ring.
     is_served: bool,
-    /// The writes to its used ring are logged.
+    /// Whether writes to the used ring are logged.
     is_logged: bool,
 }
 
-/// A reply, and the descriptor beside it.
+/// A reply, and the descriptor to send with it.
 type Reply = (Vec<u8>, Option<OwnedFd>);
 
 /// A connection.
@@ -67,9 +68,9 @@ pub(super) struct Connection {
     mappings: Vec<Arc<Mapping>>,
     rings: Vec<RingFiles>,
     log: Option<Arc<DirtyLog>>,
-    /// The record of requests in flight.
+    /// The area in shared memory that records requests in flight.
     inflight: Option<(Arc<Mapping>, InflightArea)>,
-    /// The socket for requests of ours.
+    /// The socket for our own requests to the front-end.
     backend: Option<OwnedFd>,
 }
 
@@ -152,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// Performs an action. Returns its reply, if it has one of its own.
+    /// Executes an action. Returns its reply, if the action has a specific one.
     async fn perform(
         &mut self,
         action: Action,
@@ -203,7 +204,8 @@ impl Connection {
             }
             Action::SetKick(file) => {
                 let index = file.index as u16;
-                // Another eventfd for a ring that is served: it is started anew with it.
+                // The ring may be served with another eventfd: it is stopped, and started again with the
+                // new one.
                 self.stop(index).await;
                 self.rings[usize::from(index)].kick = fd(&mut fds);
                 return Ok(self.update(index).await.map(|()| None));
@@ -240,14 +242,15 @@ impl Connection {
             Action::Reset => {
                 self.shut_down().await;
                 self.rings.iter_mut().for_each(|ring| *ring = RingFiles::default());
-                // "QEMU should retrieve a new one when vm reset."
+                // The vhost-user protocol on the in-flight area: "QEMU should retrieve a new one when vm
+                // reset."
                 self.inflight = None;
             }
         }
         Ok(Ok(None))
     }
 
-    /// Creates memory for the record of requests in flight, which the front-end keeps and sends back.
+    /// Creates memory that records requests in flight; the front-end keeps it and sends it back.
     fn create_inflight(&mut self, area: InflightArea) -> Result<Result<Option<Reply>, Refused>, Ended> {
         let len = queue_len(area.queue_size, self.features()) * u64::from(area.queues);
         let create = || -> io::Result<OwnedFd> {
@@ -261,7 +264,7 @@ impl Connection {
         Ok(Ok(Some((put_inflight(&area), Some(file)))))
     }
 
-    /// Uses that memory from now on. Rings that are served continue with it.
+    /// Replaces the memory that records requests in flight. Rings that are served continue with it.
     async fn set_inflight(&mut self, mapping: Arc<Mapping>, area: InflightArea) -> Result<(), Refused> {
         self.shut_down().await;
         self.inflight = Some((mapping, area));
@@ -275,7 +278,7 @@ impl Connection {
         Features::from_bits_truncate(self.session.features())
     }
 
-    /// The record of a ring.
+    /// Returns a ring's part of the memory that records requests in flight.
     fn inflight(&self, index: u16) -> Result<Option<Inflight>, Refused> {
         let Some((mapping, area)) = &self.inflight else { return Ok(None) };
         if index >= area.queues {
@@ -295,8 +298,8 @@ impl Connection {
         put_config(content.map(|content| ConfigPart { offset, kind: ConfigKind::Writable, content }))
     }
 
-    /// Writes the only field that a driver may write. The destination of a migration sends all fields, of which
-    /// the others are the device's own.
+    /// Writes the only configuration field that a driver may write. The destination of a migration sends
+    /// all fields; the others are the device's and are ignored.
     async fn write_config(&mut self, offset: u32, kind: ConfigKind, content: &[u8]) -> Result<(), Refused> {
         let at = (Config::WRITE_BACK_AT as u32).checked_sub(offset).map(|at| at as usize);
         let value = at.and_then(|at| content.get(at).copied());
@@ -323,7 +326,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Brings a ring to the state that its settings ask for.
+    /// Starts or stops serving a ring, as its settings require.
     async fn update(&mut self, index: u16) -> Result<(), Refused> {
         let is_wanted = self.session.is_active(index) && !self.mappings.is_empty();
         let ring = &self.rings[usize::from(index)];
@@ -395,7 +398,7 @@ impl Connection {
         }
     }
 
-    /// Updates what `show` says about the connection.
+    /// Updates the description of the connection for `show`.
     fn describe(&self) {
         let served = self.rings.iter().filter(|ring| ring.is_served).count();
         let memory = self.session.regions().iter().map(|region| region.len).sum();

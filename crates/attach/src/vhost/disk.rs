@@ -1,4 +1,4 @@
-//! The device of an export as its front-ends see it, and what other tasks tell a connection.
+//! The device of an export as its front-ends see it, and the events that other tasks send to a connection.
 
 use super::choice;
 use super::lanes::{Lane, LaneProperties};
@@ -15,7 +15,7 @@ use virtio::Features;
 use virtio::blk::{Config, ID_LEN, Shape};
 use virtio::memory::REGIONS_MAX;
 
-/// Largest virtqueue, as QEMU has it (`VIRTQUEUE_MAX_SIZE`).
+/// Largest virtqueue, QEMU's limit (`VIRTQUEUE_MAX_SIZE`).
 const QUEUE_SIZE_MAX: u16 = 1024;
 /// Features of virtqueues.
 const RING_FEATURES: Features = Features::VERSION_1
@@ -24,7 +24,7 @@ const RING_FEATURES: Features = Features::VERSION_1
     .union(Features::RING_PACKED)
     .union(Features::RING_RESET);
 
-/// What `show` says about the connection.
+/// The description of the connection for `show`.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Described {
     pub(super) is_connected: bool,
@@ -35,7 +35,7 @@ pub(super) struct Described {
     pub(super) is_informed: bool,
 }
 
-/// A device, as an export offers it.
+/// The virtio block device that an export offers.
 pub(super) struct Disk {
     device: Arc<Device>,
     lanes: Vec<Lane>,
@@ -99,7 +99,7 @@ impl Disk {
         &self.lanes
     }
 
-    /// What front-ends are offered.
+    /// Returns the features and queues that front-ends are offered.
     pub(super) fn offer(&self) -> Offer {
         Offer {
             features: (self.config().features() | RING_FEATURES).bits(),
@@ -126,18 +126,18 @@ impl Disk {
         }
     }
 
-    /// The driver chose whether it manages the write cache.
+    /// Applies the driver's choice of write-back or write-through.
     pub(super) async fn set_write_back(&self, on: bool) {
         self.change_config(|config| config.set_write_back(on)).await;
     }
 
-    /// The device has another size.
+    /// Adopts a new size of the device.
     pub(super) async fn resized(&self, size: Bytes) {
         self.change_config(|config| config.set_capacity(size)).await;
         self.config_changed.notify_one();
     }
 
-    /// Resolves when the driver has to be notified of the configuration space.
+    /// Resolves when the driver must be notified that the configuration space has changed.
     pub(super) async fn config_changed(&self) {
         self.config_changed.notified().await;
     }
@@ -149,11 +149,11 @@ impl Disk {
 
     /// Resolves when the export is closed.
     pub(super) async fn closing(&self) {
-        // An error means that the export is gone.
+        // An error means that the export does not exist any more.
         let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
-    /// Closes the connection, and opens no other.
+    /// Closes the connection, and prevents new ones.
     pub(super) fn close(&self) {
         self.closing.send_replace(true);
     }
@@ -162,7 +162,8 @@ impl Disk {
         self.described.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A front-end has connected, or has gone.
+    /// Records that a front-end has connected (`Some` with its process ID, if known), or that it has
+    /// disconnected (`None`).
     pub(super) fn connected(&self, peer: Option<Option<i32>>) {
         *self.described_mut() =
             Described { is_connected: peer.is_some(), peer: peer.flatten(), ..Described::default() };

@@ -26,7 +26,7 @@ pub(super) struct LaneProperties {
 }
 
 impl Lane {
-    /// Creates a lane on a reactor, or on the only one that may serve the device.
+    /// Creates the lane of virtqueue `index`; lanes are distributed over the reactors in turn.
     pub(super) async fn open(
         host: &Arc<Host>,
         device: &Arc<Device>,
@@ -84,8 +84,8 @@ impl Lane {
         started.await.unwrap_or_else(|_| Err("the I/O thread has ended".to_owned()))
     }
 
-    /// Stops the ring, and waits until its requests have completed. Returns where it continues; `None`: it was
-    /// not served any more.
+    /// Stops the ring, and waits until its requests have completed. Returns the index at which it
+    /// continues; `None`: it was not being served.
     pub(super) async fn stop(&self) -> Option<u32> {
         let (sender, stopped) = oneshot::channel();
         let queue = self.queue;
@@ -121,7 +121,7 @@ impl Lane {
             fronts.vhost.set_config(queue, config);
             let _ = sender.send(());
         }));
-        // A reactor that has ended checks no requests.
+        // A reactor that has ended handles no requests.
         let _ = set.await;
     }
 }

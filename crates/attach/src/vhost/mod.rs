@@ -1,8 +1,8 @@
 //! The control plane of the vhost-user export: the socket, the messages of front-ends, and the state of rings.
 //!
-//! An export has a lane on a reactor for each virtqueue, from the start to its removal. A front-end that
-//! connects shares guest memory and eventfds, and its rings are served on these lanes. One front-end is served
-//! at a time; the next one waits until it has gone.
+//! An export has a lane on a reactor for each virtqueue, from its start to its removal. A front-end that
+//! connects shares guest memory and eventfds, and its rings are served on these lanes. One front-end is
+//! served at a time; the next one waits until the current one has disconnected.
 
 mod choice;
 mod connection;
@@ -55,14 +55,14 @@ pub(crate) async fn export(
     Ok(Exported::at(address))
 }
 
-/// Where front-ends come from.
+/// The source of connections to front-ends.
 enum Door {
-    /// They connect to our socket, whose file is removed with the first part.
+    /// Front-ends connect to our socket. Dropping the first field removes the socket's file.
     Listen(
         #[expect(dead_code, reason = "it removes the socket file when it is dropped")] Listening,
         UnixListener,
     ),
-    /// We connect to theirs.
+    /// We connect to the socket of a front-end.
     Connect,
 }
 

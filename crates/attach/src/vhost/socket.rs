@@ -1,4 +1,4 @@
-//! The socket of a front-end: messages with file descriptors beside them.
+//! The socket of a front-end: messages with file descriptors attached.
 
 use proto::vhost_user::wire::{FDS_MAX, HEADER_LEN};
 use proto::vhost_user::{Header, Malformed};
@@ -19,7 +19,7 @@ pub(super) struct Message {
     pub(super) fds: Vec<OwnedFd>,
 }
 
-/// A connected socket, and the part of a message that has arrived.
+/// A connected socket, and the received part of an incomplete message.
 pub(super) struct Socket {
     stream: UnixStream,
     bytes: Vec<u8>,
@@ -36,8 +36,8 @@ impl Socket {
         self.stream.peer_cred().ok()?.pid()
     }
 
-    /// Receives a message; `None` at the end of the connection. What has arrived is kept if the future is
-    /// dropped.
+    /// Receives a message; `None` at the end of the connection. A partly received message is kept if the
+    /// future is dropped.
     pub(super) async fn receive(&mut self) -> io::Result<Option<Message>> {
         loop {
             let header = match self.bytes.first_chunk::<HEADER_LEN>() {
@@ -106,7 +106,7 @@ fn receive(socket: BorrowedFd<'_>, room: &mut [u8], fds: &mut Vec<OwnedFd>) -> i
     Ok(received.bytes)
 }
 
-/// Sends what the socket takes at once.
+/// Sends as many bytes as the socket accepts without blocking.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
