@@ -13,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a child may take to exit after it closed its outputs.
+/// Longest time that a child may take to exit after it closed its outputs.
 const ENDING: Duration = Duration::from_secs(5);
 /// Interval between polls for the child's exit.
 const PAUSE: Duration = Duration::from_millis(2);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Where an interrupted copy continues.
+/// The progress of a copy in its resume file, from which a later run continues.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Resume {
     source: String,
@@ -30,7 +30,7 @@ impl Resume {
         }
     }
 
-    /// Replaces the file at once, so that an interrupted copy finds the old or the new one.
+    /// Replaces the file atomically, so that a later run reads the old or the new progress.
     fn write(&self, path: &Path) -> io::Result<()> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".new");

@@ -32,7 +32,7 @@ pub(crate) fn del(args: &DelArgs) -> Result<ExitCode, Failure> {
         }
     }
     failures.extend(in_passes(served, |(client, name)| remove(client, name, args.force)));
-    // A device that cannot be removed does not keep the others from removal.
+    // A device that cannot be removed does not prevent the removal of the others.
     failures.into_iter().reduce(Failure::and).map_or(Ok(ExitCode::SUCCESS), Err)
 }
 

@@ -4,7 +4,7 @@
 //! options of `add` specify; `remove` ends it. Errors have dmsetup's text with the errno of the kernel's
 //! driver, followed by the reason that the kernel would write to its log.
 //!
-//! Not here: the mapped devices of the kernel.
+//! The mapped devices of the kernel are not covered.
 
 mod concise;
 mod grid;
@@ -342,7 +342,7 @@ fn rename(options: &Options) -> Result<(), Refusal> {
     let [name, to] = options.names.as_slice() else { return Err(Refusal::of("No device specified.")) };
     let name = plain(name);
     if options.has("setuuid") {
-        // As in the kernel, the UUID must not exist, even if it is the device's own.
+        // As in the kernel, the new UUID must not be in use, not even by the device itself.
         let has_it = |info: &engine::tables::TableInfo| !to.is_empty() && info.uuid == *to;
         if let Some((_, other)) = all()?.iter().find(|(answer, _)| has_it(&answer.info)) {
             let why = format!("{} has this uuid", other.name);

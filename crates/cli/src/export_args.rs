@@ -11,7 +11,7 @@ const HEADING: &str = "Exports";
 /// The exports of a command line: each flag that was given, with its value; the value is empty where it was omitted.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct ExportArgs {
-    /// In the order of the rows, and of the command line within a row.
+    /// Flags in the order of the rows, and within a row in the order of the command line.
     pub(crate) given: Vec<(&'static ExportRow, String)>,
 }
 

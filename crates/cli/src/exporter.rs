@@ -56,7 +56,7 @@ impl Exporter {
         Exporter { exports, run, launch: Mutex::new(launch), given, verbose }
     }
 
-    /// Describes the devices by a new topology text from now on.
+    /// Replaces the description of the devices by a new topology text.
     pub(crate) fn describe(&self, text: &str, file: &std::path::Path) {
         let mut launch = lock(&self.launch);
         let page = launch.page.clone();

@@ -92,7 +92,7 @@ fn not_utf8() -> ExitCode {
     Failure::usage(&command.to_string_lossy(), "", why).report()
 }
 
-/// Writes an answer to stdout; returns whether it was written. A reader that closed the pipe is no failure.
+/// Writes an answer to stdout; returns whether it was written. A closed pipe does not count as a failure.
 pub(crate) fn print(text: &str) -> bool {
     print_bytes(text.as_bytes())
 }
@@ -121,7 +121,7 @@ pub(crate) fn print_bytes(text: &[u8]) -> bool {
     written.is_ok()
 }
 
-/// Whether writing an answer, or a part of one, to stdout failed.
+/// Set when writing an answer, or a part of one, to stdout has failed.
 static UNWRITTEN: AtomicBool = AtomicBool::new(false);
 
 /// Turns success into failure if an answer could not be written.

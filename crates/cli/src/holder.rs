@@ -1,8 +1,9 @@
 //! Finds the device or the process that uses a file or an address which is in use.
 //!
-//! Files are locked by open file description (`F_OFD_SETLK`), for which the kernel names no owner. So every server in
-//! the run directory is asked for its devices; then `/proc` is searched for processes that have the file open.
-//! Listening sockets are in the tables of `/proc/net`, with the inode by which the descriptors of processes name them.
+//! Files are locked by open file description (`F_OFD_SETLK`), for which the kernel reports no owner. So
+//! every server in the run directory is asked for its devices; then `/proc` is searched for processes that
+//! have the file open. The tables in `/proc/net` list listening sockets with their inodes, by which
+//! `/proc/PID/fd` names them.
 
 use engine::control::{ControlClient, DeviceInfo};
 use engine::rundir::RunDir;
@@ -11,7 +12,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Follows the path in the error of a file that is in use.
+/// The text after the path in the error of a file that is in use.
 const IN_USE: &str = " is in use: ";
 
 /// Appends the device or process that uses the file of an "in use" error to its text, if it is found.
@@ -24,8 +25,8 @@ pub(crate) async fn with_holder(run: &RunDir, why: String) -> String {
     if processes.is_empty() { why } else { with_processes(&why, &processes) }
 }
 
-/// Names the processes of other programs in an error. Only devices of blockyard have the option `share`: given to this
-/// one, it admits another writer, but it does not admit this one to a file that the other program locks.
+/// Names the processes of other programs in an error. Only devices of blockyard have the option `share`:
+/// with it this device admits other writers, but cannot open a file that another program has locked.
 fn with_processes(why: &str, processes: &[(String, u32)]) -> String {
     let may_share = why.contains("another program writes to it");
     let fix = if may_share { "(stop it, or add share)" } else { "(stop it)" };
@@ -39,7 +40,8 @@ fn processes_with(file: &Metadata) -> Vec<(String, u32)> {
     processes_that_hold(|descriptor| is(descriptor, file))
 }
 
-/// Returns the names and numbers of other processes with a descriptor (`/proc/PID/fd/N`) that is searched for.
+/// Returns the names and numbers of other processes with a descriptor (`/proc/PID/fd/N`) that `is_searched`
+/// accepts.
 fn processes_that_hold(is_searched: impl Fn(&Path) -> bool) -> Vec<(String, u32)> {
     let mut found = Vec::new();
     for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -93,7 +95,7 @@ fn listeners(address: &Taken) -> Vec<(String, u32)> {
     })
 }
 
-/// Returns what `/proc/PID/fd/N` of a socket links to.
+/// Returns the target of the link `/proc/PID/fd/N` for a socket.
 fn socket_name(inode: &str) -> String {
     format!("socket:[{inode}]")
 }
@@ -139,7 +141,7 @@ fn path_in_use(why: &str) -> Option<&Path> {
 
 /// Finds the device of another process that uses a file; returns its name and process.
 async fn holder(run: &RunDir, file: &Metadata) -> Option<(String, u32)> {
-    // This process is skipped: it may not answer yet.
+    // This process is skipped, as it may not be able to answer yet.
     let own = format!("control.{}", std::process::id());
     for socket in run.processes().into_iter().filter(|socket| !socket.ends_with(&own)) {
         let devices = ControlClient::new(socket).devices().await.unwrap_or_default();

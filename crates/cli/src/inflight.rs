@@ -17,7 +17,7 @@ pub(crate) fn inflight(args: &InflightArgs) -> Result<ExitCode, Failure> {
     let list = block_on("inflight", client.in_flight(&args.name))?;
     let list = list.map_err(|why| Failure::new("inflight", &args.name, why))?;
     if args.output.json {
-        // Plain structures with text for keys always have a JSON form.
+        // Serialization cannot fail: the structures have only text as keys.
         print(&format!("{}\n", serde_json::to_string_pretty(&list).unwrap_or_default()));
     } else {
         print(&table(&list));

@@ -42,7 +42,7 @@ impl Launch {
     /// Describes devices by the text of a topology. `file`: its absolute path.
     pub(crate) fn by_topology(text: &str, file: &Path) -> Launch {
         let (text, file) = (text.to_owned(), file.to_owned());
-        // Parsed with absolute paths, as the next server will parse it.
+        // The text is parsed with absolute paths, as the next server will parse it.
         let topology = Topology::parse(&text, &file).ok();
         Launch {
             folder: here(),

@@ -64,7 +64,7 @@ fn value(field: &Field, value: u64) -> String {
 
 /// Returns the limit's name and value in sysfs, if sysfs shows it.
 fn attribute(field: &Field, value: u64) -> Option<(&'static str, u64)> {
-    // Two files may show one field: the second of logical_block_size is an older name.
+    // Two sysfs files may show one field: the second name of logical_block_size is an older one.
     let is_of =
         |attribute: &&Attribute| attribute.field().name == field.name && attribute.name != "hw_sector_size";
     let attribute = Attribute::ALL.iter().find(is_of)?;
@@ -139,7 +139,7 @@ fn json(info: &DeviceInfo) -> String {
         "read_only": read_only,
         "notified": notified,
     });
-    // Plain structures with text for keys always have a JSON form.
+    // Serialization cannot fail: the structures have only text as keys.
     format!("{}\n", serde_json::to_string_pretty(&all).unwrap_or_default())
 }
 

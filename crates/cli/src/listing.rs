@@ -14,7 +14,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Repeated requests to a process that closed the connection within its answer, and the pause between them.
+/// Number of further requests to a process that closed the connection within its answer, and the pause
+/// between them.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -76,7 +77,7 @@ async fn devices_of(client: &ControlClient) -> Result<Vec<DeviceInfo>, ClientErr
     loop {
         match client.devices().await {
             Err(ClientError::Connect { .. }) => return Ok(Vec::new()),
-            // The process may be exiting: then connecting fails soon. Otherwise it is of an incompatible version.
+            // If the process is exiting, connecting fails soon. Otherwise its version is incompatible.
             Err(ClientError::Answer { .. }) if attempts.next().is_some() => tokio::time::sleep(PAUSE).await,
             answer => return answer,
         }
@@ -158,7 +159,7 @@ pub(crate) fn show(args: &ShowArgs) -> Result<ExitCode, Failure> {
 }
 
 fn json<T: serde::Serialize>(value: &T) -> String {
-    // Plain structures with strings as keys always serialize.
+    // Serialization cannot fail: the structures have only text as keys.
     format!("{}\n", serde_json::to_string_pretty(value).unwrap_or_default())
 }
 
@@ -264,7 +265,8 @@ fn page(info: &DeviceInfo) -> String {
     text
 }
 
-/// Whether a limit limits nothing: it is 0 (none, or the device has no such feature), or the largest number of its field.
+/// Returns whether a limit has no effect: it is 0 (none, or the device lacks the feature), or the largest
+/// number of its field.
 fn is_unlimited(name: &str, value: u64) -> bool {
     let field_max = [u64::from(u16::MAX), u64::from(u32::MAX), u64::MAX].contains(&value);
     let is_default = QueueLimits::default().value(name) == Some(value);

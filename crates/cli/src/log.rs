@@ -1,8 +1,8 @@
 //! The log: messages of a serving process as text, `key=value` or JSON, on stderr or in the journal.
 //!
-//! A message goes into a bounded channel, and a thread of the log writes it. A message that finds the channel
-//! full is dropped and counted, and the count is written with the next one: neither I/O nor the control plane
-//! waits for a full pipe or a stuck journal. By default only warnings and errors are logged.
+//! A message goes into a bounded channel, from which the log's thread writes it. A message that finds the
+//! channel full is dropped and counted, and the count is written with the next message: neither I/O nor the
+//! control plane waits for a full pipe or a stuck journal. By default only warnings and errors are logged.
 //!
 //! *Invariant:* at most [`QUEUE_MAX`] lines of a few KiB wait, plus one list that a user requested; its
 //! sender waits until it is written.
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Longest text of a field in bytes.
 const FIELD_MAX: usize = 4096;
 
-/// Where lines are written.
+/// The destination of lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Destination {
     /// The journal if stderr is connected to it, else stderr.
@@ -120,9 +120,9 @@ impl Line {
 
 enum Message {
     Line(Line),
-    /// A list; the sender waits until the other end is dropped.
+    /// A list that a user requested. The sender waits until the other end is dropped.
     Lines(Vec<Line>, oneshot::Sender<()>),
-    /// Dropped when all lines before it are written.
+    /// A marker: its sender is dropped when all lines before it are written.
     Mark(SyncSender<()>),
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn start(spec: LogSpec, verbose: bool) {
         Destination::Journal => Some(Journal::default()),
     };
     let writer = Writer { format: spec.format, journal };
-    // Without the thread nothing is logged, which is no reason not to serve.
+    // Without the thread nothing is logged, but the process still serves.
     let _ = std::thread::Builder::new().name("log".to_owned()).spawn(move || writer.run(&inbox));
     // Only tests can have set a subscriber before.
     let _ = tracing::subscriber::set_global_default(EventSubscriber);
@@ -192,7 +192,7 @@ impl Log {
     }
 }
 
-/// The thread that writes lines.
+/// The state of the thread that writes lines.
 struct Writer {
     format: Format,
     journal: Option<Journal>,
@@ -225,7 +225,7 @@ impl Writer {
     fn write(&self, line: &Line) {
         let is_taken = self.journal.as_ref().is_some_and(|journal| journal.send(line).is_ok());
         if !is_taken {
-            // There is nowhere to report this error.
+            // An error cannot be reported anywhere.
             let _ = std::io::stderr().lock().write_all(lines::text(self.format, line).as_bytes());
         }
     }

@@ -5,7 +5,7 @@
 //! in `blockyard list`. The kernel's own loop devices are listed with ours; changes to them are passed on to
 //! the system's losetup.
 //!
-//! Not here: the loop export itself.
+//! The loop export itself is in the crate `attach`.
 
 mod options;
 mod rows;
@@ -343,8 +343,7 @@ fn detach_all() -> Result<ExitCode, Refusal> {
     detach(&nodes.map(|row| row.name).collect::<Vec<_>>())
 }
 
-/// Changes one of our devices. `args` are the arguments for the system's losetup if the device is the
-/// kernel's.
+/// Changes one of our devices. If the device is the kernel's, runs the system's losetup with `args`.
 fn change_one(arg: &str, what: &str, change: &Change, args: &[&str]) -> Result<ExitCode, Refusal> {
     let row = find(arg)?;
     match &row.ours {

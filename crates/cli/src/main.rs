@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::usage(&error),
     };
-    // An answer that was not written does not make a server fail.
+    // A server does not fail if its answer could not be written.
     let serves = matches!(
         &cli.command,
         Command::Serve(_) | Command::TargetcliHost(_) | Command::Up(UpArgs { reload: false, .. })

@@ -13,7 +13,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Time between two looks at the progress.
+/// Interval between polls of the progress.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn move_device(args: &MoveArgs) -> Result<ExitCode, Failure> {

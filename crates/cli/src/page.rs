@@ -79,9 +79,10 @@ fn reach(may_change: bool) -> String {
 pub(crate) fn kept(page: &Listening) -> PageRecord {
     let config = page.config();
     let token = config.token.as_ref().map(|token| match token.file() {
-        // The user revokes a token by writing another one to the file, so only the path is recorded.
+        // Only the path of the file is recorded, as the user revokes a token by replacing the file's
+        // content.
         Some(file) if file.to_str().is_some() => PageToken::File { file: file.to_owned() },
-        // The record is text, which cannot hold every path.
+        // A record is UTF-8 text, which cannot hold every path, so the token itself is recorded.
         _ => PageToken::Text(token.text().to_owned()),
     });
     PageRecord { address: page.address(), token, actions: config.actions, shrink: config.shrink }

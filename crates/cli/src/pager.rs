@@ -8,9 +8,9 @@ use std::io::{IsTerminal, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Runs the pager, and prints the text if that cannot be executed.
+/// Shell script that runs the pager, or prints the text if the pager cannot be executed.
 const SCRIPT: &str = "eval \"$1\"; code=$?; case $code in 126 | 127) exec cat ;; esac; exit $code";
-/// The options of less where the user set none, as git sets them: quit if one screen is enough, colours, no clearing.
+/// Default options of less, those of git: quit if one screen is enough, colours, no clearing.
 const LESS: &str = "FRX";
 
 /// Prints a text; in a pager if stdout is a terminal with fewer lines than the text has.
@@ -21,7 +21,7 @@ pub(crate) fn print_paged(text: &StyledStr) {
     let is_long = std::io::stdout().is_terminal() && is_longer(&plain, rows);
     if let Some(pager) = pager(get("PAGER"), get("TERM"), is_installed).filter(|_| is_long) {
         let shown = if coloured() { text.ansi().to_string() } else { plain };
-        // Returns only if it fails.
+        // This returns only on failure; then the text is printed below.
         let _ = replace_by(&pager, &shown);
     }
     print_styled(text);
@@ -32,7 +32,7 @@ fn is_longer(text: &str, rows: usize) -> bool {
     rows > 0 && text.lines().count() >= rows
 }
 
-/// Returns the command of the pager; `None`: there is none, or the user wants none.
+/// Returns the command of the pager; `None`: no pager is installed, or the user disabled it.
 fn pager(
     chosen: Option<String>,
     terminal: Option<String>,

@@ -80,8 +80,8 @@ fn time(what: &str, option: &str, text: &str) -> Result<std::time::Duration, Fai
     parse_time(text).map_err(|why| Failure::usage(what, option, why))
 }
 
-/// Returns the exports of the command line, at least one: without an address, the NBD socket in the run directory,
-/// which sockets passed by a service manager replace.
+/// Returns the exports of the command line. If no export is given an address, returns the NBD socket in the
+/// run directory, which sockets passed by a service manager replace.
 fn exports(
     what: &str,
     args: &ServeArgs,
@@ -115,7 +115,7 @@ pub(crate) fn table_text(what: &str, args: &ServeArgs) -> Result<Option<String>,
     }
 }
 
-/// Returns the table lines of a command line's device, or `None` if it is no table.
+/// Returns the table lines of a command line's device; `None` if the device is not a table.
 pub(crate) fn given_table(topology: &Topology) -> Option<String> {
     let Some(DeviceSpec { stack: StackSpec::Table(spec), .. }) = topology.devices.first() else {
         return None;

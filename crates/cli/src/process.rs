@@ -48,8 +48,8 @@ fn watchdog_interval(limit: Option<&str>, pid: Option<&str>) -> Option<Duration>
     Some(Duration::from_micros(limit) / 2)
 }
 
-/// Sends `WATCHDOG=1` as often as the service manager wants it, until the future is dropped. Sent by the control plane:
-/// a reactor that waits for a slow disk is no reason to end the server.
+/// Sends `WATCHDOG=1` as often as the service manager requires, until the future is dropped. The control
+/// plane sends it, not a reactor: a reactor that waits for a slow disk is no reason to kill the server.
 pub(crate) async fn feed_watchdog() {
     let of = |name| std::env::var(name).ok();
     let Some(interval) = watchdog_interval(of("WATCHDOG_USEC").as_deref(), of("WATCHDOG_PID").as_deref())
@@ -83,7 +83,8 @@ pub(crate) fn serve_the_kernel() {
     use rustix::mm::{MlockAllFlags, mlockall};
     // Errors are ignored: without the privileges the server runs without this protection.
     let _ = rustix::process::configure_io_flusher_behavior(true);
-    // Under a limit on locked memory, address space that is not used yet would count, too.
+    // Without unlimited locked memory, unused address space would count towards the limit, so nothing is
+    // locked.
     if getrlimit(Resource::Memlock).current.is_none() || may_lock() {
         let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT);
     }

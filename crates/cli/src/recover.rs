@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Time limit for the old server to exit during `upgrade`.
 const LEAVING: Duration = Duration::from_secs(30);
-/// Interval between polls for the old server's exit.
+/// Interval between polls for the exit of the old server.
 const PAUSE: Duration = Duration::from_millis(2);
 
 pub(crate) fn recover(args: &RecoverArgs) -> Result<ExitCode, Failure> {
@@ -192,7 +192,7 @@ pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<ExitCode, Failure> {
     let left = block_on("upgrade", client.change(&args.name, &Change::HandOver))?;
     left.map_err(|why| Failure::new("upgrade", &args.name, why))?;
     let started = Instant::now();
-    // /proc/PID/exe disappears last, after the process has closed its files.
+    // /proc/PID/exe is the last to disappear, after the process has closed its files.
     while Path::new(&format!("/proc/{}/exe", record.pid)).exists() && started.elapsed() < LEAVING {
         std::thread::sleep(PAUSE);
     }
@@ -339,7 +339,7 @@ mod tests {
         std::fs::write(&disk, [0; 512]).expect("a file");
         assert_eq!(format("", None), FileFormat::Unspecified);
         assert_eq!(format(",format=probe", None), FileFormat::Unspecified, "it was raw");
-        // A client, or another program, has written a header since.
+        // A client, or another program, has written a header after the first start.
         std::fs::write(&disk, b"QFI\xfb\0\0\0\x03").expect("a file");
         assert_eq!(format("", None), FileFormat::Given(Format::Raw));
         assert_eq!(format(",ro", None), FileFormat::Given(Format::Raw));

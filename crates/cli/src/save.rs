@@ -11,7 +11,7 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// A topology, and what it leaves out.
+/// A topology, and the settings that it cannot express.
 struct Saved {
     text: String,
     /// Settings that a topology cannot express, with their device or process.
@@ -22,7 +22,7 @@ struct Saved {
 pub(crate) fn save(args: &SaveArgs) -> Result<ExitCode, Failure> {
     let run = run_dir("save")?;
     for name in &args.names {
-        // A device that no process serves is reported as other commands report it.
+        // A device that no process serves is reported as in other commands.
         client_of(&run, "save", name)?;
     }
     let all = block_on("save", texts(&run))?;

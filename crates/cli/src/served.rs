@@ -30,7 +30,7 @@ const DEFERRED_LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Served {
     pub(crate) host: Arc<Host>,
     pub(crate) run: RunDir,
-    /// The control socket.
+    /// Path of the control socket.
     pub(crate) control: PathBuf,
     pub(crate) applier: Applier,
     /// LIO's tree, if this is the process that serves it. It outlives its devices.
@@ -40,9 +40,9 @@ pub(crate) struct Served {
     deferred: Mutex<Vec<String>>,
     /// Notified when a device is added to `deferred`.
     has_deferred: Notify,
-    /// Notified when the last device was deleted.
+    /// Notified when the last device is deleted.
     pub(crate) emptied: Notify,
-    /// Notified when the devices were handed over to another process.
+    /// Notified when the devices are handed over to another process.
     pub(crate) left: Notify,
 }
 
@@ -82,7 +82,7 @@ impl Served {
             for name in names {
                 let device = self.host.device(&name);
                 let is_used = device.as_ref().is_some_and(|device| self.host.is_used(device));
-                // A device that cannot be removed yet is tried again.
+                // A device that cannot be removed yet stays deferred.
                 if device.is_none() || !is_used && self.delete(&name).await.is_ok() {
                     self.deferred
                         .lock()
@@ -137,7 +137,7 @@ impl Served {
 
     /// Releases the name of a device after a deletion, unless the device still exists.
     fn deleted(&self, name: &str) {
-        // After a failed flush the device is removed, too.
+        // The device is removed even after a failed flush.
         if HostView::device(&*self.host, name).is_none() {
             self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         }

@@ -68,7 +68,7 @@ struct Serving {
 }
 
 pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
-    // A detached process was started by `add`, which prints its errors as its own.
+    // A detached process was started by `add`, which reports this process's errors as its own.
     let what = if args.run.detached { "add" } else { "serve" };
     let mut topology = plan::topology(what, args)?;
     if args.supervise && !args.run.watched {
@@ -95,7 +95,8 @@ pub(crate) fn up(args: &UpArgs) -> Result<ExitCode, Failure> {
     let text = engine::topology::read(&args.file).map_err(|why| Failure::new("up", "", why))?;
     let topology = Topology::parse(&text, &args.file).map_err(|why| Failure::new("up", "", why))?;
     let launch = Launch::by_topology(&text, &apply::registered(&args.file));
-    // Absolute paths, as other processes report them. A socket whose absolute path is too long keeps the given one.
+    // Paths are made absolute, as other processes report them. A socket whose absolute path is too long
+    // keeps the given one.
     let has_room = |export: &ExportSpec| match &export.kind {
         ExportKind::Nbd(NbdExportSpec { address: NbdAddress::Unix(path), .. }) => {
             path.as_os_str().len() <= SOCKET_PATH_MAX
@@ -208,7 +209,7 @@ impl Serving {
         let host =
             Host::start(&engine::topology::host_config(&topology)).map_err(|why| self.failure("", why))?;
         let inherited = std::mem::take(&mut self.inherited);
-        // `run` takes the invocation, once.
+        // Only the first call of `run` finds the invocation.
         let launch = self.launch.take().unwrap_or_else(|| Launch::by_line(self.args.watched));
         let exporter = Exporter::new(&host, self.run.clone(), launch, inherited, self.args.verbose);
         let registry = Registry::new(&topology, self.file.clone(), self.page.is_some());
@@ -280,7 +281,7 @@ impl Serving {
         lister.abort();
         watchdog.abort();
         drop(stop);
-        // Clients that have not read their answers by then do not get them.
+        // Clients that have not read their answers by then lose them.
         let _ = tokio::time::timeout(LAST_ANSWERS, answers).await;
         reported.and(ended)
     }
@@ -309,7 +310,7 @@ impl Serving {
         Ok(claims)
     }
 
-    /// Claims the name of LIO's tree, which one process of a user serves.
+    /// Claims the name of LIO's tree, which only one process of a user may serve.
     fn claim_tree(&self, control: &ControlSocket) -> Result<NameClaim, Failure> {
         let name: DeviceName = targetcli::NAME.parse().map_err(|why| self.failure(targetcli::NAME, why))?;
         self.run.claim(&name).map_err(|why| {

@@ -112,7 +112,8 @@ async fn watch(what: &str, run: &RunDir, mut child: Child, detached: bool) -> Re
     }
 }
 
-/// Whether the server exited intentionally. A failed attempt to recover did not, so it is tried again.
+/// Returns whether the server exited intentionally. A failed recovery is not intentional, so it is tried
+/// again.
 fn ended_by_itself(status: ExitStatus, first: bool) -> bool {
     status.success() || first && status.code().is_some()
 }

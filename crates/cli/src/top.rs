@@ -6,8 +6,8 @@
 //! terminal entered and restored        batch    model → text
 //! ```
 //!
-//! One thread owns the model: samples, keys, answers and signals come to it one after the other. Processes
-//! are asked by tasks of their own, so that one that does not answer delays neither keys nor the end.
+//! One thread owns the model, and handles samples, keys, answers and signals one after the other. Separate
+//! tasks ask the processes, so that a process that does not answer delays neither keys nor the exit.
 
 mod batch;
 mod columns;
@@ -85,10 +85,10 @@ async fn in_batches(args: &TopArgs, run: &RunDir) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Result of a task that runs beside the screen.
+/// Result of a task that runs while the screen is shown.
 enum Answer {
     Sampled(Snapshot),
-    /// A path was failed or reinstated, or could not be.
+    /// The result of failing or reinstating a path.
     Changed(PathOrder, Result<(), String>),
 }
 
@@ -112,7 +112,7 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
                     input::typed(key).and_then(|typed| model.edit_filter(typed))
                 }
                 Some(Event::Key(key)) => input::action(key).and_then(|action| model.act(action)),
-                // The size of the terminal changed: it is drawn again.
+                // The terminal may have been resized: the loop draws the screen again.
                 Some(_) => None,
                 None => Some(Errand::Quit),
             },
@@ -121,7 +121,8 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
                 match answer {
                     Answer::Sampled(snapshot) => {
                         sampling = false;
-                        // One that was requested before a pause is not what the screen shows.
+                        // While paused, the screen keeps its values: a sample that was requested before is
+                        // ignored.
                         if !model.paused {
                             model.take(snapshot, clock());
                         }
@@ -161,7 +162,7 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
 }
 
 fn send(sender: &UnboundedSender<Answer>, answer: Answer) {
-    // The receiver is gone once the screen is left.
+    // The receiver does not exist any more once the screen is left.
     let _ = sender.send(answer);
 }
 

@@ -7,7 +7,7 @@ use engine::spec::Bytes;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A size in bytes, or with a suffix.
+/// Parses a size in bytes, or with a suffix.
 fn size(text: &str) -> Result<u64, String> {
     text.parse::<Bytes>().map(|bytes| bytes.0).map_err(|why| why.to_string())
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) struct Base {
     file: Option<Arc<File>>,
     size: Option<u64>,
-    /// Serves the stack.
+    /// The process that serves the stack; `None` for a file or zeroes.
     server: Option<Child>,
 }
 
@@ -30,7 +30,7 @@ impl Base {
             }
             (None, None, None) => return Ok(Base { file: None, size: None, server: None }),
         };
-        // Created before the file is opened, so that an error ends the server.
+        // The value owns the server before the file is opened, so that an error ends the server.
         let mut base = Base { file: None, size: None, server };
         let failed = |why: std::io::Error| format!("{}: {why}", path.display());
         let mut file = File::open(&path).map_err(failed)?;
@@ -40,7 +40,7 @@ impl Base {
         Ok(base)
     }
 
-    /// Returns its size in bytes; `None` for zeroes.
+    /// Returns the size of the base in bytes; `None` for zeroes.
     pub(super) const fn size(&self) -> Option<u64> {
         self.size
     }

@@ -9,24 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of marks in an environment variable at most; the kernel permits 128 KiB a variable.
+/// Most bytes of marks in an environment variable; the kernel permits 128 KiB a variable.
 const MARKS_MAX: usize = 64 << 10;
 
-/// How many times the deadline a check gets that was late before: on a busy machine, where a check of many
-/// processes waits for a processor most of the time, it would be a finding otherwise.
-const PATIENCE: u32 = 3;
-
-/// What all workers have in common.
+/// The properties of the check that all workers share.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     pub(super) command: String,
     pub(super) deadline: Duration,
-    /// The state is mounted before the command runs.
+    /// Whether the state is mounted before the command runs.
     pub(super) mounts: bool,
     /// The type of the file system, if it is known.
     pub(super) fs: Option<String>,
-    /// The kind of block device; `None`: a file.
-    pub(super) block: Option<BlockKind>,
+    /// Whether the device is a block device.
+    pub(super) block: bool,
 }
 
 /// The result of one check.
@@ -71,7 +67,7 @@ impl Checker {
         Ok(checker)
     }
 
-    /// Returns the path of the device; creates it if the last was given up.
+    /// Returns the path of the device, which is created if the previous one was given up.
     pub(super) fn device(&mut self) -> Result<PathBuf, String> {
         if let Some(device) = &self.device {
             return Ok(device.path().to_owned());
@@ -85,24 +81,20 @@ impl Checker {
         Ok(path)
     }
 
-    /// Makes a state the device's content.
+    /// Replaces the device's content by a state.
     pub(super) fn set(&mut self, state: &State) -> Result<PathBuf, String> {
         let path = self.device()?;
         self.slot.set(state);
         if let Some(device) = &self.device {
             device.forget()?;
         }
-        // What was written back on the way belongs to the state before.
+        // Dropping the kernel's cache may have written back data of the previous state, so the state is set
+        // again.
         self.slot.set(state);
         Ok(path)
     }
 
-    /// Returns the longest time of a check.
-    pub(super) const fn deadline(&self) -> Duration {
-        self.check.deadline
-    }
-
-    /// Returns where the file system is mounted.
+    /// Returns the mount point of the file system.
     pub(super) fn mount_point(&self) -> PathBuf {
         self.dir.join("mnt")
     }
@@ -159,7 +151,7 @@ impl Checker {
             std::fs::write(&file, lines).map_err(|why| format!("{}: {why}", file.display()))?;
             self.marks_written = marks.len();
         }
-        // The last ones, as far as they fit.
+        // The variable holds the newest marks, as many as fit.
         let mut room = MARKS_MAX;
         let fits = |mark: &&crash::Mark| {
             let fits = mark.text.len() < room;

@@ -9,8 +9,8 @@ use std::process::Command;
 /// The most blocks that are looked up.
 const LOST_MAX: usize = 8;
 
-/// Names the files of lost blocks, as the state with nothing lost at the cut has them. Without `debugfs`, or on
-/// another file system, none is named.
+/// Names the files of lost blocks, looked up in the state in which the cut lost nothing. Without `debugfs`,
+/// or on another file system, no file is named.
 pub(super) fn name(checker: &mut Checker, view: &View, state: &State, lost: &mut [Lost]) {
     let full = State::all_present(state.cut);
     let mut head = [0; 2048];

@@ -35,7 +35,7 @@ fn take(mut stream: UnixStream, recorder: &Mutex<Recorder>) {
     let _ = stream.write_all(added.map_or_else(|why| why.to_string(), |()| "ok".to_owned()).as_bytes());
 }
 
-/// Marks are listed one a line.
+/// Replaces line ends in a mark, since marks are listed one a line.
 fn one_line(text: &str) -> String {
     text.trim_end().replace(['\n', '\r'], " ")
 }

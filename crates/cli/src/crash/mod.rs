@@ -39,7 +39,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The size of an empty device by default: enough for each file system.
+/// The default size of an empty device, enough for each file system.
 const SIZE_DEFAULT: u64 = 512 << 20;
 
 pub(crate) fn crash(args: &CrashArgs) -> Result<ExitCode, Failure> {
@@ -61,7 +61,7 @@ pub(crate) fn crash(args: &CrashArgs) -> Result<ExitCode, Failure> {
     laboratory(args, check).map_err(|why| Failure::new("crash", name, why))
 }
 
-/// Stops at SIGINT or SIGTERM: the states so far are reported.
+/// Sets `stop` at SIGINT or SIGTERM, so that the run ends and reports the states so far.
 pub(super) fn stop_on_signals(stop: &'static AtomicBool) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|why| why.to_string())?;

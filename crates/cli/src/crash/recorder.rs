@@ -1,7 +1,7 @@
 //! The device of a recording: reads come from the base and the log, and every write goes to the log.
 //!
-//! The base is never written. Records that were gathered are written to the log before the requests of their
-//! batch are answered, so a log has every write that completed, even if this process is killed.
+//! The base is never written. Gathered records are written to the log before the requests of their batch
+//! are answered, so a log contains every write that completed, even if this process is killed.
 
 use super::marks::Lines;
 use super::served::{Disk, Request};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 const CHUNK: u64 = crash::CHUNK;
 
-/// Where the current content of a chunk is.
+/// The location of a chunk's current content.
 enum Place {
     /// At an offset of the log.
     Whole(u64),
@@ -33,7 +33,7 @@ const ZERO: u64 = u64::MAX;
 pub(super) struct Recorder {
     log: File,
     base: Arc<dyn Source>,
-    /// The length of the log, and what is not yet written of it.
+    /// Length of the log in bytes, including the records in `pending`, which are not written yet.
     len: u64,
     pending: Vec<u8>,
     start: Instant,
@@ -174,7 +174,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Notes the content of sectors: `place` is the log's offset of the first, or [`ZERO`].
+    /// Records the content of sectors: `place` is the log's offset of the first one, or [`ZERO`].
     fn set(&mut self, at: u64, len: u64, place: u64) {
         let mut from = at;
         while from < at + len {
@@ -215,7 +215,7 @@ impl Recorder {
                 let place = if start == at && end == at + u64::from(len) {
                     self.put(record, data)
                 } else {
-                    // A write of part of a sector writes all of it.
+                    // A write of part of a sector is logged as a write of the whole sector.
                     let mut whole = vec![0; (end - start) as usize];
                     self.read_at(start, &mut whole)?;
                     let skip = (at - start) as usize;

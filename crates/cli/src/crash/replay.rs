@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest time of a check that the user gave.
+/// Time limit of a check that the user gave with `--check`.
 const DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn replay(id: &str, save: &Path, check: Option<&str>, again: bool) -> Result<ExitCode, Failure> {

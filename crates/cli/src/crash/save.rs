@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a run needs to be repeated.
+/// The options to repeat a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Options {
     /// The log.
@@ -39,7 +39,7 @@ impl Run {
     /// Creates a directory under `save` with a name of four digits that no other run has.
     pub(super) fn create(save: &Path) -> Result<Run, String> {
         std::fs::create_dir_all(save).map_err(|why| format!("{}: {why}", save.display()))?;
-        // Names in messages and scripts hold from everywhere.
+        // The path is absolute, so that messages and scripts can name it from any directory.
         let save = std::fs::canonicalize(save).map_err(|why| format!("{}: {why}", save.display()))?;
         let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = seed.map_or(0, |time| time.as_nanos() as u64) ^ u64::from(std::process::id()) << 3;
@@ -56,7 +56,7 @@ impl Run {
         Err(format!("{}: it is full of runs (remove old ones)", save.display()))
     }
 
-    /// Finds the run of a finding, and the finding.
+    /// Finds a finding by its ID, with its run and the run's options.
     pub(super) fn find(save: &Path, id: &str) -> Result<(Run, Options, Finding), String> {
         let wrong = || format!("{id}: not the name of a finding, such as 7f3a-12");
         let (name, number) = id.split_once('-').ok_or_else(wrong)?;
@@ -75,7 +75,7 @@ impl Run {
         Ok((Run { name: name.to_owned(), dir }, options, finding))
     }
 
-    /// Returns the absolute path of a file that the run keeps.
+    /// Returns the absolute path of a file that the run stores in its directory.
     pub(super) fn file(&self, path: &Path) -> PathBuf {
         self.dir.join(path)
     }
@@ -106,7 +106,7 @@ pub(super) fn save_summary(run: &Run, summary: &Summary) -> Result<(), String> {
     write(&run.file(Path::new("summary.txt")), &format!("{}\n{findings}", summary.table()))
 }
 
-/// Saves a finding: what it is, its timeline, and a script that checks it again.
+/// Saves a finding: its description, its timeline, and a script that checks it again.
 pub(super) fn save_finding(run: &Run, view: &View, finding: &Finding) -> Result<(), String> {
     let number = finding.id.rsplit('-').next().unwrap_or_default();
     let dir = run.file(Path::new(number));

@@ -1,7 +1,7 @@
-//! A file by FUSE whose requests one thread answers: the device of a recording, or of a state.
+//! A FUSE file whose requests one thread answers: the device of a recording, or of a state.
 //!
-//! Requests that arrived together are taken together: all are submitted before the first is executed, so a
-//! recording has the writes in flight that the kernel had in flight.
+//! Requests that arrive together form a batch: all are submitted before the first is executed, so that a
+//! recording has the same writes in flight as the kernel.
 
 use fuse::{Mount, MountOptions};
 use proto::fuse::wire::{HEAD_LEN, IN_HEADER_LEN, OUT_HEADER_LEN, falloc, fopen};
@@ -16,33 +16,34 @@ use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Bytes of one request at most.
+/// Most bytes of one request.
 const TRANSFER_MAX: usize = 1 << 20;
-/// Requests that are taken together at most.
+/// Most requests of a batch.
 const BATCH_MAX: usize = 16;
 
 /// A request of a device, without its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Request {
-    /// Reads; answered without a submission.
+    /// A read. It is answered without a submission.
     Read { at: u64, len: u32 },
-    /// Writes.
+    /// A write of `len` bytes.
     Write { at: u64, len: u32, fua: bool },
-    /// Discards, or with `zeroes` writes zeroes.
+    /// A discard, or with `zeroes` a write of zeroes.
     Clear { at: u64, len: u64, zeroes: bool },
-    /// Flushes.
+    /// A flush of all completed writes.
     Flush,
 }
 
-/// A device behind a file.
+/// The storage behind a FUSE file.
 pub(super) trait Disk: Send + 'static {
-    /// Takes the submission of a request other than a read; its data is complete.
+    /// Submits a request other than a read, with its complete data. Returns a ticket for
+    /// [`complete`](Disk::complete).
     fn submit(&mut self, request: &Request, data: &[u8], pid: u32) -> io::Result<u32>;
-    /// Executes and completes a request that was submitted; `ticket` is what its submission returned.
+    /// Executes and completes a submitted request; `ticket` is the return value of its submission.
     fn complete(&mut self, request: &Request, data: &[u8], ticket: u32) -> io::Result<()>;
-    /// Reads.
+    /// Reads `into.len()` bytes at offset `at`.
     fn read(&mut self, at: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Ends a batch: whatever was gathered is written.
+    /// Ends a batch: writes out everything that was gathered.
     fn end(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -77,7 +78,8 @@ impl Drop for Served {
             let _ = fuse::unmount(&self.path, true, self.made);
         }
         if let Some(thread) = self.thread.take() {
-            // A process that survived its checker may keep the file open; its thread ends with this process.
+            // A process that outlived its check may keep the file open; the serving thread then ends with
+            // this process.
             for _ in 0..200 {
                 if thread.is_finished() {
                     let _ = thread.join();

@@ -34,7 +34,7 @@ impl Shared {
         then(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the state, and forgets what the last checker wrote and read.
+    /// Replaces the state, and clears the chunks that the last check wrote and read.
     pub(super) fn set(&self, state: &State) {
         self.with(|slot| {
             slot.state = state.clone();
@@ -43,7 +43,7 @@ impl Shared {
         });
     }
 
-    /// Returns the chunks of the log that were read, and forgets them. More than [`CHUNKS_MAX`] are not all.
+    /// Returns the chunks that were read, and clears the record of them.
     pub(super) fn take_read(&self) -> Vec<u64> {
         self.with(|slot| std::mem::take(&mut slot.read).into_iter().collect())
     }
@@ -72,7 +72,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Writes `len` bytes: those of `data`, or zeroes if it is empty.
+    /// Writes `len` bytes of `data`, or zeroes if `data` is empty.
     fn write(&mut self, at: u64, len: u64, data: &[u8]) -> io::Result<()> {
         let end = at + len;
         for chunk in at / CHUNK..end.div_ceil(CHUNK) {

@@ -35,7 +35,7 @@ pub(super) fn info(options: &Options, devices: Vec<TableDevice>) -> Result<(), R
     if devices.is_empty() {
         print(NONE);
     }
-    // Other commands have selected their devices before.
+    // All other commands have selected their devices before.
     let devices = if options.command == "info" { selected(options, devices)? } else { devices };
     for (answer, info) in devices {
         print(&facts(&answer, &info));

@@ -121,7 +121,8 @@ fn page_entry(name: &str, section: u8, about: &str) -> String {
     format!(".TP\n.BR blockyard\\-{} ({section})\n{}\n", escaped(name), escaped(about))
 }
 
-/// The page with characters beyond ASCII as groff names them: troff reads bytes, in no encoding but Latin-1.
+/// Replaces characters beyond ASCII by groff's names for them: troff reads bytes, in no encoding but
+/// Latin-1.
 fn ascii(page: &str) -> String {
     let mut out = String::with_capacity(page.len());
     for character in page.chars() {

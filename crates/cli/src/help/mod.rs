@@ -229,7 +229,8 @@ mod tests {
         let command = command();
         for (name, examples) in examples::ALL {
             for (line, _) in *examples {
-                // What a shell does around it, and words of the neighbours, are not for our parser.
+                // Lines with other shell commands, and lines for losetup and dmsetup, are not parsed by our
+                // parser.
                 if line.contains(['|', '$', '<', '>']) || matches!(*name, "losetup" | "dmsetup") {
                     continue;
                 }
@@ -264,7 +265,7 @@ mod tests {
         }
     }
 
-    /// The text without escape sequences.
+    /// Removes escape sequences from a text.
     fn anstream_free(text: &str) -> String {
         StyledStr::from(text.to_owned()).to_string()
     }

@@ -124,7 +124,7 @@ fn argument_row(argument: &Arg) -> String {
     format!("| {} | {} | {} |\n", code(&form), cell(&defaults.join(", ")), cell(&about))
 }
 
-/// A text as a sentence begins: with a capital, unless it begins with a name or an option.
+/// Capitalizes the first letter of a text, unless it begins with a name or an option.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     match (letters.next(), letters.clone().next()) {
@@ -135,17 +135,17 @@ fn sentence(text: &str) -> String {
     }
 }
 
-/// A code span in a table.
+/// Formats a text as a code span in a table.
 fn code(text: &str) -> String {
     format!("`{}`", text.replace('|', "\\|"))
 }
 
-/// The text of a table's cell.
+/// Escapes text for a table's cell.
 fn cell(text: &str) -> String {
     escaped(text).replace('|', "\\|")
 }
 
-/// Text that Markdown would read as markup.
+/// Escapes characters that Markdown would read as markup.
 fn escaped(text: &str) -> String {
     text.replace('<', "&lt;").replace('*', "\\*").replace('_', "\\_")
 }

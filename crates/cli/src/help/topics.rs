@@ -23,7 +23,7 @@ fn terms(terms: &[(&str, &str)]) -> Block {
     Block::Terms(terms.iter().map(|(term, about)| ((*term).to_owned(), (*about).to_owned())).collect())
 }
 
-/// The options of a driver.
+/// Lists the options of a driver as a block.
 fn options(rows: &[OptionRow]) -> Block {
     Block::Options(rows.to_vec())
 }
@@ -245,7 +245,7 @@ fn limits() -> Topic {
     Topic { name: "limits", about: "queue limits: their names and rules", blocks }
 }
 
-/// The placeholder of a limit's value.
+/// Returns the placeholder of a limit's value.
 fn form_of(unit: Unit) -> &'static str {
     match unit {
         Unit::Bytes => "BYTES",
@@ -255,7 +255,7 @@ fn form_of(unit: Unit) -> &'static str {
     }
 }
 
-/// A text with a capital at its beginning.
+/// Capitalizes the first letter of a text.
 fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect()

@@ -9,7 +9,7 @@ use std::fmt::Write;
 pub(crate) enum Shown {
     /// All nodes.
     Layers,
-    /// Backends only: over several of them, each is a path.
+    /// Backends only. If the stack has several, each is a path.
     Paths,
 }
 
@@ -48,9 +48,8 @@ pub(crate) fn rows(before: Option<&DeviceStats>, now: &DeviceStats, shown: Shown
     now.layers.iter().filter(|layer| shown == Shown::Layers || layer.backend).map(row).collect()
 }
 
-/// Returns the share of each node in the time that requests spent in the stack, without the nodes below it:
-/// from 0 to
-/// 1. `rows` are all rows of a device.
+/// Returns the share of each node, 0 to 1, in the time that requests spent in the stack. A node's time
+/// excludes the nodes below it. `rows` must be all rows of a device.
 pub(crate) fn shares(rows: &[Row]) -> Vec<f64> {
     let (depths, spent): (Vec<u8>, Vec<f64>) = rows.iter().map(|row| (row.layer.depth, row.queued)).unzip();
     let own = own_times(&depths, &spent);

@@ -77,7 +77,7 @@ const WRITES: [&str; 8] = [
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Form {
     pub(super) extended: bool,
-    /// Megabytes instead of kilobytes; request sizes are always in kilobytes.
+    /// Whether amounts are in megabytes instead of kilobytes; request sizes are always in kilobytes.
     pub(super) megabytes: bool,
 }
 

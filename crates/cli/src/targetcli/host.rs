@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::Handle;
 
-/// LIO's vendor and revision in INQUIRY, which initiators may have rules for.
+/// LIO's vendor and revision in INQUIRY; initiators may have rules that match them.
 const VENDOR: &str = "LIO-ORG";
 const REVISION: &str = "4.0";
 
@@ -36,7 +36,7 @@ pub(crate) struct Lio {
 
 #[derive(Default)]
 struct State {
-    /// Nothing was configured after the last command, and the process is ending.
+    /// Whether the process is ending, because nothing was configured after the last command.
     is_ending: bool,
     config: Config,
     devices: BTreeMap<StorageId, DeviceName>,
@@ -47,7 +47,7 @@ impl Lio {
         Lio { state: Mutex::default(), targets: Targets::new(host, Some(state_folder())) }
     }
 
-    /// Forgets the logical units of devices that are removed.
+    /// Drops the logical units of devices that are being removed.
     pub(crate) fn forget_removed(&self) {
         self.targets.forget_unused_units();
     }
@@ -63,7 +63,7 @@ fn state_folder() -> PathBuf {
     own.unwrap_or_else(std::env::temp_dir).join("blockyard")
 }
 
-/// Answers a request of a client. The process ends when nothing is configured after it.
+/// Answers a request of a client. The process ends if nothing is configured afterwards.
 pub(crate) async fn answer(
     served: Arc<Served>,
     call: serde_json::Value,
@@ -180,7 +180,7 @@ impl HostSystem<'_> {
     fn remove_device(&self, id: &StorageId) -> Result<(), String> {
         let Some(name) = self.devices.get(id) else { return Ok(()) };
         match self.handle.block_on(HostView::delete(&**self.served, name.as_str())) {
-            // It was removed with `blockyard del`.
+            // The device was removed with `blockyard del`.
             Err(ControlError::NotFound) => Ok(()),
             done => done.map_err(text),
         }
@@ -196,18 +196,19 @@ impl HostSystem<'_> {
         }
         self.remove_device(&object.id)?;
         self.add_device(&changed, after).inspect_err(|_| {
-            // The device as it was; if that fails, too, later commands report that it is gone.
+            // Opens the device as before. If that fails, too, later commands report that the device is
+            // missing.
             let _ = self.add_device(object, before);
         })
     }
 
-    /// Sets an attribute of the logical unit, if a LUN has created it already.
+    /// Sets an attribute of the logical unit, if the unit exists because a LUN has created it.
     fn set_unit_attribute(&self, id: &StorageId, name: &str, value: i64) -> Result<(), String> {
         let device = self.device(id)?;
         let unit = self.targets.unit_of(UnitId(device.number()));
         let value = u64::try_from(value).map_err(text)?;
         match unit.map_or(Ok(()), |unit| unit.logical().set_attribute(name, value).map_err(text)) {
-            // A name of LIO's that has no effect here is kept for saving.
+            // An attribute of LIO that has no effect here is only kept for saving.
             Err(why) if why.starts_with("unknown attribute") => Ok(()),
             done => done,
         }
@@ -237,7 +238,8 @@ impl HostSystem<'_> {
         };
         let unit = self.targets.unit(&device, &options).map_err(text)?;
         for (name, value) in &object.attributes {
-            // Values were checked when they were set; some names are LIO's only, and are kept for saving.
+            // Values were checked when they were set; attributes that only LIO has fail here and are kept
+            // for saving.
             let _ = unit.logical().set_attribute(name, u64::try_from(*value).unwrap_or_default());
         }
         let read_only = device.read_only();
@@ -247,7 +249,7 @@ impl HostSystem<'_> {
         Ok(Applied::default())
     }
 
-    /// Exports a device to this machine, through the best export there is.
+    /// Exports a device to this machine, through the best export that is possible.
     fn add_local(&mut self, device: &Arc<Device>) -> Result<Applied, String> {
         let kind = local_export(device);
         if is_for_kernel(&kind) {
@@ -358,7 +360,7 @@ fn is_of_loopback(change: &Change) -> bool {
     target.fabric == Fabric::Loopback
 }
 
-/// LIO's model of a storage object without `emulate_model_alias`.
+/// Returns LIO's model of a storage object without `emulate_model_alias`.
 fn model(object: &StorageObject) -> &'static str {
     use lio::config::Plugin;
     match object.id.plugin {
@@ -369,7 +371,7 @@ fn model(object: &StorageObject) -> &'static str {
     }
 }
 
-/// The export of a loopback LUN: the default one, which is chosen when it is added.
+/// Returns the export of a loopback LUN: the default export, which is chosen when the LUN is added.
 fn local_export(device: &Device) -> ExportKind {
     ExportKind::Default(NbdOptions { name: device.name().to_string(), tls: TlsSpec::default() })
 }
@@ -421,7 +423,7 @@ impl System for HostSystem<'_> {
             Change::RemoveGroup(id) if is_iscsi(&id.target) => {
                 self.targets.delete_group(&group(id)?).map_err(text)
             }
-            // A loopback target is a local device for each LUN, and has no more of its own.
+            // A loopback target is only a local device for each LUN, so other changes have no effect here.
             change if is_of_loopback(change) => Ok(()),
             change => self.group_change(change).map_err(text),
         };

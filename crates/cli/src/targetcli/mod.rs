@@ -4,8 +4,8 @@
 //! here on an empty tree, and the first command that changes something starts the process. It ends when nothing is
 //! configured any more.
 //!
-//! *Invariant:* secrets are in no process's arguments (except those that the user typed), in no log, and in no file
-//! that others can read.
+//! *Invariant:* no log, no file that others can read, and no process's arguments contain secrets, except
+//! for the arguments that the user typed.
 
 mod host;
 mod shell;
@@ -103,7 +103,7 @@ fn once(words: &[String]) -> Result<ExitCode, Failure> {
     Ok(if answer.error.is_some() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Prints the output of a command, without its error.
+/// Prints the output of a command, but not its error.
 fn show(answer: &Answer) {
     let stdout = std::io::stdout();
     let colour = answer.prefs.color_mode && stdout.is_terminal() && user::has_colours();
@@ -125,7 +125,7 @@ fn show(answer: &Answer) {
     }
 }
 
-/// A user's commands, one after the other.
+/// State that carries over between a user's commands.
 struct Session {
     run: RunDir,
     call: Call,
@@ -140,7 +140,7 @@ impl Session {
         Ok(Session { run, call: user.call(), has_host })
     }
 
-    /// Runs a command line, and adopts the node and the preferences that it leaves.
+    /// Runs a command line, and adopts the current node and the preferences that it returns.
     fn run(&mut self, line: &str) -> Result<Answer, Failure> {
         line.clone_into(&mut self.call.line);
         let answer = match self.remote(&Request::Run(self.call.clone()))? {
@@ -165,7 +165,8 @@ impl Session {
         let begun = Instant::now();
         let started = loop {
             let started = add::start_command("targetcli-host", []).map_err(|why| fail(&why))?;
-            // Another command may have started one at the same time, or the one before may not have ended yet.
+            // Another command may have started a process meanwhile, or the previous process may still be
+            // ending.
             let is_taken = started.stderr.contains("the name is taken");
             if !is_taken || is_served(&self.run) || begun.elapsed() > ENDING {
                 break started;
@@ -183,7 +184,7 @@ impl Session {
         })
     }
 
-    /// Asks the process that serves the tree. `None`: there is none.
+    /// Sends a request to the process that serves the tree. `None`: no process serves it.
     fn remote<T: serde::de::DeserializeOwned>(&mut self, request: &Request) -> Result<Option<T>, Failure> {
         let fail = |why: &dyn std::fmt::Display| Failure::new(WHAT, "", why);
         let request = serde_json::to_value(request).map_err(|why| fail(&why))?;
@@ -194,9 +195,9 @@ impl Session {
             }
             let client = ControlClient::new(self.run.control_link(NAME));
             match block_on(WHAT, client.targetcli(&request))? {
-                // It ended between the two.
+                // The process ended between the check and the request.
                 Err(ClientError::Connect { .. }) => return Ok(None),
-                // It is ending, and its devices are being closed.
+                // The process is ending and closing its devices.
                 Err(ClientError::Refused(ControlError::Busy(_))) if begun.elapsed() < ENDING => {
                     std::thread::sleep(PAUSE);
                 }

@@ -39,7 +39,7 @@ impl Helper for Completion {}
 struct Shell {
     session: Rc<RefCell<Session>>,
     has_failed: bool,
-    /// Whether the last command ends the shell.
+    /// Whether the shell exits after the last command.
     exits: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn shell() -> Result<ExitCode, Failure> {
     }
     shell.save()?;
     user.save(&shell.session.borrow().call.prefs)?;
-    // A script learns of commands that failed; a person has seen the messages.
+    // A script gets the status of failed commands; a person has seen the messages.
     Ok(if shell.has_failed && !is_terminal { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
@@ -104,7 +104,7 @@ impl Shell {
                     if line.is_empty() {
                         continue;
                     }
-                    // Secrets stay out of the history.
+                    // Lines with passwords are not stored in the history.
                     if !line.contains("password") {
                         let _ = editor.add_history_entry(&line);
                         history.push(line.clone());
@@ -135,8 +135,8 @@ impl Shell {
         format!("{}> ", String::from_iter(path))
     }
 
-    /// Saves the configuration at the end, if the user prefers so. Without a process that serves one there is
-    /// nothing to save, and an earlier file must not be replaced by an empty one.
+    /// Saves the configuration when the shell ends, if the user prefers that. Without a process that serves
+    /// the tree nothing is saved, since an empty configuration must not replace an earlier file.
     fn save(&mut self) -> Result<(), Failure> {
         let (wants, has_host) = {
             let session = self.session.borrow();

@@ -57,7 +57,7 @@ fn disk(dev: &str) -> DiskFileSpec {
     file
 }
 
-/// Checks what LIO would do without asking: a file that is missing, or shorter than the disk was.
+/// Refuses cases that LIO would accept silently: a file that is missing, or shorter than the disk was.
 pub(super) fn check(object: &StorageObject) -> Result<(), String> {
     let Backing::Fileio { dev, .. } = &object.backing else { return Ok(()) };
     let meta = std::fs::metadata(dev).map_err(|why| format!("{dev}: {why}"))?;
@@ -68,7 +68,7 @@ pub(super) fn check(object: &StorageObject) -> Result<(), String> {
     }
 }
 
-/// Returns what a storage object's attributes are set from.
+/// Returns the properties of a device from which a storage object's attributes are set.
 pub(super) fn facts(object: &StorageObject, device: &Device) -> Facts {
     let limits = device.limits();
     let block = limits.logical_block_size.0.max(1);

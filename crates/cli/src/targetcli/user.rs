@@ -1,4 +1,4 @@
-//! What belongs to the user who runs targetcli: preferences, history, and where a configuration is saved.
+//! Files of the user who runs targetcli: preferences, history, and the path of the saved configuration.
 
 use crate::failure::Failure;
 use lio::prefs::Prefs;
@@ -27,7 +27,8 @@ fn config_folder() -> Option<PathBuf> {
     Some(own.join("blockyard"))
 }
 
-/// Returns the file that `saveconfig` writes by default. Not LIO's own file: both may be in use on a machine.
+/// Returns the file that `saveconfig` writes by default. It differs from LIO's own file: both may be in use
+/// on one machine.
 fn save_file() -> PathBuf {
     if let Some(path) = variable("BLOCKYARD_SAVECONFIG") {
         return std::path::absolute(&path).unwrap_or(path);
@@ -39,7 +40,7 @@ fn save_file() -> PathBuf {
     folder.join("saveconfig.json")
 }
 
-/// Whether colours are welcome (no-color.org).
+/// Whether the environment permits colours (no-color.org).
 pub(super) fn has_colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
@@ -52,7 +53,7 @@ impl User {
         User { folder, prefs }
     }
 
-    /// Stores preferences that have changed, apart from where the shell was.
+    /// Stores changed preferences, but not the current node of the shell.
     pub(super) fn save(&self, prefs: &Prefs) -> Result<(), Failure> {
         let settings = |prefs: &Prefs| Prefs {
             last: None,
@@ -86,14 +87,14 @@ impl User {
         }
     }
 
-    /// Returns the lines of earlier shells.
+    /// Returns the command lines of earlier shells.
     pub(super) fn history(&self) -> Vec<String> {
         let file = self.folder.as_deref().map(history_file);
         let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Stores the history with mode 0600. A failure is not worth a message at the end of a shell.
+    /// Stores the history with mode 0600. Errors are ignored, as the shell is ending.
     pub(super) fn save_history(&self, lines: &[String]) {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;

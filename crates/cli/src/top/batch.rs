@@ -3,7 +3,7 @@
 use super::columns::columns;
 use super::model::Model;
 
-/// Width that has room for every column.
+/// Line width with room for every column.
 const WIDTH: usize = 200;
 
 /// Returns a page: time and numbers of devices and processes, a header, a line for each device, an empty

@@ -11,7 +11,7 @@ use engine::control::Latency;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tone {
     Plain,
-    /// Nothing happened: shown dimmed.
+    /// No activity: shown dimmed.
     Quiet,
     /// A failure.
     Bad,
@@ -21,7 +21,7 @@ pub(super) enum Tone {
 pub(super) struct Cell {
     pub(super) text: String,
     pub(super) tone: Tone,
-    /// Filled part of a bar before the text, from 0 to 1; `None`: there is no bar.
+    /// Filled part of a bar before the text, from 0 to 1; `None`: no bar.
     pub(super) bar: Option<f64>,
 }
 
@@ -34,11 +34,11 @@ impl Cell {
 /// A column of the list.
 pub(super) struct Column {
     pub(super) title: &'static str,
-    /// Width in characters, with the blank before it; 0: what is left of the line.
+    /// Width in characters, including the blank before it; 0: the remaining width of the line.
     pub(super) width: usize,
-    /// Width of the screen from which on the column is shown.
+    /// Screen width from which the column is shown.
     from_width: usize,
-    /// Aligned to the left.
+    /// Whether the cells are left-aligned.
     pub(super) left: bool,
     pub(super) cell: fn(&Row) -> Cell,
 }
@@ -52,8 +52,8 @@ pub(super) const BAR: usize = 5;
 /// Smallest width of names.
 const NAME_MIN: usize = 12;
 
-/// All columns but the name, which comes first and takes the width that is left, as the stack does at the
-/// end.
+/// All columns except the name, which comes first. The name takes the remaining width, as does the stack at
+/// the end.
 const COLUMNS: [Column; 20] = [
     right("IOPS", 6, 0, |row| number(count(row.iops()), row.iops())),
     right("r/s", 6, 130, |row| number(count(row.rates.reads), row.rates.reads)),

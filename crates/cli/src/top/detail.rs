@@ -11,7 +11,7 @@ use engine::tables::path_status::PathStatus;
 use ratatui::text::{Line, Span};
 use std::collections::BTreeMap;
 
-/// Width from which on there are two columns of lines.
+/// Screen width from which lines are in two columns.
 const WIDE: usize = 160;
 /// Width of a limit and its value.
 const LIMIT: usize = 39;
@@ -224,7 +224,7 @@ fn exports(row: &Row, width: usize, theme: Theme) -> Part {
     for export in &row.info.exports {
         let text = format!("{:<10}{:>7}  {}", export.kind, export.connections, export.address);
         lines.push(Line::raw(fit(&text, width)));
-        // Sessions have lines of their own.
+        // Sessions are shown on lines of their own.
         let details = export.details.iter().filter(|(key, _)| !key.starts_with("session "));
         let details = details.map(|(key, value)| format!("          {key}: {value}"));
         lines.extend(details.map(|text| Line::styled(fit(&text, width), theme.quiet())));
@@ -235,7 +235,7 @@ fn exports(row: &Row, width: usize, theme: Theme) -> Part {
     lines
 }
 
-/// Sessions of initiators, each once although every portal reports it.
+/// Formats the sessions of initiators, each once even if every portal reports it.
 fn sessions(row: &Row, width: usize, theme: Theme) -> Part {
     let all = row.info.exports.iter().flat_map(|export| &export.sessions);
     let all: BTreeMap<u16, &ClientSession> = all.map(|session| (session.number, session)).collect();
@@ -261,7 +261,7 @@ fn sessions(row: &Row, width: usize, theme: Theme) -> Part {
     lines
 }
 
-/// What a session's second line has: digests, user, reservation, failures, addresses.
+/// Returns the second line of a session: digests, user, reservation, failures, addresses.
 fn more_of(session: &ClientSession) -> String {
     let mut words = vec![format!("digests {}", session.digests)];
     if !session.user.is_empty() {

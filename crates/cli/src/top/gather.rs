@@ -1,8 +1,8 @@
 //! A snapshot of all devices of all processes: each device with its counters and the state of its paths.
 //!
-//! All processes are asked at once and have a second, and a little more for each device, to answer. A process
-//! that does not answer by then is reported as silent, one that exited is left out: neither delays the
-//! others.
+//! All processes are asked at once, with a time limit of a second and a little more for each device. A
+//! process that does not answer in time is reported as silent, and one that has exited is omitted: neither
+//! delays the others.
 
 use engine::control::{ClientError, ControlClient, ControlError, DeviceInfo, DeviceStats};
 use engine::rundir::RunDir;
@@ -45,7 +45,7 @@ enum Answer {
     Silent(PathBuf),
 }
 
-/// Takes a snapshot of the devices of these names, or of all devices without names.
+/// Takes a snapshot of the named devices, or of all devices if no name is given.
 pub(super) async fn snapshot(run: &RunDir, wanted: &[String]) -> Snapshot {
     let mut asking = JoinSet::new();
     for socket in run.processes() {
@@ -79,11 +79,11 @@ async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
     .await;
     match found {
         Ok(samples) => Answer::Devices(samples),
-        // A full queue of connections: the process exists and does not answer.
+        // A full queue of connections means that the process exists but does not answer.
         Err(Some(ClientError::Connect { source, .. })) if source.kind() != ErrorKind::WouldBlock => {
             Answer::Gone
         }
-        // A timeout (`None`) or a broken connection.
+        // The request timed out (`None`) or the connection broke.
         Err(_) => Answer::Silent(socket),
     }
 }
@@ -97,7 +97,7 @@ async fn samples(
     for info in devices {
         let stats = match client.stats(&info.name).await {
             Ok(stats) => stats,
-            // It was removed after the list was sent.
+            // The device was removed after the list was sent.
             Err(ClientError::Refused(ControlError::NotFound)) => continue,
             Err(why) => return Err(why),
         };

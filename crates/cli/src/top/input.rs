@@ -28,7 +28,7 @@ pub(super) enum Action {
     Move(isize),
     /// Scrolls by this many lines, downwards if positive.
     Scroll(isize),
-    /// No meaning of its own: it closes the help, and answers a question with no.
+    /// A key without a meaning of its own: it closes the help, and answers a question with no.
     Other,
 }
 

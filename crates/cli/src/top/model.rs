@@ -1,7 +1,7 @@
 //! State of `top` and of its screen, changed by snapshots, keys and answers.
 //!
-//! *Invariant:* nothing here asks a process or writes to a terminal. Work for others is returned as an
-//! [`Errand`], and the screen is a function of this state.
+//! *Invariant:* nothing here asks a process or writes to a terminal. The model returns work for the caller
+//! as an [`Errand`], and the screen is a function of this state.
 
 use super::gather::Snapshot;
 use super::input::{Action, Typed};
@@ -19,7 +19,7 @@ const PAST_MAX: usize = 500;
 
 const NO_PATHS: &str = "this device has no paths (multipath tables have them)";
 
-/// What the screen shows.
+/// The contents of the screen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Screen {
     /// The list of devices.
@@ -39,7 +39,7 @@ pub(super) struct PathOrder {
     pub(super) fail: bool,
 }
 
-/// Work that the caller does.
+/// Work that the model requests from its caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Errand {
     /// Restore the terminal and exit.
@@ -52,7 +52,7 @@ pub(super) enum Errand {
     Change(PathOrder),
 }
 
-/// The state.
+/// State of `top` and of its screen.
 pub(super) struct Model {
     /// All devices, in the order of the list.
     pub(super) rows: Vec<Row>,
@@ -69,11 +69,11 @@ pub(super) struct Model {
     pub(super) path: usize,
     /// Lines of a device above the upper edge of the screen.
     pub(super) scroll: usize,
-    /// The selected path must be on the screen: it was just selected.
+    /// Whether the screen must scroll to the selected path, because it was just selected.
     pub(super) follow: bool,
-    /// Only devices that contain this text are in the list; empty: all are.
+    /// Text that listed devices contain; empty: all devices are listed.
     pub(super) filter: String,
-    /// Keys go to the filter.
+    /// Whether keys edit the filter.
     pub(super) typing: bool,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
@@ -83,7 +83,7 @@ pub(super) struct Model {
     pub(super) note: String,
     /// Time of the last snapshot.
     pub(super) clock: String,
-    /// There was a snapshot.
+    /// Whether a snapshot was taken yet.
     pub(super) sampled: bool,
     /// Counters of each device at the last snapshot.
     before: HashMap<String, DeviceStats>,
@@ -118,7 +118,7 @@ impl Model {
         }
     }
 
-    /// Takes a snapshot over, which was taken at `clock`.
+    /// Adopts a snapshot that was taken at `clock`.
     pub(super) fn take(&mut self, snapshot: Snapshot, clock: String) {
         let mut rows: Vec<Row> = Vec::with_capacity(snapshot.samples.len());
         let mut counted = HashMap::with_capacity(snapshot.samples.len());
@@ -155,7 +155,7 @@ impl Model {
         }
     }
 
-    /// Sets the scroll position to what was drawn, which ends with the last line of the device.
+    /// Sets the scroll position to the drawn one, which is limited by the number of lines.
     pub(super) fn drawn(&mut self, scroll: usize) {
         self.scroll = scroll;
     }
@@ -179,7 +179,7 @@ impl Model {
         }
     }
 
-    /// The rows of the list: those that the filter lets through, in order.
+    /// Returns the rows of the list: those that match the filter, in order.
     pub(super) fn listed(&self) -> Vec<&Row> {
         let text = self.filter.to_lowercase();
         self.rows.iter().filter(|row| row.matches(&text)).collect()
@@ -209,7 +209,7 @@ impl Model {
         }
     }
 
-    /// Returns its selected path.
+    /// Returns the selected path of the device whose details are shown.
     pub(super) fn shown_path(&self) -> Option<&PathStatus> {
         let paths = &self.shown()?.paths;
         paths.get(self.path.min(paths.len().saturating_sub(1)))
@@ -294,7 +294,7 @@ impl Model {
     fn enter(&mut self) {
         if let (Screen::Devices, Some(row)) = (&self.screen, self.selected_row()) {
             let name = row.info.name.clone();
-            // It stays selected when the user comes back to the list.
+            // The device stays selected when the user returns to the list.
             self.selected = Some(name.clone());
             self.screen = Screen::Device(name);
             (self.path, self.scroll, self.follow) = (0, 0, false);

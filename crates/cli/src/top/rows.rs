@@ -37,7 +37,7 @@ pub(super) struct Row {
     pub(super) depth: u64,
     /// Failed requests since the device was added, and in the interval.
     pub(super) errors: (u64, u64),
-    /// Its process did not answer: the values are the last known ones.
+    /// Whether its process did not answer: the values are the last known ones then.
     pub(super) silent: bool,
 }
 
@@ -95,7 +95,7 @@ impl Row {
         texts.any(|own| own.to_lowercase().contains(text))
     }
 
-    /// Returns the number of paths that work.
+    /// Returns the number of active paths.
     pub(super) fn paths_up(&self) -> usize {
         self.paths.iter().filter(|path| path.works).count()
     }

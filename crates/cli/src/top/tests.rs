@@ -116,7 +116,7 @@ fn devices_on_a_small_screen() {
     assert_eq!(drawn[..5], expected, "\n{}", drawn.join("\n"));
     assert_eq!(drawn[22], "sort  i IOPS  b bytes  l latency  d queue  u busy  e errors  n name  r reverse");
     assert!(drawn[23].starts_with("h help  Enter show  / filter"), "{}", drawn[23]);
-    // The selected device is below the list, with what it did in past intervals.
+    // The details of the selected device, with past intervals, are below the list.
     assert_eq!(drawn[6], "disk  64.0M  512 a block  process 4711");
     assert!(drawn[9].starts_with("IOPS  ") && drawn[9].ends_with("█    12.0k"), "{}", drawn[9]);
 }

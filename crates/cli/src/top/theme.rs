@@ -7,7 +7,7 @@ use ratatui::style::{Color, Modifier, Style};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Theme {
     pub(super) colour: bool,
-    /// The terminal shows Unicode letters.
+    /// Whether the terminal shows Unicode letters.
     pub(super) unicode: bool,
 }
 

@@ -13,15 +13,15 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-/// Lines from which on the list leaves half of the screen to the selected device, however long it is.
+/// Screen height from which the selected device gets half of the lines, whatever the length of the list.
 const TALL: u16 = 40;
-/// Lines below the list that the selected device is shown in, at least.
+/// Least number of lines below the list in which the selected device is shown.
 const PANE_MIN: u16 = 8;
-/// Lines from which on the sort keys have a line of their own.
+/// Screen height from which the sort keys have a line of their own.
 const SORT_LINE: u16 = 10;
 
-/// Draws the screen. Returns how many lines of a device are above its upper edge: what the model has, if
-/// there are so many.
+/// Draws the screen. Returns how many lines of a device are above its upper edge: the scroll position of
+/// the model, limited by the number of lines.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, theme: Theme) -> usize {
     let is_list = model.screen == Screen::Devices && !model.help;
     let foot_lines = if is_list && frame.area().height >= SORT_LINE { 2 } else { 1 };

@@ -1,12 +1,13 @@
-//! Notices that the process that reads a trace from a pipe on stdout has exited.
+//! Detects that the process that reads a trace from a pipe on stdout has exited.
 //!
-//! A write to the pipe would fail, but an idle device gives nothing to write: without this the session would keep the
-//! device until its next request.
+//! A write to the pipe would fail, but an idle device produces nothing to write: without this check the
+//! trace would occupy the device until its next request.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::Duration;
 
-/// How often stdout is polled: a device can be traced again so soon after its reader exited.
+/// Interval at which stdout is polled: the longest time until a device can be traced again after its reader
+/// exited.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// The read end of stdout, if the trace goes there.
