@@ -41,7 +41,7 @@ fn owned(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Returns an option as the shell completes it, for each row.
+/// Returns the completions of options.
 fn completions(rows: &[OptionRow]) -> Vec<String> {
     rows.iter().flat_map(OptionRow::completions).collect()
 }

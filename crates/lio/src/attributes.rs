@@ -1,13 +1,13 @@
-//! The attributes and parameters of LIO's objects: names, defaults, the values that may be stored.
+//! The attributes and parameters of LIO's objects: names, defaults, permitted values.
 //!
 //! Source: `target_core_configfs.c` (`attrib/` of a device), `iscsi_target_configfs.c` (portal groups, ACLs), RFC 7143
 //! section 13 (parameters). Values that LIO accepts for features that are missing here (T10 protection, error recovery
 //! levels 1 and 2) are refused.
 
-/// What may be stored in an attribute.
+/// The rule for values of an attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// It cannot be stored.
+    /// The attribute is read-only.
     ReadOnly,
     /// 0 or 1.
     Flag,
@@ -17,7 +17,7 @@ pub enum Rule {
     OneOf(&'static [i64]),
     /// Any value is accepted, and nothing changes: LIO deprecated the attribute.
     Deprecated,
-    /// `emulate_write_cache`: 0 or 1, but a block device's own cache decides.
+    /// `emulate_write_cache`: 0 or 1. A block device reports its own cache, whatever the value.
     WriteCache,
     /// 0 or 1; 1 only if the backstore can deallocate blocks.
     Unmap,
@@ -32,13 +32,13 @@ pub enum Rule {
 pub struct AttributeRow {
     /// LIO's name.
     pub name: &'static str,
-    /// What it does.
+    /// The purpose, in a few words.
     pub about: &'static str,
-    /// The default, where the backstore has no other.
+    /// The default, unless the backstore has one of its own.
     pub default: i64,
-    /// What may be stored.
+    /// The permitted values.
     pub rule: Rule,
-    /// Whether it can be stored only while no LUN refers to the storage object.
+    /// Whether it can be changed only while no LUN refers to the storage object.
     pub unexported_only: bool,
 }
 
@@ -151,7 +151,7 @@ pub const ACL: &[AttributeRow] = &[
     row("random_r2t_offsets", 0, Rule::Flag, "1: R2Ts in random order."),
 ];
 
-/// Attributes of portal groups that older kernels had and never used. A file that has them is restored without them.
+/// Attributes of portal groups that older kernels had and never used. Restoring a file ignores them.
 pub const GROUP_FORMER: &[&str] = &["netif_timeout"];
 
 /// Returns the row of an attribute.
@@ -159,7 +159,7 @@ pub fn find(rows: &'static [AttributeRow], name: &str) -> Option<&'static Attrib
     rows.iter().find(|row| row.name == name)
 }
 
-/// What a storage object's attributes depend on.
+/// Properties of a storage object that limit the values of its attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Context {
     /// Whether a LUN refers to the storage object.
@@ -177,7 +177,7 @@ pub struct Context {
 const INVALID: &str = "[Errno 22] Invalid argument";
 const MISSING: &str = "[Errno 38] Function not implemented";
 
-/// Checks whether a value may be stored. Returns whether it changes the attribute.
+/// Checks whether a value is permitted. Returns whether it changes the attribute.
 ///
 /// # Errors
 /// The message of the kernel's error, with the reason in parentheses.
@@ -243,11 +243,11 @@ pub enum ParameterRule {
 pub struct ParameterRow {
     /// The key of RFC 7143.
     pub name: &'static str,
-    /// What it does.
+    /// The purpose, in a few words.
     pub about: &'static str,
     /// The default.
     pub default: &'static str,
-    /// Its values.
+    /// The type of its values.
     pub rule: ParameterRule,
 }
 

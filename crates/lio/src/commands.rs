@@ -7,11 +7,11 @@ use crate::words::Signature;
 /// A command.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// Its name.
+    /// Its name as typed.
     pub name: &'static str,
     /// Its parameters.
     pub signature: Signature,
-    /// What it does.
+    /// The text of its help.
     pub about: &'static str,
 }
 
@@ -203,7 +203,7 @@ const PORTAL: &[Command] = &[
     command("enable_offload", &["boolean"], &[], "There is no offload here: it stays disabled."),
 ];
 
-/// Returns the commands of a node, by name.
+/// Returns the commands of a node, sorted by name.
 pub fn of(node: &Node) -> Vec<Command> {
     let (own, has_info): (&[Command], bool) = match node {
         Node::Root => (ROOT, false),

@@ -6,7 +6,7 @@ use crate::run::Call;
 use crate::tree::Node;
 use crate::words;
 
-/// Returns the words that could stand at the end of a line, in place of its last word.
+/// Returns the words that could replace the last word of a line.
 pub fn complete(config: &Config, call: &Call) -> Vec<String> {
     let current = Node::Root.find(config, &call.node).unwrap_or(Node::Root);
     let last = call.line.rsplit(char::is_whitespace).next().unwrap_or_default();
@@ -62,7 +62,7 @@ fn paths(config: &Config, from: &Node, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the objects that a command could mean.
+/// Returns the names of objects that a command's argument could mean.
 fn values(config: &Config, target: &Node, command: &str, text: &str) -> Vec<String> {
     let all: Vec<String> = match (target, command) {
         (Node::Backstore(_) | Node::AluaGroups(_) | Node::Fabric(_) | Node::Target(_), "delete")

@@ -1,4 +1,4 @@
-//! A configuration together with the system it is applied to.
+//! A configuration together with the system to which it is applied.
 
 use crate::config::{Change, Config, StorageObject};
 use crate::system::{Applied, System};
@@ -15,7 +15,7 @@ impl Editor<'_> {
     /// Checks a change, applies it to the system, then to the configuration.
     ///
     /// # Errors
-    /// It is refused, or the system fails; nothing has changed.
+    /// The change is refused, or the system fails; nothing has changed.
     pub fn change(&mut self, change: Change) -> Result<Applied, String> {
         self.config.check(&change)?;
         let mut change = change;

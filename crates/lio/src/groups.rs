@@ -7,7 +7,7 @@ use crate::run::{Done, Item, Run, Stop};
 use crate::tree::{Node, first_acl};
 use crate::words::Arguments;
 
-/// The type of a setting, which decides what `set` accepts.
+/// The type of a setting, which determines the values that `set` accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Bool,
@@ -37,7 +37,7 @@ struct Setting {
     writable: bool,
 }
 
-/// Shown instead of a secret.
+/// The text that replaces secrets in output.
 pub(crate) const HIDDEN: &str = "********";
 
 /// Whether a setting's value is a secret.
@@ -299,7 +299,7 @@ impl Run<'_, '_> {
         match (group, node) {
             ("attribute", Node::Storage(id)) => {
                 let row = attributes::find(attributes::STORAGE, name);
-                // Deprecated attributes accept any value, and keep theirs.
+                // Deprecated attributes accept any value, and do not change.
                 if row.is_some_and(|row| row.rule == Rule::Deprecated) {
                     return Ok(());
                 }

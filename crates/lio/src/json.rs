@@ -26,7 +26,8 @@ fn write_value(out: &mut String, value: &Value, depth: usize) {
         }
         Value::Object(map) => {
             out.push('{');
-            // The order of the map depends on features of serde_json that another crate may enable.
+            // Keys are sorted here: the order of the map depends on features of serde_json that another
+            // crate may enable.
             let mut entries: Vec<_> = map.iter().collect();
             entries.sort_by(|a, b| a.0.cmp(b.0));
             for (index, (key, value)) in entries.into_iter().enumerate() {
@@ -38,7 +39,7 @@ fn write_value(out: &mut String, value: &Value, depth: usize) {
             end(out, depth, '}');
         }
         Value::String(text) => write_text(out, text),
-        // Numbers, true, false and null are the same in both languages.
+        // Numbers, true, false and null have the same text in JSON and in Python's output.
         plain => {
             let _ = write!(out, "{plain}");
         }

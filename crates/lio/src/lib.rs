@@ -1,6 +1,6 @@
 //! LIO's configuration over another engine: targetcli's tree, commands and messages, and `saveconfig.json`.
 //!
-//! [`config`] holds the objects; [`edit::Editor`] changes them together with a [`System`](system::System), which is
+//! [`config`] holds the objects. [`edit::Editor`] changes them together with a [`System`](system::System):
 //! the devices and targets of a process, or [`memory`] in tests.
 //!
 //! Source: targetcli 3.0, rtslib 2.2, configshell 2.0; their messages are kept where scripts may read them.

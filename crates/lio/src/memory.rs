@@ -1,4 +1,4 @@
-//! A system in memory, for tests: it opens anything, records every change, and fails on request.
+//! A system in memory, for tests: opens anything, records every change, and fails on request.
 
 use crate::config::{Backing, Change, Config, Facts, StorageObject};
 use crate::system::{Applied, BlockDevice, Session, System};
@@ -6,13 +6,13 @@ use crate::system::{Applied, BlockDevice, Session, System};
 /// A system in memory.
 #[derive(Default, Debug)]
 pub struct Memory {
-    /// Every change that was applied.
+    /// All changes that were applied, in order.
     pub changes: Vec<Change>,
-    /// Why the next change fails.
+    /// The error of the next change, if it must fail.
     pub fails: Option<String>,
-    /// Its sessions.
+    /// The sessions that the system reports.
     pub sessions: Vec<Session>,
-    /// Paths that are block devices.
+    /// The paths that count as block devices.
     pub block_devices: Vec<(String, BlockDevice)>,
     counter: u64,
 }

@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prefs {
-    /// Whether the product of INQUIRY is the storage object's name.
+    /// Whether the product in INQUIRY is the storage object's name.
     pub export_backstore_name_as_model: bool,
     /// Whether new portal groups are enabled.
     pub auto_enable_tpgt: bool,
-    /// Whether new LUNs and ACLs get mapped LUNs.
+    /// Whether ACLs get mapped LUNs when a LUN or an ACL is created.
     pub auto_add_mapped_luns: bool,
-    /// Whether the shell enters new objects.
+    /// Whether the shell changes to a node that it created.
     pub auto_cd_after_create: bool,
-    /// Whether the shell saves the configuration at its end.
+    /// Whether the shell saves the configuration when it exits.
     pub auto_save_on_exit: bool,
     /// Whether new portal groups listen at every address.
     pub auto_add_default_portal: bool,
-    /// Backups of the saved configuration that are kept.
+    /// Number of backups of the saved configuration that are kept.
     pub max_backup_files: u32,
     /// Whether nodes of the tree are shown as `o-`; else `+-`.
     pub tree_round_nodes: bool,
-    /// Whether the tree shows what nodes are.
+    /// Whether the tree shows the summaries of nodes.
     pub tree_status_mode: bool,
     /// Levels of the tree that `ls` shows; 0: all.
     pub tree_max_depth: u32,
-    /// Whether `ls` shows the node it begins at.
+    /// Whether `ls` shows the node at which it begins.
     pub tree_show_root: bool,
     /// Whether output on a terminal has colours.
     pub color_mode: bool,
@@ -34,11 +34,11 @@ pub struct Prefs {
     pub prompt_length: u32,
     /// Which messages are shown: `info`, `warning` or `error`.
     pub loglevel_console: String,
-    /// The node that was created last.
+    /// The path of the last node that was created.
     pub last: Option<String>,
-    /// The nodes that the shell was at.
+    /// The history of `cd`: paths of nodes.
     pub path_history: Vec<String>,
-    /// The current one among them.
+    /// Index of the current node in the history.
     pub path_history_index: usize,
 }
 
@@ -147,7 +147,7 @@ impl Prefs {
         Ok(())
     }
 
-    /// Whether messages of a level are shown.
+    /// Returns whether messages of a level are shown.
     pub fn shows(&self, level: &str) -> bool {
         let place = |level: &str| LEVELS.iter().position(|known| *known == level);
         place(level) <= place(&self.loglevel_console)

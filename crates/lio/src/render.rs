@@ -58,7 +58,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Draws a node and those below it. `pipes`: for each level above, whether a sibling follows.
+    /// Draws a node and the nodes below it. `pipes`: for each level above, whether a sibling follows.
     fn draw(&self, text: &mut String, style: &Style, node: &Node, pipes: &mut Vec<bool>, depth: Option<u32>) {
         let (name, path) = (node.name(), node.path());
         let (mut description, health) = node.summary(self.editor.config);

@@ -1,4 +1,5 @@
-//! Runs command lines: parses one, finds its node, executes it, and collects what targetcli would print.
+//! Runs command lines: parses a line, finds its node, executes the command, and collects targetcli's
+//! output.
 
 use crate::commands::{self, Command};
 use crate::config::{Change, Config};
@@ -10,7 +11,7 @@ use crate::words::{self, Arguments, Line};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// A command line, with all that it depends on from the process that read it.
+/// A command line with its context in the process that read it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Call {
     /// The command line.
@@ -21,11 +22,11 @@ pub struct Call {
     pub folder: PathBuf,
     /// The home directory, for `~`.
     pub home: Option<PathBuf>,
-    /// The file that `saveconfig` and `restoreconfig` take by default.
+    /// The default file of `saveconfig` and `restoreconfig`.
     pub save_file: PathBuf,
-    /// Width of lines of the tree in characters.
+    /// Width of the tree in characters.
     pub width: usize,
-    /// Whether the tree is in colours.
+    /// Whether the tree is shown in colours.
     pub colour: bool,
     /// The user's preferences.
     pub prefs: Prefs,
@@ -34,48 +35,48 @@ pub struct Call {
 /// A request to the process that serves the tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Run a command line; an [`Answer`] is returned.
+    /// Run a command line. The result is an [`Answer`].
     Run(Call),
-    /// Complete it; a list of words is returned.
+    /// Complete a command line. The result is a list of words.
     Complete(Call),
 }
 
-/// A piece of output.
+/// A part of a command's output.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Item {
-    /// Text, printed as it is.
+    /// Text, printed unchanged.
     Text(String),
-    /// A message of level info; a line.
+    /// A line with a message of level info.
     Info(String),
-    /// A message of level warning; a line.
+    /// A line with a message of level warning.
     Warning(String),
 }
 
 /// The outcome of a command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Its output.
+    /// The output, in order.
     pub items: Vec<Item>,
-    /// Why it failed.
+    /// The error; `None`: the command succeeded.
     pub error: Option<String>,
-    /// Path of the current node after it.
+    /// Path of the current node after the command.
     pub node: String,
-    /// The preferences after it.
+    /// The user's preferences after the command.
     pub prefs: Prefs,
-    /// Whether the shell ends.
+    /// Whether the shell exits.
     pub exits: bool,
-    /// Whether it changes something, and this process cannot; nothing was done.
+    /// Whether the command would change the configuration, which this process cannot; nothing was done.
     pub needs_host: bool,
-    /// Whether nothing is configured after it.
+    /// Whether nothing is configured after the command.
     pub is_empty: bool,
 }
 
-/// Why a command ended early.
+/// The reason why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It failed.
+    /// The command failed.
     Failed(String),
-    /// Another process must run it.
+    /// Another process must run the command.
     NeedsHost,
 }
 
@@ -116,7 +117,7 @@ pub fn run(config: &mut Config, system: &mut dyn System, call: &Call) -> Answer 
         Err(Stop::Failed(why)) => (Some(why), false),
         Err(Stop::NeedsHost) => (None, true),
     };
-    // An object may have been deleted while the shell was at it.
+    // The shell's current node may have been deleted.
     let mut node = run.current.clone();
     while !node.exists(run.editor.config) {
         node = node.parent().unwrap_or(Node::Root);
@@ -221,7 +222,7 @@ impl Run<'_, '_> {
         if self.editor.system.can_change() { Ok(()) } else { Err(Stop::NeedsHost) }
     }
 
-    /// Carries out a change.
+    /// Makes a change to the configuration and the system.
     pub(crate) fn change(&mut self, change: Change) -> Result<Applied, Stop> {
         self.changes()?;
         Ok(self.editor.change(change)?)
@@ -270,8 +271,8 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Finds a relative path below the object that was created last. Older versions of targetcli entered it, so
-    /// `create` and then `cd luns` is a common sequence.
+    /// Finds a path relative to the object that was created last. Older versions of targetcli changed to
+    /// that node, so `create` followed by `cd luns` is common.
     fn below_last(&mut self, target: &Node, path: &str) -> Option<Node> {
         if path.starts_with('/') {
             return None;
@@ -289,7 +290,7 @@ impl Run<'_, '_> {
         None
     }
 
-    /// Goes back or forth in the history, over nodes that are gone.
+    /// Moves back or forth in the history, skipping nodes that do not exist any more.
     fn travel(&mut self, forward: bool) -> Done {
         let count = self.prefs.path_history.len();
         let mut index = self.prefs.path_history_index;
@@ -315,7 +316,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Notes an object that was created, and enters it if the user prefers so.
+    /// Records a created object, and changes to its node if the user prefers that.
     pub(crate) fn created(&mut self, node: Node) -> Done {
         self.prefs.last = Some(node.path());
         if self.prefs.auto_cd_after_create {
@@ -355,7 +356,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// Removes `.` from a path; `..` stays, as it may follow a symbolic link.
+/// Removes `.` from a path. `..` is kept, as it may follow a symbolic link.
 fn clean(path: &Path) -> PathBuf {
     path.components().collect()
 }

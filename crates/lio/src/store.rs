@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Largest file that is read, in bytes. A target with 10,000 LUNs takes some 40 MB.
+/// Largest file that is read, in bytes. A target with 10,000 LUNs takes about 40 MB.
 const LEN_MAX: u64 = 256 << 20;
 
 fn named(path: &Path) -> impl FnOnce(io::Error) -> String {
@@ -29,7 +29,7 @@ pub fn read(path: &Path) -> Result<Value, String> {
         return Err(format!("{}: larger than {} MiB", path.display(), LEN_MAX >> 20));
     }
     let value: Value = serde_json::from_str(&text).map_err(|why| {
-        // serde_json's message could quote a secret; the place is enough.
+        // The error has only the position, since serde_json's message could quote a secret.
         format!("{}: line {}, column {}: not valid JSON", path.display(), why.line(), why.column())
     })?;
     if value.is_object() { Ok(value) } else { Err(format!("{}: not a JSON object", path.display())) }
@@ -49,7 +49,7 @@ pub fn write(path: &Path, value: &Value) -> Result<(), String> {
     let mut name = path.file_name().ok_or_else(|| format!("{}: not a file name", path.display()))?.to_owned();
     name.push(".temp");
     let temporary = path.with_file_name(name);
-    // Left by a process that died, perhaps with another mode.
+    // A process that died may have left the temporary file, perhaps with another mode.
     let _ = fs::remove_file(&temporary);
     write_new(&temporary, json::text(value).as_bytes()).map_err(named(&temporary))?;
     let renamed = fs::rename(&temporary, path).map_err(named(path));
@@ -57,7 +57,7 @@ pub fn write(path: &Path, value: &Value) -> Result<(), String> {
         let _ = fs::remove_file(&temporary);
     }
     renamed?;
-    // The new name must survive a power cut, too.
+    // Syncing the directory makes the new name survive a power cut.
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(named(folder))
 }
 
@@ -67,14 +67,15 @@ fn create_folder(folder: &Path) -> Result<(), String> {
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    // The umask may have taken bits of the mode.
+    // The mode is set explicitly, as the umask may have cleared bits.
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     file.write_all(bytes)?;
     file.sync_all()
 }
 
-/// Backs up a configuration that is about to be replaced, as `backup/saveconfig-TIME-json.gz` beside it, unless the
-/// newest backup is equal. Keeps the `keep` newest ones. Returns the directory if a backup was made.
+/// Backs up a configuration that is about to be replaced, as `backup/saveconfig-TIME-json.gz` in the same
+/// directory, unless the newest backup is equal. Keeps the `keep` newest backups. Returns the directory if
+/// a backup was made.
 ///
 /// # Errors
 /// The backup could not be made.
@@ -90,7 +91,7 @@ pub fn back_up(path: &Path, keep: u32) -> Result<Option<PathBuf>, String> {
     let backup = folder.join(format!("saveconfig-{time}-json.gz"));
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     let packed = encoder.write_all(&current).and_then(|()| encoder.finish()).map_err(named(&backup))?;
-    // A second backup within a second replaces the first.
+    // A second backup within one second replaces the first.
     let _ = fs::remove_file(&backup);
     write_new(&backup, &packed).map_err(named(&backup))?;
     backups.retain(|other| *other != backup);
@@ -101,7 +102,7 @@ pub fn back_up(path: &Path, keep: u32) -> Result<Option<PathBuf>, String> {
     Ok(Some(folder))
 }
 
-/// Returns the backups in a directory, the oldest first.
+/// Returns the backups in a directory, oldest first.
 fn backups(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut all: Vec<PathBuf> = entries

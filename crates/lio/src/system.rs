@@ -1,4 +1,4 @@
-//! The interface to what a configuration is applied to.
+//! The interface to the devices and targets to which a configuration is applied.
 
 use crate::config::{Change, Config, Facts, StorageObject, TargetId};
 
@@ -38,28 +38,29 @@ pub struct Session {
     pub connections: Vec<Connection>,
 }
 
-/// What became of a change.
+/// The result of an applied change.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Applied {
     /// The local block device of a LUN that was added to a loopback target.
     pub node: Option<String>,
 }
 
-/// What a configuration is applied to: the devices and targets of a process, or nothing.
+/// The target of a configuration: the devices and targets of a process, or nothing.
 pub trait System {
-    /// Whether changes can be applied; else a command that changes something needs another process.
+    /// Returns whether changes can be applied; otherwise a command that changes the configuration needs
+    /// another process.
     fn can_change(&self) -> bool;
 
     /// Opens the device of a storage object.
     ///
     /// # Errors
-    /// Why it could not be opened; nothing is left behind.
+    /// The reason why the device could not be opened; nothing is left behind.
     fn open(&mut self, object: &StorageObject) -> Result<Facts, String>;
 
-    /// Carries out a change, except for [`Change::AddStorage`]. `config`: the configuration before it.
+    /// Applies a change other than [`Change::AddStorage`]. `config` is the configuration before the change.
     ///
     /// # Errors
-    /// Why it failed; nothing has changed.
+    /// The reason why the change failed; nothing has changed.
     fn apply(&mut self, config: &Config, change: &Change) -> Result<Applied, String>;
 
     /// Lists the sessions.
@@ -82,7 +83,7 @@ pub struct BlockDevice {
     pub read_only: bool,
 }
 
-/// A system without devices: every change is left to another process.
+/// A system without devices: it leaves every change to another process.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Nothing;
 

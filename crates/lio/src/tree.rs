@@ -5,7 +5,7 @@ use crate::config::{
 };
 use crate::size;
 
-/// A node of the tree. It names an object; the object may be gone.
+/// A node of the tree. It names an object, which may not exist any more.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Node {
     /// `/`.
@@ -32,7 +32,7 @@ pub enum Node {
     Lun(GroupId, u16),
     /// The ACLs of a portal group.
     Acls(GroupId),
-    /// An ACL, or all with one tag.
+    /// An ACL, or all ACLs with one tag.
     Acl(GroupId, String),
     /// A LUN of an ACL.
     Mapped(GroupId, String, u16),
@@ -42,7 +42,7 @@ pub enum Node {
     Portal(GroupId, PortalId),
 }
 
-/// A node's description and its health, if it has one.
+/// A node's summary, and its health, if it has one.
 pub type Summary = (String, Option<bool>);
 
 impl Node {
@@ -68,7 +68,7 @@ impl Node {
         }
     }
 
-    /// The node above.
+    /// Returns the parent node.
     pub fn parent(&self) -> Option<Node> {
         Some(match self {
             Node::Root => return None,
@@ -88,7 +88,7 @@ impl Node {
         })
     }
 
-    /// The absolute path.
+    /// Returns the absolute path of the node.
     pub fn path(&self) -> String {
         match self.parent() {
             None => "/".to_owned(),
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// The nodes below, in the tree's order: by name, and by a number at the end of the name.
+    /// Returns the child nodes in the tree's order: by name, and by a number at the end of the name.
     pub fn children(&self, config: &Config) -> Vec<Node> {
         let mut nodes: Vec<Node> = match self {
             Node::Root => {
@@ -156,7 +156,7 @@ impl Node {
         nodes
     }
 
-    /// Whether the object exists.
+    /// Returns whether the object exists.
     pub fn exists(&self, config: &Config) -> bool {
         match self.parent() {
             None => true,
@@ -215,7 +215,7 @@ impl Node {
     }
 }
 
-/// Returns the first ACL of a tag or an initiator name: those of a tag have equal settings.
+/// Returns the first ACL with a tag or an initiator name. ACLs with one tag have equal settings.
 pub fn first_acl<'a>(config: &'a Config, id: &GroupId, name: &'a str) -> Option<(&'a String, &'a Acl)> {
     config.group(id)?.tagged(name).next()
 }

@@ -1,16 +1,16 @@
 //! The command line of configshell: `[PATH] [COMMAND] [VALUE | KEY=VALUE]…`.
 //!
-//! configshell has no quotes, and ignores a line from the first character on that it does not know. Here `'…'` and
-//! `"…"` hold spaces, and `"` inside `"…"` is `\"`.
+//! configshell has no quotes, and ignores the rest of a line from the first character that it cannot parse.
+//! Here `'…'` and `"…"` can contain spaces, and `\"` inside `"…"` is `"`.
 
 /// A parsed command line.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Line {
-    /// The node to run the command at; `None`: the current node.
+    /// The path of the node that runs the command; `None`: the current node.
     pub path: Option<String>,
     /// Whether the path ended with `*`: the command runs at every child of the node.
     pub for_children: bool,
-    /// The command; `None`: the line has a path only, or nothing.
+    /// The command; `None`: the line is empty or has only a path.
     pub command: Option<String>,
     /// Values without a key, in order.
     pub positional: Vec<String>,
@@ -18,7 +18,7 @@ pub struct Line {
     pub keywords: Vec<(String, String)>,
 }
 
-/// A word with the length of its part before the first quote.
+/// A word, and the length of its part before the first quote.
 struct Word {
     text: String,
     plain_len: usize,
@@ -88,7 +88,7 @@ fn keyword(word: &Word) -> Option<(&str, &str)> {
 /// Parses a line. A line that begins with `#` is empty.
 ///
 /// # Errors
-/// A quote does not end.
+/// A quote is not closed.
 pub fn parse(line: &str) -> Result<Line, Unterminated> {
     let mut parsed = Line::default();
     if line.trim_start().starts_with('#') {
@@ -126,13 +126,13 @@ pub fn parse(line: &str) -> Result<Line, Unterminated> {
 /// The parameters of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Signature {
-    /// Parameters that must be given.
+    /// Required parameters.
     pub required: &'static [&'static str],
-    /// Parameters that may be left out, after the required ones.
+    /// Optional parameters, in the order after the required ones.
     pub optional: &'static [&'static str],
-    /// The name of further values, if there may be any.
+    /// The name of additional values, if they are permitted.
     pub values: Option<&'static str>,
-    /// The name of further keys, if there may be any.
+    /// The name of additional keys, if they are permitted.
     pub keys: Option<&'static str>,
 }
 
@@ -150,9 +150,9 @@ impl Signature {
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Arguments {
     named: Vec<(&'static str, String)>,
-    /// Further values.
+    /// Additional values.
     pub values: Vec<String>,
-    /// Further keys and their values, each key once.
+    /// Additional keys and their values, each key once.
     pub keys: Vec<(String, String)>,
 }
 

@@ -1,4 +1,4 @@
-//! Names of targets, initiators and storage objects: their forms, and new ones.
+//! Names of targets, initiators and storage objects: parses and generates them.
 
 use crate::config::{Fabric, PortalId};
 use crate::system::System;
@@ -17,7 +17,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name in messages.
+    /// Returns the name of the type for messages.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Iqn => "iqn",
@@ -28,7 +28,7 @@ impl Kind {
 }
 
 impl Fabric {
-    /// The types of its names, the preferred one first.
+    /// Returns the permitted types of a fabric's names, the preferred one first.
     pub fn name_kinds(self) -> &'static [Kind] {
         match self {
             Fabric::Iscsi => &[Kind::Iqn, Kind::Naa, Kind::Eui],
@@ -67,7 +67,8 @@ fn is_iqn(text: &str) -> bool {
     let Some((date, name)) = rest.split_once('.') else { return false };
     let date = date.as_bytes();
     let is_date = matches!(date, [a, b, c, d, b'-', b'0' | b'1', e] if [a, b, c, d, e].iter().all(|x| x.is_ascii_digit()));
-    // A path could not name a node with a slash; RFC 7143 section 4.2.7.2 allows neither.
+    // A path could not name a node whose name contains a slash; RFC 7143 section 4.2.7.2 allows neither
+    // character.
     is_date
         && name.contains('.')
         && !text.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '_' | '/' | '*'))

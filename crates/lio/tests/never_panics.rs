@@ -146,7 +146,7 @@ proptest! {
             node = answer.node;
             prefs = answer.prefs;
         }
-        // What can be configured can be saved and restored.
+        // Every configuration that commands can create can be saved and restored.
         let saved = config.dump();
         let mut again = Config::default();
         let mut editor = Editor { config: &mut again, system: &mut system };

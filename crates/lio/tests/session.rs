@@ -83,7 +83,7 @@ impl Shell {
     }
 }
 
-/// A target with everything.
+/// Configures a target with every kind of object.
 fn full() -> Shell {
     let mut shell = Shell::new();
     shell.ok(&[

@@ -1,10 +1,11 @@
-//! `./x ceph`: a real Ceph of one node on loopback, for tests and to try things: one monitor, OSDs of
+//! `./x ceph`: a real Ceph cluster of one node on loopback, for tests and experiments: one monitor, OSDs of
 //! bluestore over sparse files, cephx.
 //!
-//! `./x test` starts one for the tests of `rbd:` devices and ends it, however it ends itself.
+//! `./x test` starts a cluster for the tests of `rbd:` devices and stops it, even if the tests are
+//! interrupted.
 //!
-//! Needs Debian's ceph-mon, ceph-osd and ceph-common, which `./x ceph` installs. No manager, no systemd, no
-//! network. All that belongs to a cluster is in its folder; the daemons' process ids are in `*.pid` there.
+//! Needs Debian's ceph-mon, ceph-osd and ceph-common, which `./x ceph` installs. Uses no manager, systemd
+//! or network. All files of a cluster are in its folder; the daemons' process ids are in `*.pid` there.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,13 +14,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-/// The folder, below the target directory, where none is given.
+/// The default folder, relative to the root.
 const FOLDER: &str = "target/ceph";
 /// The folder of the cluster for tests.
 const TEST_FOLDER: &str = "target/ceph-test";
-/// Programs that a cluster needs.
+/// Programs that a cluster runs.
 const PROGRAMS: &[&str] = &["ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool", "ceph-authtool"];
-/// How long a step may take. The machine may be busy.
+/// Time limit of a step, generous for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Size of an OSD's sparse file.
 const OSD_SIZE: u64 = 10 << 30;
@@ -52,13 +53,14 @@ fn usage() -> u8 {
     2
 }
 
-/// A cluster that ends with this.
+/// A running cluster, which is stopped when this is dropped.
 pub(crate) struct Cluster {
     folder: PathBuf,
 }
 
 impl Cluster {
-    /// Starts a cluster below the target directory, after ending one that an interrupted run has left there.
+    /// Starts a cluster below the target directory, after stopping one that an interrupted run has left
+    /// there.
     pub(crate) fn start(root: &Path) -> io::Result<Cluster> {
         let folder = root.join(TEST_FOLDER);
         down(&folder)?;
@@ -66,7 +68,7 @@ impl Cluster {
         Ok(Cluster { folder: fs::canonicalize(folder)? })
     }
 
-    /// Returns its folder, which the tests get as `BLOCKYARD_CEPH`.
+    /// Returns the folder of the cluster, which tests get as `BLOCKYARD_CEPH`.
     pub(crate) fn folder(&self) -> String {
         self.folder.to_string_lossy().into_owned()
     }
@@ -85,7 +87,7 @@ pub(crate) fn missing_program() -> Option<&'static str> {
     PROGRAMS.iter().copied().find(|name| !is_installed(name))
 }
 
-/// Starts a cluster, runs the tests that need one, and ends it.
+/// Starts a cluster, runs the tests that need one, and stops it.
 fn test(root: &Path, arguments: &[&str]) -> u8 {
     let cluster = match Cluster::start(root) {
         Ok(cluster) => cluster,
@@ -115,7 +117,7 @@ fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
 
-/// A program of Ceph, with the options that name the cluster.
+/// Returns a command for a program of Ceph, with the options that name the cluster.
 fn command(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).current_dir(folder).env("CEPH_CONF", folder.join("ceph.conf"));
@@ -123,7 +125,7 @@ fn command(folder: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Runs a program to its end; returns what it printed.
+/// Runs a program until it exits; returns its output.
 fn run(folder: &Path, words: &[&str]) -> io::Result<String> {
     run_with(folder, words, None)
 }
@@ -131,7 +133,8 @@ fn run(folder: &Path, words: &[&str]) -> io::Result<String> {
 fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<String> {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log/setup.log"))?;
     let mut command = command(folder, words);
-    // A daemon keeps standard output and error open, so nothing here waits for their end.
+    // Output goes to a file: a daemon keeps standard output and error open, so waiting for their end would
+    // hang.
     let printed = folder.join("log/printed");
     command.stdout(fs::File::create(&printed)?).stderr(log);
     let mut child = match input {
@@ -165,7 +168,7 @@ fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<St
 /// Returns the configuration of a cluster in that folder.
 fn configuration(folder: &Path, fsid: &str, address: &str, osds: usize) -> String {
     let dir = folder.display();
-    // Data twice where there are two OSDs, so that one of them may die.
+    // Two copies if there are two OSDs, so that one of them may die.
     let copies = osds.min(2);
     let mut text = String::from("[global]\n");
     let mut add = |name: &str, value: &str| {
@@ -198,7 +201,7 @@ fn configuration(folder: &Path, fsid: &str, address: &str, osds: usize) -> Strin
     // A developer's disk may be nearly full.
     add("mon data avail crit", "1");
     add("mon data avail warn", "2");
-    // A dead OSD is noticed in seconds, not in 20 to 60.
+    // A dead OSD is detected in seconds, not in 20 to 60.
     add("mon osd min down reporters", "1");
     add("[osd]\nosd data", &format!("{dir}/osd/$id"));
     add("pid file", &format!("{dir}/$name.pid"));
@@ -209,7 +212,7 @@ fn configuration(folder: &Path, fsid: &str, address: &str, osds: usize) -> Strin
     add("osd memory target", "939524096");
     add("osd op num shards", "2");
     add("osd op num threads per shard", "1");
-    // A client that ended without closing its images is given up after 6 s instead of 30 s.
+    // The watch of a client that exited without closing its images times out after 6 s instead of 30 s.
     add("osd client watch timeout", "6");
     add("osd heartbeat grace", "6");
     add("osd heartbeat interval", "2");
@@ -217,7 +220,7 @@ fn configuration(folder: &Path, fsid: &str, address: &str, osds: usize) -> Strin
     text
 }
 
-/// A port on loopback that is free now.
+/// Returns a port on loopback that is free now.
 fn free_port() -> io::Result<u16> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -303,7 +306,7 @@ fn start_new_osd(folder: &Path, number: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a cluster and removes its folder. A folder without a cluster is left alone.
+/// Stops a cluster and removes its folder. A folder without a cluster is not touched.
 fn down(folder: &Path) -> io::Result<()> {
     if !folder.join("ceph.conf").exists() {
         return Ok(());
@@ -329,7 +332,7 @@ fn down(folder: &Path) -> io::Result<()> {
     fs::remove_dir_all(folder)
 }
 
-/// Whether the process is a daemon of Ceph: its number may belong to another one by now.
+/// Whether the process is a daemon of Ceph: its number may have been reused by now.
 fn is_ceph(pid: u32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Tasks that run other programs: `check`, `test`, `fuzz`, `soak`.
 //!
-//! A task is a list of steps; each prints its command first, and the first failure ends the task. Results are
-//! added up over all runners, so that the last line says `N passed, N failed`. Nothing is skipped silently: a
-//! step that cannot run fails.
+//! A task is a list of steps; each prints its command first, and the first failure ends the task. Results
+//! are summed over all runners, so that the last line says `N passed, N failed`. Nothing is skipped
+//! silently: a step that cannot run fails.
 
 use crate::ceph::Cluster;
 use crate::programs;
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Stacks that `./x test` simulates with new seeds, besides the fixed seeds of the test itself. It prints the
 /// first seed; `BLOCKYARD_SEED=N` reproduces a run.
 const FRESH_RUNS: &str = "300";
-/// What the names of the tests with new seeds begin with.
+/// Prefix of the names of tests with new seeds.
 const FRESH_TESTS: &str = "fresh_seeds";
 
 /// Test results, over all runners.
@@ -92,7 +92,8 @@ impl<'a> Task<'a> {
         match (self.tally == before, ok) {
             (true, true) => self.tally.passed += 1,
             (true, false) => self.tally.failed += 1,
-            // A runner that crashes after its summaries, or fails to build a program, has failed, too.
+            // A runner that crashes after its summaries, or does not build a program, counts as failed,
+            // too.
             (false, false) if self.tally.failed == before.failed => self.tally.failed += 1,
             (false, _) => {}
         }
@@ -115,8 +116,8 @@ impl<'a> Task<'a> {
         ok
     }
 
-    /// Builds all test programs in that environment and runs them side by side, with the guest's suite among
-    /// them; then the simulation with new seeds.
+    /// Builds all test programs in that environment and runs them in parallel, including the guest's suite;
+    /// then runs the simulation with new seeds.
     fn programs(&mut self, environment: &[(&str, &str)], binary: &str) -> bool {
         self.announce("cargo test --workspace, compiled by clippy");
         let programs = match programs::programs(self.root, environment) {
@@ -129,7 +130,7 @@ impl<'a> Task<'a> {
         };
         let cluster = self.cluster();
         let folder = cluster.as_ref().map(Cluster::folder);
-        // A guest waits for its disks and timers as much as the other programs do.
+        // A guest waits for its disks and timers about as often as the other programs do.
         let guest: Vec<programs::Program> = guest_suite(self, "newest").into_iter().collect();
         let machine = if guest.is_empty() { None } else { self.machine(environment) };
         if machine.is_none() && !guest.is_empty() {
@@ -151,7 +152,7 @@ impl<'a> Task<'a> {
                 tally.add_line(line);
             });
             if !outcome.ok {
-                // One that crashes prints no summary.
+                // A program that crashes prints no summary.
                 tally.failed += u64::from(tally.failed == before.failed);
                 failed.extend(outcome.output.lines().find(|line| !line.is_empty()).map(str::to_owned));
             }
@@ -176,12 +177,12 @@ impl<'a> Task<'a> {
         let simulation = simulation.path.to_string_lossy().into_owned();
         let done =
             self.step(&[&simulation, "--nocapture", FRESH_TESTS], &[("BLOCKYARD_SIM_RUNS", FRESH_RUNS)]);
-        // A filter that matches no test would succeed.
+        // A filter that matches no test would succeed, so a further passed test is required.
         done && self.tally.passed > passed + 1
     }
 
-    /// Starts a Ceph for the tests of `rbd:` devices; `None`: it is not installed, and they are skipped, or it does
-    /// not start, which is a failure.
+    /// Starts a Ceph cluster for the tests of `rbd:` devices. `None`: Ceph is not installed, and the tests
+    /// are skipped; or it does not start, which counts as a failure.
     fn cluster(&mut self) -> Option<Cluster> {
         if let Some(program) = crate::ceph::missing_program() {
             self.announce(&format!("skipped: the tests on a Ceph of one node: there is no {program}"));
@@ -262,7 +263,7 @@ const FORMAT: &[&str] = &["cargo", "fmt", "--all", "--check"];
 const CLIPPY: &[&str] =
     &["cargo", "clippy", "--quiet", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"];
 
-/// To be run before each commit: under a minute once built.
+/// The checks to run before each commit: under a minute once built.
 pub fn check(root: &Path) -> bool {
     let mut task = Task::begin(root);
     let unit = ["cargo", "test", "--quiet", "--locked", "--workspace", "--lib", "--bins"];
@@ -334,12 +335,12 @@ pub fn conformance(root: &Path, arguments: &[String]) -> bool {
     task.end(done)
 }
 
-/// The environment in which cargo compiles the workspace, but not its dependencies, with clippy's compiler,
-/// and a warning is an error. `cargo clippy` would compile everything once more only to check it.
+/// Returns the environment in which cargo compiles the workspace with clippy's compiler and warnings as
+/// errors, but not its dependencies. `cargo clippy` would compile everything once more.
 fn lints() -> std::io::Result<[(&'static str, String); 2]> {
     let output = Command::new("rustc").args(["--print", "sysroot"]).output()?;
     let sysroot = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
-    // The arguments are separated like this by `cargo clippy`, too.
+    // `cargo clippy` separates the arguments like this, too.
     const DENY_WARNINGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
     Ok([
         ("RUSTC_WORKSPACE_WRAPPER", format!("{sysroot}/bin/clippy-driver")),
@@ -347,8 +348,8 @@ fn lints() -> std::io::Result<[(&'static str, String); 2]> {
     ])
 }
 
-/// Runs the loom models, which check shared state under every interleaving. In a separate target directory
-/// because of the flag.
+/// The loom models, which check shared state under every interleaving. They are built in a separate target
+/// directory, because of the compiler flag.
 pub(crate) const MODELS: [&str; 11] = [
     "cargo",
     "test",
@@ -398,8 +399,9 @@ fn guest(task: &mut Task<'_>, binary: &str, kernel: &str, environment: &[(&str, 
     task.step(&command, &[environment, &[("BLOCKYARD_BIN", binary)]].concat())
 }
 
-/// Makes the compiler count edges and report comparisons to libFuzzer. As cargo-fuzz does, except for the
-/// address sanitizer, which needs a nightly compiler and would check code that forbids `unsafe`.
+/// Flags with which the compiler counts edges and reports comparisons to libFuzzer, those of cargo-fuzz
+/// except for the address sanitizer, which needs a nightly compiler and would check code that forbids
+/// `unsafe`.
 const FUZZ_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
@@ -464,7 +466,7 @@ fn fuzz_targets(root: &Path) -> std::io::Result<Vec<String>> {
     Ok(targets)
 }
 
-/// The default target triple of rustc.
+/// Returns the default target triple of rustc.
 fn host() -> std::io::Result<String> {
     let output = Command::new("rustc").arg("-vV").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -550,7 +552,7 @@ pub fn soak(root: &Path, arguments: &[String]) -> bool {
         ],
         &[seconds.as_str()][..],
     ];
-    // A separate target directory, because a change of the flag would rebuild the product.
+    // A separate target directory: a change of the flag would rebuild the product.
     let environment =
         [("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"), ("CARGO_TARGET_DIR", "target/soak")];
     let done = task.step(&soak.concat(), &environment);
@@ -580,7 +582,7 @@ fn soak_attack(root: &Path, arguments: &[String]) -> bool {
     task.end(done)
 }
 
-/// Proves on file systems, databases and our own stores that the crash laboratory is right; as root.
+/// Checks the crash laboratory against file systems, databases and our own stores; as root.
 fn soak_crash(root: &Path) -> bool {
     let mut task = Task::begin(root);
     let words = [

@@ -1,10 +1,10 @@
 //! `./x soak flakes`: runs every test program repeatedly while other threads keep the processors busy.
 //!
-//! A test that waits for a condition passes however late it becomes true; a test that checks only once, or
-//! relies on a time, fails here before it does on another machine. A failing program is named, and its output
-//! kept in `target/flakes`.
+//! A test that waits for a condition passes even if the condition becomes true late; a test that checks
+//! only once, or relies on a time, fails here before it does on another machine. The output of a failing
+//! program is kept in `target/flakes`.
 //!
-//! *Invariant:* the load is threads of this process, so it ends with the process.
+//! *Invariant:* threads of this process make the load, so it ends with the process.
 
 use crate::programs::{Program, programs};
 use std::fs::File;

@@ -1,18 +1,18 @@
-//! No circles between the folders of a crate: which folder uses which, by the paths in its code.
+//! Rejects cycles between the folders of a crate, found by the paths in its code.
 //!
-//! A circle within one folder is that folder's own matter. Tests, at the end of a file behind `#[cfg(test)]` or in a file of
-//! tests, may name what they test from anywhere.
+//! Cycles within one folder are allowed. Tests, at the end of a file behind `#[cfg(test)]` or in a file of
+//! tests, may use any module.
 
 use crate::tidy::{Tree, Violation};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Crates that are held to this.
+/// Crates that are checked.
 const CRATES: &[&str] = &["engine", "attach"];
 
-/// Which folders a folder uses, with the file that does so.
+/// The folders that each folder uses, with a file that does so.
 type Uses<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
 
-/// Names each circle of folders once.
+/// Reports each cycle of folders once.
 pub fn check(tree: &Tree, found: &mut Vec<Violation>) {
     for name in CRATES {
         let prefix = format!("crates/{name}/src/");
@@ -40,13 +40,13 @@ fn is_test(inner: &str) -> bool {
     inner.ends_with("tests.rs") || inner.contains("/tests/") || inner.ends_with("power_cuts.rs")
 }
 
-/// The folder or file at the top of the crate that holds it.
+/// Returns the folder or file at the top of the crate that contains `inner`.
 fn folder_of(inner: &str) -> &str {
     inner.split('/').next().unwrap_or(inner).trim_end_matches(".rs")
 }
 
-/// The names at the top of the crate that a file's code uses, by `crate::` paths or by as many `super::` as lead there.
-/// Comments and tests do not count.
+/// Returns the top-level modules of the crate that a file's code uses, by `crate::` paths or by enough
+/// `super::` to reach the top. Comments and tests do not count.
 fn used_in<'a>(inner: &str, text: &'a str) -> Vec<&'a str> {
     let code = without_tests(text);
     let up = "super::".repeat(inner.trim_end_matches("/mod.rs").split('/').count());
@@ -55,7 +55,7 @@ fn used_in<'a>(inner: &str, text: &'a str) -> Vec<&'a str> {
     named.flat_map(|(at, word)| first_names(&code[at + word.len()..])).collect()
 }
 
-/// The code before the tests. `mod tests;` only declares another file, so code continues after it.
+/// Returns the code before the tests. `mod tests;` only declares another file, so code continues after it.
 fn without_tests(text: &str) -> &str {
     let with_body = |(at, marker): &(usize, &str)| {
         let declared = text[at + marker.len()..].lines().next().unwrap_or("");
@@ -65,7 +65,7 @@ fn without_tests(text: &str) -> &str {
     &text[..begin]
 }
 
-/// Whether a path may begin after `before`: not within another path, a macro's `$crate` or a comment.
+/// Whether a path may begin after `before`: not inside another path, a macro's `$crate` or a comment.
 fn begins_a_path(before: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or(before);
     let is_within =
@@ -73,7 +73,7 @@ fn begins_a_path(before: &str) -> bool {
     !line.trim_start().starts_with("//") && !line.ends_with(is_within)
 }
 
-/// The next module of a path; of a group in braces, the first module of each of its paths.
+/// Returns the next module of a path; for a group in braces, the first module of each of its paths.
 fn first_names(path: &str) -> Vec<&str> {
     let Some(group) = path.strip_prefix('{') else { return module_at(path).into_iter().collect() };
     let (mut depth, mut begin, mut names) = (0_usize, 0, Vec::new());
@@ -94,14 +94,14 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// The name of a module at the beginning of a path; types and `self` are none.
+/// Returns the module at the beginning of a path; `None` for types and `self`.
 fn module_at(path: &str) -> Option<&str> {
     let is_part = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
     let end = path.find(|letter| !is_part(letter)).unwrap_or(path.len());
     (end > 0 && &path[..end] != "self").then_some(&path[..end])
 }
 
-/// A circle, its first folder repeated at the end; `None`: there is none.
+/// Returns a cycle, its first folder repeated at the end; `None`: there is no cycle.
 fn circle<'a>(uses: &Uses<'a>) -> Option<Vec<&'a str>> {
     let mut done = BTreeSet::new();
     uses.keys().find_map(|start| walk(start, uses, &mut Vec::new(), &mut done))

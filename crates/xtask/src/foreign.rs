@@ -12,8 +12,8 @@ pub const ISCSI_TEST: &str = "BLOCKYARD_ISCSI_TEST";
 
 /// The release that has [`VERSION`].
 const SUITE: &str = "trixie";
-/// Beginning of the version of libiscsi, as numbers: the list of tests that the target is expected to skip is
-/// of this version.
+/// Beginning of the required version of libiscsi, as numbers: the list of tests that the target is expected
+/// to skip was written for this version.
 const VERSION: &[u64] = &[1, 20];
 /// The program's package, the libraries that it loads, and the C library with the dynamic linker.
 const PACKAGES: &[&str] = &[
@@ -68,11 +68,11 @@ fn fetch(foreign: &Path, folder: &Path, program: &Path) -> Result<(), String> {
         if *name == "libiscsi-bin" && !numbers(&offer.version).starts_with(VERSION) {
             return Err(format!("{SUITE} has libiscsi-bin {}, not 1.20", offer.version));
         }
-        // By version, because apt prefers an installed package that is newer.
+        // Versions are explicit, because apt prefers an installed package that is newer.
         packages.push(format!("{name}={}", offer.version));
     }
     apt.unpack(&packages, &folder.join("root"))?;
-    // Written last: an interrupted attempt is repeated.
+    // The launcher is written last, so that an interrupted attempt is repeated.
     let part = folder.join("launcher.part");
     at(&part, std::fs::write(&part, LAUNCHER))?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);

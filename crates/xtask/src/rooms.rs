@@ -1,7 +1,7 @@
 //! Allowed dependencies between crates: the table of ARCHITECTURE.md as data, checked against the manifests.
 //!
-//! Dependencies go down the list only. External crates are not checked, except that their versions must be in
-//! the workspace manifest.
+//! A crate may depend only on crates before it in the list. External crates are not checked, except that
+//! their versions must be in the workspace manifest.
 
 use crate::tidy::{Tree, Violation};
 
@@ -167,7 +167,7 @@ fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
                 _ => None,
             };
             if let (Some(section), Some(name)) = (section.take(), name) {
-                // The value is on the following lines; the first of them stands in for it.
+                // The value is on the following lines; the first of them represents it.
                 let value = manifest.lines().nth(index + 1).unwrap_or_default();
                 all.push(Dependency { line: index + 1, section, name, value });
                 continue;

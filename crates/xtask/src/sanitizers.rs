@@ -39,7 +39,7 @@ fn of<'a>(packages: &[&'a str]) -> Vec<&'a str> {
     packages.iter().flat_map(|package| ["--package", package]).collect()
 }
 
-/// Runs all of them.
+/// Runs all sanitizers and loom's models.
 pub(crate) fn soak(root: &Path) -> bool {
     let mut task = Task::begin(root);
     let models = task.step(&MODELS, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")]);

@@ -15,10 +15,10 @@ const GENERATED: &str = "docs/reference/";
 /// Most lines of a module header; more belongs in ARCHITECTURE.md or an ADR.
 const HEADER_LINES_MAX: usize = 25;
 
-/// Where `unsafe` is allowed: a crate, and the beginnings of paths in it. `ring` is the only interface to the
-/// kernel on the I/O path, and `ublk` to one driver off it; `virtio` accesses memory that it shares with guests;
-/// `rbd` calls a library of C; the RAM backend shares its memory between threads, the file backend opens files in ways that std does not
-/// support.
+/// Where `unsafe` is allowed: a crate, and the beginnings of paths in it. `ring` is the only interface to
+/// the kernel on the I/O path, and `ublk` to one driver off that path; `virtio` accesses memory that it
+/// shares with guests; `rbd` calls a C library; the RAM backend shares its memory between threads, and the
+/// file backend opens files in ways that std does not support.
 const UNSAFE_ROOMS: &[(&str, &[&str])] = &[
     ("ring", &["src/"]),
     ("ublk", &["src/kernel/"]),
@@ -34,7 +34,7 @@ const LEFTOVER_WORDS: &[&str] =
     &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 const LEFTOVER_MACROS: &[&str] =
     &[concat!("dbg", "!("), concat!("todo", "!("), concat!("unimplemented", "!(")];
-/// Lifts the lint, or uses the keyword: allowed only where `unsafe` is.
+/// Words that disable the lint or use the keyword: allowed only where `unsafe` is.
 const UNSAFE_WORDS: &[&str] = &[
     concat!("allow(", "unsafe_code)"),
     concat!("expect(", "unsafe_code)"),
@@ -101,7 +101,7 @@ impl Tree {
             match std::fs::read(root.join(&path)).map(String::from_utf8) {
                 Ok(Ok(text)) => files.push(File { path, text }),
                 Ok(Err(_)) => {}
-                // Deleted, but still in git's index.
+                // The file was deleted, but is still in git's index.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }

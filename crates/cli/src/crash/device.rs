@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// A FUSE file, with a loop device over it if the device must be mounted.
 pub(super) struct Device {
-    // Fields are dropped in order: the loop device is unbound before the file is unmounted.
+    // Dropped after `Device::drop`, which unbinds the loop device.
     served: Served,
     node: Option<PathBuf>,
     server: Option<Child>,

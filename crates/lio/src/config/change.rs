@@ -6,7 +6,7 @@ use super::{
 };
 use crate::attributes::{self, Context};
 
-/// One modification. It is checked, then applied to the system, then to the configuration.
+/// One modification. The caller checks it, applies it to the system, and then to the configuration.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Change {
     /// Adds a storage object.
@@ -27,7 +27,7 @@ pub enum Change {
     AddTarget(TargetId),
     /// Removes a target without portal groups.
     RemoveTarget(TargetId),
-    /// Adds a portal group. The text: the initiator name of a loopback target.
+    /// Adds a portal group. The text is the initiator name of a loopback target.
     AddGroup(GroupId, Option<String>),
     /// Removes an empty portal group.
     RemoveGroup(GroupId),
@@ -180,7 +180,7 @@ impl Config {
         }
     }
 
-    /// Carries out a change that [`check`](Config::check) allows.
+    /// Applies a change that [`check`](Config::check) permits.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::AddStorage(object) => self.storage.push(*object),
@@ -246,7 +246,7 @@ impl Config {
             Change::GroupAttribute(_, name, value) => {
                 group.attributes.insert(name, value);
                 if name == "authentication" {
-                    // As LIO's iscsit_ta_authentication does.
+                    // LIO's iscsit_ta_authentication does the same.
                     let methods = if value == 0 { "CHAP,None" } else { "CHAP" };
                     group.parameters.insert("AuthMethod", methods.to_owned());
                 }
@@ -320,7 +320,7 @@ impl Config {
         }
     }
 
-    /// Returns what the values of a storage object's attributes depend on.
+    /// Returns the properties that limit the values of a storage object's attributes.
     pub fn context(&self, object: &StorageObject) -> Context {
         Context {
             is_exported: self.users(&object.id).next().is_some(),
@@ -337,7 +337,7 @@ impl Config {
         unless(is_bad, "A storage object's name cannot contain  /, newline or spaces/tabs")?;
         let is_taken = self.object(&object.id).is_some();
         unless(is_taken, format!("Storage object {}/{name} exists", plugin.name()))?;
-        // The node's name in the tree must lead to it.
+        // Paths treat `.` and `..` specially, so no node may have these names.
         unless(matches!(name.as_str(), "." | ".."), "A storage object cannot have this name")?;
         let twice = self.storage.iter().find(|other| other.wwn == object.wwn);
         if let Some(other) = twice {
@@ -421,7 +421,7 @@ fn check_alua_value(name: &str, value: i64) -> Checked {
         return Err(unknown(name));
     };
     let is_state = name != "alua_access_state" || super::ALUA_STATES.iter().any(|(state, _)| *state == value);
-    // Writing a status other than None and the explicit or implicit one is refused by the range.
+    // The range of the status admits only None, explicit and implicit.
     let fits = (low..=high).contains(&value) && is_state;
     unless(!fits, format!("[Errno 22] Invalid argument ({low} to {high})"))
 }

@@ -13,7 +13,7 @@ fn object(entries: impl IntoIterator<Item = (&'static str, Value)>, extra: &Extr
     map
 }
 
-/// Attributes that can be stored, which are those that rtslib saves.
+/// Attributes that `set` can change: rtslib saves only these.
 fn stored(rows: &[AttributeRow], values: &BTreeMap<&'static str, i64>) -> Value {
     let rows = rows.iter().filter(|row| row.rule != Rule::ReadOnly);
     let entries = rows.filter_map(|row| Some((row.name.to_owned(), json!(values.get(row.name)?))));

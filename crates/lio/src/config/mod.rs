@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Keys of a saved object that are not known here; they are saved again.
+/// Unknown keys of a saved object, which are saved again with it.
 pub type Extra = Map<String, Value>;
 
 /// A kind of storage objects.
@@ -25,7 +25,7 @@ pub enum Plugin {
     Block,
     /// A file, or a block device as a file.
     Fileio,
-    /// Memory.
+    /// Memory, as a RAM disk.
     Ramdisk,
     /// Any stack of the engine. LIO's `user` is served by programs in user space.
     User,
@@ -45,7 +45,7 @@ impl Plugin {
         }
     }
 
-    /// The name of its node in the tree.
+    /// Returns the name of the plugin's node in the tree.
     pub fn node(self) -> &'static str {
         match self {
             Plugin::User => "user:stack",
@@ -73,7 +73,7 @@ pub struct StorageId {
 }
 
 impl StorageId {
-    /// Returns its path in saved files, `/backstores/fileio/disk`.
+    /// Returns the path of the object in saved files, `/backstores/fileio/disk`.
     pub fn saved_path(&self) -> String {
         format!("/backstores/{}/{}", self.plugin.name(), self.name)
     }
@@ -85,7 +85,7 @@ impl fmt::Display for StorageId {
     }
 }
 
-/// What a storage object stores its blocks in.
+/// The storage of an object's blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Backing {
     /// A block device.
@@ -101,28 +101,29 @@ pub enum Backing {
     Fileio {
         /// Path of the file or block device.
         dev: String,
-        /// Whether writes end in the page cache; else each is durable when it completes (`O_DSYNC`).
+        /// Whether writes may stay in the page cache. Otherwise each is durable when it completes
+        /// (`O_DSYNC`).
         write_back: bool,
         /// LIO's `fd_async_io`. Requests are asynchronous here in either case; the setting is kept for saving.
         aio: bool,
     },
     /// Memory.
     Ramdisk {
-        /// Whether nothing is kept.
+        /// Whether data is discarded (LIO's `nullio`).
         nullio: bool,
     },
     /// A stack of the engine.
     User {
         /// `stack/DESCRIPTION`.
         config: String,
-        /// The largest request in blocks that the file asked for; kept for saving.
+        /// The largest request in blocks according to the file; kept for saving.
         hw_max_sectors: Option<u64>,
         /// Settings of the kernel's module; kept for saving.
         control: Option<String>,
     },
 }
 
-/// What a device that was opened can do.
+/// Properties of an open device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// Size in bytes.
@@ -131,7 +132,7 @@ pub struct Facts {
     pub block_size: u32,
     /// Largest request in blocks.
     pub hw_max_sectors: u32,
-    /// Requests at a time.
+    /// Largest number of requests in flight.
     pub hw_queue_depth: u32,
     /// Whether blocks can be deallocated.
     pub can_unmap: bool,
@@ -152,21 +153,21 @@ pub struct StorageObject {
     pub id: StorageId,
     /// The unit serial number, a UUID.
     pub wwn: String,
-    /// Size in bytes: the wanted one until the device was opened.
+    /// Size in bytes: the requested one until the device is open.
     pub size: u64,
-    /// Where the blocks are.
+    /// The storage of the blocks.
     pub backing: Backing,
     /// All attributes, by name.
     pub attributes: BTreeMap<&'static str, i64>,
     /// Whether its device can deallocate blocks.
     pub can_unmap: bool,
-    /// ALUA target port groups, by name; the default one exists always.
+    /// ALUA target port groups, by name. The default group always exists.
     pub groups: BTreeMap<String, AluaGroup>,
     /// Unknown keys of its file.
     pub extra: Extra,
 }
 
-/// The group that every LUN is in, unless another is set.
+/// The default target port group of LUNs.
 pub const DEFAULT_GROUP: &str = "default_tg_pt_gp";
 
 impl StorageObject {
@@ -190,7 +191,7 @@ impl StorageObject {
         object
     }
 
-    /// Adopts the properties of the device that was opened.
+    /// Adopts the properties of the open device.
     pub fn opened(&mut self, facts: &Facts) {
         self.size = facts.size;
         self.can_unmap = facts.can_unmap;
@@ -218,12 +219,12 @@ impl StorageObject {
         self.attributes.get(name).copied().unwrap_or_default()
     }
 
-    /// Whether writes are durable only after a flush.
+    /// Returns whether writes are durable only after a flush.
     pub fn write_back(&self) -> bool {
         self.attribute("emulate_write_cache") != 0
     }
 
-    /// Path of its file or device; `None` for memory and stacks.
+    /// Returns the path of the object's file or device; `None` for memory and stacks.
     pub fn dev(&self) -> Option<&str> {
         match &self.backing {
             Backing::Block { dev, .. } | Backing::Fileio { dev, .. } => Some(dev),
@@ -235,7 +236,7 @@ impl StorageObject {
 /// An ALUA target port group of a storage object.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AluaGroup {
-    /// Its number: 1 to 65535; 0: none was set.
+    /// Number of the group, 1 to 65535; 0: not assigned.
     pub id: u16,
     /// Settings by name, those of [`ALUA`].
     pub values: BTreeMap<&'static str, i64>,
@@ -280,16 +281,16 @@ impl AluaGroup {
     }
 }
 
-/// CHAP credentials. Debug output has no password.
+/// CHAP credentials. Debug output omits the passwords.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// The name that initiators give.
+    /// User name of initiators.
     pub userid: String,
-    /// Their secret.
+    /// Password of initiators.
     pub password: String,
-    /// The name that the target gives.
+    /// User name of the target.
     pub mutual_userid: String,
-    /// Its secret.
+    /// Password of the target.
     pub mutual_password: String,
 }
 
@@ -323,7 +324,7 @@ impl Auth {
         !self.userid.is_empty() && !self.password.is_empty()
     }
 
-    /// Whether the target authenticates, too.
+    /// Returns whether the target authenticates itself, too.
     pub fn is_mutual(&self) -> bool {
         !self.mutual_userid.is_empty() && !self.mutual_password.is_empty()
     }
@@ -338,7 +339,7 @@ impl fmt::Debug for Auth {
     }
 }
 
-/// A fabric: how initiators reach targets.
+/// A fabric: the transport between initiators and targets.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Fabric {
     /// iSCSI.
@@ -351,7 +352,7 @@ impl Fabric {
     /// All fabrics, in the order of the tree.
     pub const ALL: [Fabric; 2] = [Fabric::Iscsi, Fabric::Loopback];
 
-    /// Its name, in the tree and in saved files.
+    /// Returns the name of the fabric, in the tree and in saved files.
     pub fn name(self) -> &'static str {
         match self {
             Fabric::Iscsi => "iscsi",
@@ -359,7 +360,7 @@ impl Fabric {
         }
     }
 
-    /// Attributes of its portal groups.
+    /// Returns the rows of the attributes of the fabric's portal groups.
     pub fn attributes(self) -> &'static [AttributeRow] {
         match self {
             Fabric::Iscsi => attributes::GROUP,
@@ -404,7 +405,7 @@ pub struct Group {
     pub attributes: BTreeMap<&'static str, i64>,
     /// All parameters, by name; none in a loopback target.
     pub parameters: BTreeMap<&'static str, String>,
-    /// Credentials of demo mode.
+    /// Credentials of initiators without an ACL (demo mode).
     pub auth: Auth,
     /// LUNs by number.
     pub luns: BTreeMap<u16, Lun>,
@@ -440,7 +441,7 @@ impl Group {
         self.attributes.get(name).copied().unwrap_or_default()
     }
 
-    /// Returns the ACLs of a tag or an initiator name.
+    /// Returns the ACLs with a tag, or the ACL of an initiator.
     pub fn tagged<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (&'a String, &'a Acl)> {
         self.acls.iter().filter(move |(wwn, acl)| *wwn == name || acl.tag.as_deref() == Some(name))
     }
@@ -466,7 +467,7 @@ pub struct Lun {
 pub struct PortalId {
     /// The address, `0.0.0.0` or `[::0]`, as it was given.
     pub ip: String,
-    /// The TCP port.
+    /// The address as given: `0.0.0.0`, `[::0]`.
     pub port: u16,
 }
 
@@ -486,7 +487,7 @@ pub struct Portal {
 /// An ACL: what one initiator may access.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Acl {
-    /// A name for a group of ACLs with equal settings.
+    /// The tag: a name that several ACLs with equal settings share.
     pub tag: Option<String>,
     /// All attributes, by name.
     pub attributes: BTreeMap<&'static str, i64>,
@@ -499,7 +500,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Creates an ACL without LUNs. `fabric`: that of its target.
+    /// Creates an ACL without LUNs. `fabric` is the fabric of its target.
     pub fn new() -> Acl {
         Acl {
             tag: None,

@@ -1,6 +1,6 @@
-//! Restores a configuration from what `saveconfig.json` holds, with rtslib's rules and messages.
+//! Restores a configuration from `saveconfig.json`, with rtslib's rules and messages.
 //!
-//! An object that cannot be restored is reported and skipped. Keys that are not known are kept with their object, and
+//! An object that cannot be restored is reported and skipped. Unknown keys are kept with their object, and
 //! saved again.
 
 use super::{
@@ -12,7 +12,7 @@ use crate::edit::Editor;
 use crate::wwn;
 use serde_json::{Map, Value};
 
-/// What to restore.
+/// The part of a file to restore.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Selection<'a> {
     /// Only the target of this name, and no storage object.
@@ -58,7 +58,7 @@ fn text<'a>(object: &'a Object, key: &str) -> Option<&'a str> {
     object.get(key).and_then(Value::as_str)
 }
 
-/// Returns a number, which may be written as a string.
+/// Parses a number, which may be written as a string.
 fn number(value: Option<&Value>) -> Option<i64> {
     match value? {
         Value::String(text) => text.trim().parse().ok(),
@@ -79,7 +79,7 @@ fn index(object: &Object, key: &str) -> Option<u16> {
     number(object.get(key)).and_then(|number| u16::try_from(number).ok())
 }
 
-/// Returns the keys that are not among `known`.
+/// Returns the keys of an object that are not in `known`.
 fn extra(object: &Object, known: &[&str]) -> Extra {
     object
         .iter()
@@ -88,7 +88,7 @@ fn extra(object: &Object, known: &[&str]) -> Extra {
         .collect()
 }
 
-/// Reads credentials: rtslib's keys with the prefix, and the bare ones of its manual page.
+/// Reads credentials. Keys with the prefix are rtslib's; its manual page describes keys without it.
 fn auth(object: &Object, prefix: &str) -> Auth {
     let mut auth = Auth::default();
     for key in AUTH {
@@ -122,7 +122,7 @@ impl Editor<'_> {
     /// Removes the whole configuration, or one target or storage object of it.
     ///
     /// # Errors
-    /// An object could not be removed; those before it are.
+    /// An object could not be removed; objects before it have been removed.
     pub fn clear(&mut self, selection: Selection<'_>) -> Result<(), String> {
         let targets: Vec<TargetId> = self.config.targets.keys().cloned().collect();
         for id in targets.into_iter().filter(|id| selection.has_target(&id.wwn)) {
@@ -153,7 +153,7 @@ impl Editor<'_> {
         self.change(Change::RemoveStorage(id.clone())).map(drop)
     }
 
-    /// Removes a target and all below it.
+    /// Removes a target with all objects below it.
     ///
     /// # Errors
     /// See [`change`](Editor::change).
@@ -171,7 +171,7 @@ impl Editor<'_> {
         self.change(Change::RemoveTarget(id.clone())).map(drop)
     }
 
-    /// Removes a portal group and all below it.
+    /// Removes a portal group with all objects below it.
     ///
     /// # Errors
     /// See [`change`](Editor::change).
@@ -195,7 +195,8 @@ impl Editor<'_> {
     /// Restores a saved configuration, or one target or storage object of it.
     ///
     /// # Errors
-    /// It has an object that exists, and `clear_existing` is not set; or the existing one cannot be removed.
+    /// An object of the file exists, and `clear_existing` is not set; or the existing object cannot be
+    /// removed.
     pub fn restore(
         &mut self,
         saved: &Value,
@@ -239,7 +240,7 @@ impl Editor<'_> {
     }
 }
 
-/// Refuses a file with an object that exists.
+/// Refuses a file if one of its objects exists already.
 fn refuse_existing(config: &Config, saved: &Object) -> Result<(), String> {
     for (_, object) in objects(saved, "storage_objects") {
         let plugin = text(object, "plugin").and_then(Plugin::of);
@@ -352,7 +353,7 @@ impl Restorer<'_, '_> {
         let could_not = |why| format!("Cannot set attribute {name}: {why}");
         let wanted = number(Some(value)).ok_or_else(|| could_not(format!("{value} is no number")))?;
         let Some(object) = self.editor.config.object(id) else { return Ok(()) };
-        // The file may be of a machine whose disk took more at a time, or has another cache.
+        // The file may come from a machine whose disk had larger requests or another cache.
         let wanted = match row.rule {
             Rule::OptimalSectors => wanted.min(object.attribute("hw_max_sectors")),
             Rule::QueueDepth => wanted.min(object.attribute("hw_queue_depth")),
@@ -415,7 +416,7 @@ impl Restorer<'_, '_> {
         let Some(fabric) = Fabric::ALL.into_iter().find(|known| known.name() == fabric) else {
             return self.skip(format!("Unknown fabric '{fabric}'"));
         };
-        // Old versions of rtslib wrote another prefix.
+        // Old versions of rtslib used another prefix.
         let fixed = name.strip_prefix("naa.6").map(|rest| format!("naa.5{rest}"));
         let wwn = wwn::normalize(fabric, fixed.as_deref().unwrap_or(name));
         let could_not = |why| format!("Could not create Target object: {why}");
@@ -461,7 +462,7 @@ impl Restorer<'_, '_> {
                 let could_not = |why| format!("Could not set tpg {tag} credentials: {why}");
                 self.change(could_not, Change::GroupAuth(id.clone(), auth));
             }
-            // Last, so that no initiator logs in before all is restored.
+            // The group is enabled last, so that no initiator logs in before everything is restored.
             if flag(saved, "enable", true) {
                 self.change(
                     |why| format!("Could not enable TPG {tag}: {why}"),

@@ -41,7 +41,7 @@ impl Run<'_, '_> {
         if let Some(other) = self.editor.config.storage.iter().find(|other| same(other)) {
             return Err(format!("storage object for {dev} already exists: {}", other.id.name).into());
         }
-        // A name that is refused must not leave a new file behind.
+        // The name is checked first, so that a refused name leaves no new file behind.
         let object =
             StorageObject::new(id, serial, 0, Backing::Fileio { dev: dev.clone(), write_back, aio: false });
         self.editor.config.check(&Change::AddStorage(Box::new(object.clone())))?;
@@ -122,7 +122,7 @@ impl Run<'_, '_> {
         self.editor.config.object(id).map_or(0, |object| object.size)
     }
 
-    /// Adds a storage object, whose model is its name if the user prefers so.
+    /// Adds a storage object. Its model in INQUIRY is its name if the user prefers that.
     pub(super) fn add_storage(&mut self, object: StorageObject) -> Result<StorageId, Stop> {
         let id = object.id.clone();
         self.change(Change::AddStorage(Box::new(object)))?;
@@ -136,7 +136,8 @@ impl Run<'_, '_> {
         Ok(id)
     }
 
-    /// Creates a storage object for a file or a block device, with defaults, named by the last part of its path.
+    /// Creates a storage object with defaults for a file or a block device, named after the last part of
+    /// its path.
     pub(super) fn storage_for_path(&mut self, given: &str) -> Result<StorageId, Stop> {
         self.changes()?;
         let dev = self.file(given);
@@ -147,7 +148,7 @@ impl Run<'_, '_> {
             (Some(device), _) => {
                 (Plugin::Block, 0, Backing::Block { dev, readonly: device.read_only, exclusive: true })
             }
-            // As in rtslib, which has no preferences: write-through.
+            // Write-through, as in rtslib, which knows no preferences.
             (None, Ok(meta)) if meta.is_file() => {
                 (Plugin::Fileio, meta.len(), Backing::Fileio { dev, write_back: false, aio: false })
             }
@@ -196,7 +197,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// Whether two paths lead to one file.
+/// Returns whether two paths refer to one file.
 fn is_same(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (a.metadata(), b.metadata()) {
@@ -205,7 +206,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Creates a file with a size; none is left if that fails.
+/// Creates a file of a size. After an error no file is left.
 fn create_file(path: &Path, size: u64, sparse: bool) -> Result<(), Stop> {
     let open = OpenOptions::new().write(true).create_new(true).open(path);
     let file = open.map_err(|why| format!("Could not open {} ({why})", path.display()))?;

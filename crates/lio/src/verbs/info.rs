@@ -1,4 +1,4 @@
-//! `info`: what rtslib dumps of an object, without its lists, and without secrets.
+//! `info`: rtslib's dump of an object, without its lists and secrets.
 
 use crate::config::{Fabric, GroupId, TargetId};
 use crate::groups::{HIDDEN, is_secret};

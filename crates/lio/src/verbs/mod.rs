@@ -1,4 +1,4 @@
-//! The commands that targetcli's nodes have of their own.
+//! The commands of targetcli's nodes, besides those that every node has.
 
 mod backstores;
 mod info;

@@ -74,7 +74,7 @@ impl Run<'_, '_> {
             };
             return Err(format!("Restore file {} not found{hint}", path.display()).into());
         }
-        // targetcli takes any text here; a misspelt "false" must not remove a configuration.
+        // targetcli accepts any text here; a misspelt "false" must not remove a configuration.
         let clear = flag(arguments, "clear_existing", false)?;
         self.changes()?;
         let saved = store::read(&path)?;
@@ -90,7 +90,8 @@ impl Run<'_, '_> {
             .into())
     }
 
-    /// Saves one storage object, and the first target with a LUN for it, into a file that has others.
+    /// Saves one storage object, and the first target with a LUN for it, into a file that may hold other
+    /// objects.
     pub(super) fn save_storage(&mut self, id: &StorageId, given: Option<&str>) -> Done {
         let path = self.save_file(given);
         self.back_up(&path);
@@ -201,7 +202,7 @@ fn put(saved: &mut Value, key: &str, is_it: impl Fn(&Value) -> bool, value: Opti
     }
 }
 
-/// Removes the LUNs that refer to a storage object which is not in the file any more, with their mappings.
+/// Removes the LUNs, with their mappings, of a storage object that the file does not contain any more.
 fn remove_luns(saved: &mut Value, path: &str) {
     let targets = saved.get_mut("targets").and_then(Value::as_array_mut);
     for target in targets.into_iter().flatten() {

@@ -11,12 +11,12 @@ use crate::tree::{Node, first_acl};
 use crate::words::Arguments;
 use crate::wwn;
 
-/// LIO's port.
+/// Default port of a portal, LIO's.
 const PORT: u16 = 3260;
-/// Every address of this machine: IPv6, whose sockets accept IPv4, too.
+/// Every address of this machine: the IPv6 wildcard, whose sockets accept IPv4, too.
 const EVERYWHERE: &str = "::0";
 
-/// Returns the first number that is not used.
+/// Returns the smallest unused number.
 fn first_free(used: impl Fn(u16) -> bool, first: u16) -> Option<u16> {
     (first..=u16::MAX).find(|number| !used(*number))
 }
@@ -142,7 +142,7 @@ impl Run<'_, '_> {
 
     /// Finds the storage object that a path of the tree names, or creates one for a file or a block device.
     fn storage_of(&mut self, given: &str, wrong: &str) -> Result<StorageId, Stop> {
-        // rtslib's path of a user-backed object lacks its handler.
+        // rtslib's path of a user-backed object does not contain its handler.
         let given = match given.strip_prefix("/backstores/user/") {
             Some(name) => format!("/backstores/user:stack/{name}"),
             None => given.to_owned(),
@@ -277,7 +277,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Gives an ACL the settings of another one.
+    /// Copies the settings of another ACL to an ACL.
     fn adopt(&mut self, id: &GroupId, wwn: &str, model: &Acl) -> Done {
         let before = first_acl(self.editor.config, id, wwn).map(|(_, acl)| acl.clone()).unwrap_or_default();
         for index in before.luns.into_keys() {

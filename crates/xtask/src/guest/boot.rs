@@ -57,7 +57,8 @@ pub struct Report {
     pub took: Duration,
 }
 
-/// Exit statuses of the run other than the job's. This one: the time limit was exceeded.
+/// Exit status of the run if the time limit was exceeded. The job's own status applies in all other cases
+/// except those below.
 pub const TIMED_OUT: u8 = 124;
 /// The kernel reported a problem, whatever the job's status.
 pub const TROUBLE: u8 = 125;
@@ -204,8 +205,8 @@ fn append(shape: &Shape, terminal: &str) -> String {
     )
 }
 
-/// The processor that is emulated. Newer ones have five levels of page tables, and wide vectors, which the C library
-/// prefers and emulation is slow at: the suite takes twice the processor time on the newest.
+/// The emulated processor. Newer models have five levels of page tables and wide vectors, which the C
+/// library prefers but emulation runs slowly: on the newest model the suite takes twice the processor time.
 const PROCESSOR: &str = "Nehalem-v1";
 
 fn emulated(image: &Path, emulator: &Emulator, initrd: &Path, shape: &Shape, folder: &Path) -> Command {

@@ -79,7 +79,7 @@ pub struct Watcher {
     pub is_done: bool,
 }
 
-/// Printed on the console by the guest's `init` once results are complete.
+/// Text that the guest's `init` prints on the console once the results are complete.
 pub const DONE: &str = "guest is done";
 
 impl Watcher {

@@ -165,7 +165,7 @@ fn emulator(cache: &Path) -> Result<Emulator, String> {
     let program = root.join("usr/bin").join(INSTALLED);
     if !program.is_file() {
         let part = cache.join("qemu.part");
-        // Remove the rest of an earlier attempt, if any.
+        // Removes what an earlier attempt left, if anything.
         let _ = std::fs::remove_dir_all(&part);
         fetch_emulator(cache, &part)?;
         at(&root, "making", std::fs::rename(&part, &root))?;
@@ -208,7 +208,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     eprintln!("guest: looking for the {} kernel", choice.word());
     let place = cache.join("apt/kernel");
     let apt = Apt::open(place.clone(), &["{release}", "stable"])?;
-    // By its own name, because mirrors update `stable-backports` later.
+    // The suite is named by its code name, because mirrors update `stable-backports` later.
     let stable = apt.code_name("stable")?;
     let suites = ["{release}", "{release}-backports", &stable, &format!("{stable}-backports")];
     // The testing release has no backports.
@@ -229,7 +229,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
     let folder = cache.join("kernels").join(version);
     if !folder.join(modules::archive()).is_file() {
         eprintln!("guest: fetching Linux {version}");
-        // Newer packages are split: that of the image is empty then.
+        // Newer packages are split: the image's own package is empty then.
         let is_split = names.contains(&format!("linux-binary-{version}"));
         let parts: &[&str] =
             if is_split { &["linux-binary", "linux-modules", "linux-base"] } else { &["linux-image"] };
@@ -239,7 +239,7 @@ fn fetch(choice: &Choice, cache: &Path) -> Result<String, String> {
             .filter(|name| names.contains(name))
             .collect();
         let unpacked = cache.join(format!("kernels/{version}.part"));
-        // Remove the rest of an earlier attempt, if any.
+        // Removes what an earlier attempt left, if anything.
         let _ = std::fs::remove_dir_all(&unpacked);
         apt.unpack(&packages, &unpacked)?;
         prepare(version, &unpacked, &folder)?;
@@ -296,7 +296,7 @@ fn unpack_image(tool: &str, packed: &[u8], scratch: &Path) -> Option<Vec<u8>> {
     let _ = quiet(Command::new("sh").args(["-c", "\"$0\" -dc <\"$1\" >\"$2\"", tool]).arg(&from).arg(&to));
     let bytes = std::fs::read(&to).ok();
     for file in [from, to] {
-        // In the cache, where it does no harm.
+        // Files that cannot be removed stay in the cache, where they do no harm.
         let _ = std::fs::remove_file(file);
     }
     bytes.filter(|bytes| bytes.starts_with(b"\x7fELF"))

@@ -128,7 +128,7 @@ fn facts(module: &[u8]) -> Facts {
 pub fn pack(folder: &Path, version: &str, scratch: &Path) -> Result<Tree, String> {
     let mut index_of = Index::new();
     super::at(folder, "reading", index(&folder.join("kernel"), &mut index_of))?;
-    // `lib` itself is a link in the guest, which an archive must not write through.
+    // In the guest `lib` is a symbolic link, and unpacking an archive must not write through it.
     let root = format!("usr/lib/modules/{version}");
     let mut tree = Tree::default();
     let (mut table, mut aliases) = (BTreeMap::new(), String::new());
@@ -167,7 +167,7 @@ fn dependency_table(table: &BTreeMap<String, Vec<String>>) -> String {
         let mut needed: Vec<&String> = Vec::new();
         let mut todo: Vec<&String> = table[name].iter().collect();
         while let Some(next) = todo.pop() {
-            // A module needed by two others must follow both, so that it is loaded before both.
+            // A module that two others need is listed after both, so that it is loaded before both.
             needed.retain(|one| *one != next);
             needed.push(next);
             todo.extend(table.get(next).into_iter().flatten());

@@ -133,7 +133,7 @@ pub fn base() -> Result<Tree, String> {
     for applet in output(Command::new(&busybox).arg("--list"))?.lines().filter(|name| *name != "busybox") {
         tree.link(&format!("usr/bin/{applet}"), "busybox");
     }
-    // Busybox's own shell would prefer its own commands to the real ones.
+    // /bin/sh is copied: Busybox's own shell would prefer its built-in commands to the real programs.
     program(&mut tree, "sh", Path::new("/bin/sh"))?;
     tree.bytes("usr/sbin/modprobe", 0o755, MODPROBE);
     tree.bytes(
@@ -163,8 +163,8 @@ pub fn tools(tree: &mut Tree, names: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Path in the guest of a file of this machine: `/lib` is a link there, which an archive must not write
-/// through.
+/// Returns the path in the guest for a file of this machine. `/lib` is a symbolic link there, and unpacking
+/// an archive must not write through it.
 fn place(path: &Path) -> String {
     let path = path.to_string_lossy();
     if path.starts_with("/usr/") || path.starts_with("/etc/") {

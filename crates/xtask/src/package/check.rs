@@ -1,4 +1,4 @@
-//! `./x package check`: builds the package from a program that exists, and checks it in seconds.
+//! `./x package check`: builds the package from an existing program, and checks it in seconds.
 
 use super::{Order, crates, deb};
 use crate::guest::process::output;
@@ -55,7 +55,7 @@ fn contents(package: &Path) -> Result<(), String> {
 /// Runs lintian; each tag that is not overridden is an error.
 fn lint(packages: &[&Path]) -> Result<(), String> {
     let mut lintian = Command::new("lintian");
-    // Root's own builds are checked, too.
+    // lintian must also check builds of root.
     lintian.args(["--allow-root", "--tag-display-limit=0", "--fail-on=error,warning"]).args(packages);
     let done = lintian.output().map_err(|why| format!("starting lintian failed: {why}"))?;
     let text = String::from_utf8_lossy(&done.stdout);

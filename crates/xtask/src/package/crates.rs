@@ -32,7 +32,8 @@ struct Linked {
     checksum: Option<String>,
 }
 
-/// The crates of the program, sorted by name: its normal dependencies, not those of builds and tests.
+/// Returns the crates of the program, sorted by name: its normal dependencies, not those of build scripts
+/// and tests.
 fn linked(root: &Path) -> Result<Vec<Linked>, String> {
     let mut ask = Command::new("cargo");
     ask.args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"]);
@@ -53,7 +54,7 @@ fn linked(root: &Path) -> Result<Vec<Linked>, String> {
             continue;
         }
         for dependency in nodes.get(&id).map(|node| list(&node["deps"])).unwrap_or_default() {
-            // The kind of a normal dependency is null.
+            // The kind of a normal dependency is null in the metadata.
             if list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null()) {
                 next.push(text(&dependency["pkg"]));
             }
@@ -86,10 +87,10 @@ fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
         .collect()
 }
 
-/// Checks that each crate has a licence that is allowed.
+/// Checks that each crate has an allowed licence.
 ///
 /// # Errors
-/// Names the crates that have none.
+/// The crates without one.
 pub(super) fn check_licences(root: &Path) -> Result<(), String> {
     let all = linked(root)?;
     let refused: Vec<String> = all

@@ -88,7 +88,7 @@ pub(super) fn build(root: &Path, binary: &Path, order: &Order) -> Result<Built, 
     let name = |package: &str| order.out.join(format!("{package}_{version}_{architecture}.deb"));
     let built = Built { package: name("blockyard"), symbols: name("blockyard-dbgsym") };
     for (folder, to) in [(&tree, &built.package), (&symbols, &built.symbols)] {
-        // One thread: the number of processors must not change the bytes.
+        // A single thread: the number of processors must not change the bytes.
         let mut pack = Command::new("dpkg-deb");
         pack.args(if order.quick { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] });
         pack.args(["--root-owner-group", "--threads-max=1", "--build"]).arg(folder).arg(to);
@@ -192,7 +192,7 @@ fn documents(root: &Path, tree: &Path, version: &str, epoch: &str) -> Result<(),
     Ok(())
 }
 
-/// The packages of the libraries that the program is linked with.
+/// Returns the packages of the libraries that the program is linked with.
 fn libraries(tree: &Path, out: &Path) -> Result<String, String> {
     let folder = out.join("shlibdeps");
     make_folder(&folder.join("debian"))?;

@@ -1,9 +1,9 @@
 //! `./x package test`: the package under Debian's systemd, in a guest.
 //!
-//! The guest's disk is made from the packages of the machine's release, without running their scripts. A unit of
-//! the disk runs [`JOB`], which reports like a job of `./x guest`. The guest is booted twice with the same disk:
-//! the first boot installs, serves, kills, recovers and upgrades; the second one finds the devices back, and
-//! removes the package.
+//! The guest's disk is made from the packages of the machine's release, without running their scripts. A
+//! unit on the disk runs [`JOB`], which reports like a job of `./x guest`. The guest is booted twice with
+//! one disk: the first boot installs, serves, kills, recovers and upgrades; the second one checks that the
+//! devices are served again, and removes the package.
 
 use super::{Order, deb, shell};
 use crate::guest::apt::Apt;
@@ -41,7 +41,7 @@ const SYSTEM: &[&str] = &[
 const JOB: &str = include_str!("job.sh");
 const SWITCH: &str = include_str!("switch.sh");
 
-/// What the unpacked packages lack, as their scripts did not run. `$1`: the root.
+/// Creates the files that the scripts of the unpacked packages would have created. `$1`: the root.
 const PREPARE: &str = r#"
 cd "$1"
 cp usr/share/base-passwd/passwd.master etc/passwd
