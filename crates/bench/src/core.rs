@@ -1,9 +1,9 @@
 //! `core`: the cost of a request in the block layer alone, in time; `instructions`: the same cost in
 //! instructions.
 //!
-//! One thread drives a queue over a ring without I/O, so no system call, socket or other thread is in the
-//! figures. Times are the thread's own processor time, medians of interleaved rounds: other load on the
-//! machine has little effect.
+//! One thread drives a queue over a ring without I/O, so the figures include no system calls, sockets or
+//! other threads. Times are the thread's own processor time, medians of interleaved rounds, so other load
+//! on the machine has little effect.
 
 mod export;
 mod instructions;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// A message for the person at the terminal.
+/// An error message for the user.
 #[derive(Debug)]
 pub(crate) struct Error(pub(crate) String);
 

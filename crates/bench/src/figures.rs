@@ -1,6 +1,6 @@
 //! Statistics over the rounds of a measurement.
 
-/// The middle value; of an even number, the mean of the two in the middle; of none, NaN.
+/// Returns the median: for an even number of values, the mean of the two in the middle; for none, NaN.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,14 +11,15 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The least, the middle and the greatest.
+/// Returns the least value, the median and the greatest value.
 pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let greatest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (least, median(values), greatest)
 }
 
-/// The median of the rounds' own ratios, which removes drift during a run; NaN when no round has both.
+/// Returns the median of the ratios of each round, which removes drift during a run; NaN if no round has
+/// both values.
 pub(crate) fn ratio(own: &[f64], peer: &[f64]) -> f64 {
     median(&own.iter().zip(peer).map(|(own, peer)| own / peer).collect::<Vec<_>>())
 }

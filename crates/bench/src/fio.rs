@@ -1,8 +1,7 @@
 //! fio's report of a run, and the cost of the run for the machine.
 //!
-//! The cost is that of the whole machine, fio and the kernel's own threads included, and that of the server's
-//! process if there is one. Both come from /proc, in ticks of 10 ms, so a run must not be shorter than a
-//! second.
+//! The cost covers the whole machine, including fio and kernel threads; a second figure covers the server's
+//! process, if there is one. Both come from /proc, in ticks of 10 ms, so a run must last at least a second.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `./x bench limits`: the experiment on queue limits, one device with the old defaults and without limits,
-//! in turn.
+//! `./x bench limits`: the experiment on queue limits: one device, alternately with the old defaults and
+//! without limits.
 //!
 //! A RAM disk of 5 MiB is served by NBD once and stays. Two jobs of fio write 2 MiB of it repeatedly in
 //! requests of 1 MiB. Each round measures the device without limits and with 255 sectors and 128 segments of
@@ -17,10 +17,11 @@ use crate::figures::{ratio, spread};
 use crate::options::{command, count, each};
 use crate::{fio, tools};
 
-/// Limits of a driver that sets none: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`, `BLK_MAX_SEGMENT_SIZE`.
+/// Defaults of the block layer for drivers without limits: `BLK_SAFE_MAX_SECTORS`, `BLK_MAX_SEGMENTS`,
+/// `BLK_MAX_SEGMENT_SIZE`.
 const DEFAULTS: [&str; 4] =
     ["max_sectors=255", "max_segments=128", "max_segment_size=64K", "physical_block_size=512"];
-/// Limit for the start of the server.
+/// Time limit for the server to start.
 const START: Duration = Duration::from_secs(20);
 
 const USAGE: &str = "\
@@ -133,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Measures once: fio runs a second longer at either end than `stat`'s interval.
+    /// Measures once: fio runs a second longer on both sides of `stat`'s interval.
     fn measure(&self, seconds: u32, series: &mut Series) -> Result<()> {
         let uri = format!("--uri=nbd+unix:///limits?socket={}", self.socket.display());
         let runtime = format!("--runtime={}", seconds + 2);

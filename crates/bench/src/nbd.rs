@@ -60,7 +60,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let site = options.site()?;
     let result = measure(options, &site);
-    // Servers have ended by now; their files can go.
+    // The servers have exited by now, so their files can be removed.
     let _ = std::fs::remove_dir_all(&site.tmpfs);
     let _ = std::fs::remove_dir_all(&site.disk);
     let (series, facts) = result?;
@@ -122,7 +122,7 @@ fn rounds(
             kinds.iter().map(move |kind| Series { storage, job, kind: *kind, samples: Vec::new() })
         })
         .collect();
-    // Unmeasured: the first copy allocates the pages, and later reads get data and not holes.
+    // An unmeasured copy allocates the pages, so that later reads find data instead of holes.
     for server in &servers {
         progress(&format!("{} {}: filling", storage.name(), server.kind.name()));
         jobs::run(&jobs::FILL, server, &options.pressure(), data)?;
@@ -151,7 +151,7 @@ fn progress(what: &str) {
     use std::io::IsTerminal;
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
-        // A lost terminal is no reason to stop measuring.
+        // Errors are ignored: a closed terminal does not stop the measurement.
         let _ = write!(stderr, "\r\x1b[K{what}");
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's accounts of a process: processor time, memory, wake-ups; and of the whole machine.
+//! Counters of the kernel for a process (processor time, memory, wake-ups) and for the whole machine.
 //!
 //! Processor time comes from `/proc/PID/task/*/schedstat` in nanoseconds while the threads live, and from
 //! `/proc/PID/stat` in ticks where threads may have ended in between. Kernel workers of io_uring are threads
@@ -27,7 +27,7 @@ pub(crate) fn cpu_of_threads(pid: u32) -> io::Result<Duration> {
     Ok(Duration::from_nanos(total))
 }
 
-/// Returns the processor time of those threads that live now and whose names contain a word.
+/// Returns the processor time of those live threads whose names contain a word.
 pub(crate) fn cpu_of_threads_named(pid: u32, word: &str) -> io::Result<Duration> {
     let mut total = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -40,14 +40,14 @@ pub(crate) fn cpu_of_threads_named(pid: u32, word: &str) -> io::Result<Duration>
     Ok(Duration::from_nanos(total))
 }
 
-/// Returns the processor time of the process, with threads that have ended; exact to a tick of 10 ms.
+/// Returns the processor time of the process, including threads that have ended; exact to a tick of 10 ms.
 pub(crate) fn cpu_of_process(pid: u32) -> io::Result<Duration> {
     // utime and stime
     ticks_of(&pid.to_string(), 14)
 }
 
-/// Returns the processor time of those children of this process that have ended and were waited for, and of
-/// theirs.
+/// Returns the processor time of the children of this process that have ended and were waited for, and of
+/// their children.
 pub(crate) fn cpu_of_children() -> io::Result<Duration> {
     // cutime and cstime
     ticks_of("self", 16)

@@ -1,8 +1,10 @@
 //! `./x bench rbd`: an image of a Ceph cluster over NBD, compared with qemu-nbd's and with rbd-nbd where the kernel has
 //! its driver; fio's own rbd engine is the limit.
 //!
-//! Each round runs the jobs and, in each job, the subjects, beginning with another one every time. Each subject has an
-//! image of its own, and none has a cache in librbd: it is off by default here, and fio would write to memory. A figure is the median of the rounds; a ratio is the median of the rounds' own ratios.
+//! Each round runs the jobs and, in each job, the subjects, beginning with another one every time. Each
+//! subject has its own image, and none has a cache in librbd: the cache is off by default in our backend,
+//! and with it fio would write to memory. A figure is the median of the rounds; a ratio is the median of
+//! the rounds' own ratios.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -26,15 +28,15 @@ usage: ./x bench rbd [OPTIONS]
 
 /// Bytes of a request.
 const BLOCK: &str = "4k";
-/// Longest start of a server.
+/// Time limit for a server to start.
 const START: Duration = Duration::from_secs(20);
 
-/// How the images are reached.
+/// The program through which an image is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Subject {
     /// fio's rbd engine: librbd without a server.
     Limit,
-    /// Ours over NBD.
+    /// Our server, over NBD.
     Blockyard,
     /// qemu-nbd with QEMU's rbd driver.
     Qemu,
@@ -58,7 +60,7 @@ impl Subject {
         format!("bench-{}", self.name().replace(' ', "-"))
     }
 
-    /// Why it cannot be measured here.
+    /// Returns why the subject cannot be measured here; `None` if it can.
     fn obstacle(self) -> Option<&'static str> {
         let has = |words: &[&str], part: &str| tools::output(words).is_ok_and(|text| text.contains(part));
         match self {
@@ -121,11 +123,11 @@ fn parse(words: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// A subject that is ready. Its server ends and its image is removed with it.
+/// A subject that can be measured. Dropping it ends its server and removes its image.
 struct Ready {
     subject: Subject,
     server: Option<Child>,
-    /// What fio is given to reach it.
+    /// fio's options to reach the subject.
     target: Vec<String>,
     device: Option<String>,
 }
@@ -190,7 +192,7 @@ impl Ready {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Unmeasured: allocates the objects.
+        // An unmeasured write allocates the objects of the image.
         let fill = ["--rw=write", "--bs=1M", "--iodepth=8"].map(str::to_owned);
         ready.fio(options, &fill)?;
         Ok(ready)

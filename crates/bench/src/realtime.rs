@@ -3,12 +3,13 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// Set for the process that runs in the real-time class, so that it does not ask for it again.
+/// Environment variable of the process that runs in the real-time class, so that it does not start itself
+/// again.
 const REALTIME: &str = "BLOCKYARD_BENCH_REALTIME";
 
 /// Starts this program again with the same arguments in the real-time class, if that is permitted: round
-/// robin among our processes and ahead of all others; children inherit it. Otherwise, or if it is in that
-/// class already, it continues. `word`: the command of this program.
+/// robin among our processes and ahead of all others; children inherit it. Returns if that is not
+/// permitted, or if this process is in that class already. `word`: the command of this program.
 pub(crate) fn enter(word: &str, arguments: &[String]) {
     if is_on() || !may_be() {
         return;
@@ -19,7 +20,7 @@ pub(crate) fn enter(word: &str, arguments: &[String]) {
     eprintln!("bench {word}: chrt: {error}; going on without");
 }
 
-/// Returns whether this process is in that class by [`enter`].
+/// Returns whether [`enter`] has put this process into the real-time class.
 pub(crate) fn is_on() -> bool {
     std::env::var_os(REALTIME).is_some()
 }

@@ -18,7 +18,7 @@ const SIZE: Bytes = Bytes::gib(1);
 /// Process ID of the server.
 const SERVER: u32 = 1;
 
-/// A backend that answers at once.
+/// A backend that completes each request within submit.
 struct Immediate;
 
 impl Node<ModelRing<BenchRing>> for Immediate {
@@ -32,11 +32,11 @@ pub(crate) struct ExportRig {
     model: Model,
     device: u32,
     ring: ModelRing<BenchRing>,
-    /// `None`: manual commands.
+    /// The served queue; `None`: commands are issued manually.
     served: Option<Served>,
     finished: u64,
     asked: u64,
-    /// For their random choices.
+    /// Random places, used for their random choice between reading and writing.
     places: Vec<Place>,
 }
 
@@ -83,7 +83,7 @@ impl ExportRig {
         ExportRig { model, device, ring, served, finished: 0, asked: 0, places: places() }
     }
 
-    /// Runs `count` requests, [`DEPTH`] at a time. This is measured.
+    /// Runs `count` requests, [`DEPTH`] at a time. The measured function.
     #[inline(never)]
     pub(crate) fn run(&mut self, mix: Mix, count: u64) {
         let until = self.finished + count;

@@ -12,24 +12,25 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: blockyard-bench instructions [--write]";
-/// Beside the manifest: one `name = count` a line.
+/// The record of expected counts, beside the manifest: one `name = count` a line.
 const EXPECTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.toml");
 /// Largest deviation of a count from the expected one, in percent.
 const SLACK_PERCENT: f64 = 2.0;
-/// The deviation, and the excess over a goal, that is allowed with another compiler than that of the record:
-/// its code differs.
+/// The permitted deviation, and excess over a goal, in percent, with another compiler than that of the
+/// record, whose code differs.
 const SLACK_PERCENT_ELSEWHERE: f64 = 10.0;
 /// Prefix of the compiler's version in the record.
 const COMPILER: &str = "# Compiled by ";
 /// Prefix of the processor's architecture, after the version.
 const PROCESSOR: &str = " for ";
-/// Requests of the shorter and of the longer run: whole turns, after the first touch of all memory.
+/// Numbers of requests of the shorter and of the longer run: whole turns, and enough to touch all memory
+/// before the counts differ.
 const COUNTS: [u64; 2] = [3200, 19_200];
 
 /// The source of requests.
 #[derive(Clone, Copy)]
 enum Case {
-    /// A front-end of the harness's own.
+    /// The harness's own front-end, over a queue with this stack.
     Queue(Stacking),
     /// The model of the ublk driver, with the export between it and the queue, or with manual commands.
     Ublk { with_export: bool },
@@ -65,20 +66,21 @@ const CASES: [(&str, Case); 18] = [
     ("io-affinity", over(Selector::Affinity, 4)),
 ];
 
-/// Virtqueues: of these cases only the device's side is counted.
+/// Virtqueue cases, of which only the device's side is counted.
 const VIRTQUEUES: [(&str, Case); 2] = [
     ("virtqueue-split", Case::Virtqueue { is_packed: false }),
     ("virtqueue-packed", Case::Virtqueue { is_packed: true }),
 ];
-/// The device's side of a virtqueue.
+/// The function of the device's side of a virtqueue, as a pattern for callgrind.
 const DEVICE: &str = "*serve_virtqueue*";
 
-/// The function that counts completed requests: of these cases only its instructions are counted.
+/// The function that counts completed requests. In the cases that measure statistics, only its instructions
+/// are counted.
 const STATISTICS: &str = "*statistics_of_a_turn*";
 /// Instructions that count a request's entry into a node: a load, an addition and a store.
 const ENTERED: f64 = 3.0;
 
-/// Reported figures: the name, and the absolute maximum.
+/// Reported figures: the name, and the largest permitted count, if there is a goal.
 const GOALS: [(&str, Option<f64>); ROWS] = [
     ("null_request", Some(300.0)),
     ("held_request", Some(300.0)),
@@ -103,7 +105,7 @@ const GOALS: [(&str, Option<f64>); ROWS] = [
 ];
 const ROWS: usize = 19;
 
-/// Returns the instructions of one request of a case, or those of one function only.
+/// Returns the instructions per request of a case; with `within`, only those in that function.
 fn count(program: &Path, case: &str, within: Option<&str>) -> Result<f64, String> {
     let mut totals = [0u64; 2];
     for (total, requests) in totals.iter_mut().zip(COUNTS) {
@@ -151,8 +153,8 @@ fn measure(program: &Path) -> Result<[f64; ROWS], String> {
         return Err(format!("{STATISTICS} was not seen"));
     }
     let of_a_layer = (counted_layers - counted) / f64::from(LAYERS) + ENTERED;
-    // When a request is held, all nodes above record that, and again when it is resumed: the additional cost
-    // of a layer under a held request is ascribed to that.
+    // Holding a request makes every node above record that, and again when the request is resumed. The
+    // additional cost of a layer under a held request is attributed to this.
     let at_rest = of_a_layer + (rest_layers - rest) / f64::from(LAYERS) - layer;
     let statistics = [counted + ENTERED, of_a_layer, at_rest];
     let [one, round_robin, service_time, queue_length, historical, affinity] =
@@ -219,20 +221,21 @@ fn judge(
     }
 }
 
-/// Returns the compiler's version, and the processor of this program; nothing if it is unknown.
+/// Returns the version of the compiler, and the processor architecture of this program; `None` if they are
+/// unknown.
 fn compiler() -> Option<String> {
     let printed = Command::new("rustc").arg("--version").output().ok()?;
     Some(format!("{}{PROCESSOR}{}", String::from_utf8_lossy(&printed.stdout).trim(), std::env::consts::ARCH))
 }
 
-/// Returns the processor of a record, if it is not this one: there the same work takes another number of
-/// instructions.
+/// Returns the processor architecture of a record if it differs from this one, on which the same work takes
+/// another number of instructions.
 fn foreign_processor(record: &str) -> Option<&str> {
     let recorded = record.lines().find_map(|line| line.strip_prefix(COMPILER)?.split_once(PROCESSOR));
     recorded.map(|(_, processor)| processor).filter(|processor| *processor != std::env::consts::ARCH)
 }
 
-/// Returns the slack for a record: it is wider for another compiler.
+/// Returns the slack in percent for a record: it is wider for another compiler.
 fn slack(record: &str, compiler: Option<&str>) -> f64 {
     let recorded = record.lines().find_map(|line| line.strip_prefix(COMPILER));
     if recorded.is_some() && recorded == compiler { SLACK_PERCENT } else { SLACK_PERCENT_ELSEWHERE }
@@ -270,7 +273,7 @@ fn check(counts: &[f64; ROWS]) -> Result<ExitCode, String> {
     Ok(code)
 }
 
-/// Runs the part under valgrind.
+/// Runs the measured part; this process is the one under valgrind.
 fn child(case: &str, requests: &str) -> ExitCode {
     let case = CASES.into_iter().chain(VIRTQUEUES).find(|row| row.0 == case).map(|row| row.1);
     match (case, requests.parse()) {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// Size of the RAM disk: far more than any cache.
 const DISK: Bytes = Bytes::mib(256);
-/// Number of random places before they repeat: a power of two. No branch predictor learns so many random
-/// choices.
+/// Number of random places before they repeat: a power of two, and too many for a branch predictor to
+/// learn.
 const PLACES: usize = 1 << 16;
 
 /// The operations of a load.
@@ -66,19 +66,22 @@ impl Place {
 pub(crate) enum Stacking {
     /// A null device under this number of layers that do nothing.
     Null { layers: u8 },
-    /// These layers over a backend that holds each request until all of a turn have arrived.
+    /// This number of layers over a backend that holds each request until all requests of a turn have
+    /// arrived.
     Held { layers: u8 },
-    /// A backend that answers at once, and requests as long as [`PIECES`]: the reference for splitting.
-    /// Children accept no zero-copy memory, and a null device would fill their memory with zeroes.
+    /// A backend that answers at once, with requests of [`PIECES`] times the length: the reference for
+    /// splitting. A null device would not do: the children of a split accept no zero-copy memory, so it
+    /// would fill their memory with zeroes.
     Long,
-    /// A split: over a null device with requests that fit, or over a backend that answers at once with
-    /// requests that are as long as `Long` and split into [`PIECES`].
+    /// A splitting layer: with `whole`, over a null device with requests that need no split; otherwise over
+    /// a backend that answers at once, with requests as long as those of `Long`, each split into [`PIECES`]
+    /// children.
     Split { whole: bool },
-    /// A RAM disk, every block of which is written, in pages of 4 KiB or in huge ones.
+    /// A RAM disk on which every block is written, in pages of 4 KiB or in huge pages.
     Ram { huge: bool },
     /// mq-deadline over a null device, with requests at random or at consecutive places.
     Deadline { follow: bool },
-    /// Multipath and its references, as one queue alone.
+    /// Multipath and its references, on a single queue.
     Multipath(Subject),
 }
 
@@ -87,7 +90,7 @@ pub(crate) struct Rig {
     queue: Queue<BenchRing>,
     ring: BenchRing,
     done: Vec<Done>,
-    /// Their number is a power of two.
+    /// The places of requests. Their number is a power of two.
     places: Vec<Place>,
     next: usize,
     len: u64,
@@ -110,7 +113,7 @@ pub(super) fn disk_size() -> usize {
     DISK.0 as usize
 }
 
-/// A backend that answers at once.
+/// A backend that completes each request within submit.
 struct Immediate;
 
 impl Node<BenchRing> for Immediate {
@@ -122,7 +125,8 @@ impl Node<BenchRing> for Immediate {
 /// A backend that holds each request, and completes all of them at the end of the turn.
 #[derive(Default)]
 struct Holding {
-    /// By order of arrival. As long as the queue has tags: a kernel that holds them does not allocate either.
+    /// Held requests in order of arrival. Allocated for all tags of the queue at the start: a kernel that
+    /// holds requests does not allocate either.
     held: Box<[Cookie]>,
     count: usize,
 }
@@ -225,8 +229,8 @@ impl Rig {
             }
         }
         stack.backend(backend(stacking));
-        // A null device's reads are zero-copy, as with the NBD export; a RAM disk's are copied, and those
-        // that are split bring memory, too.
+        // Reads of a null device are zero-copy, as with the NBD export. Reads of a RAM disk are copied, and
+        // those that are split bring memory, too.
         let is_ram = matches!(stacking, Stacking::Ram { .. });
         let flags = if is_ram || is_long { Flags::empty() } else { Flags::ZERO_COPY };
         let mut rig = Rig::over(stack, len, flags);
@@ -272,7 +276,7 @@ impl Rig {
         self.queue.stats().snapshot(now).ops.iter().map(|op| op.ios).sum()
     }
 
-    /// Runs `count` requests, [`DEPTH`] in flight. This is measured.
+    /// Runs `count` requests, [`DEPTH`] in flight. The measured function.
     #[inline(never)]
     pub(crate) fn run(&mut self, mix: Mix, count: u64) {
         for _ in 0..count / u64::from(DEPTH) {
@@ -300,7 +304,7 @@ impl Rig {
     }
 }
 
-/// The load of a [`Rig`] without its queue: it is subtracted to get the cost of the queue.
+/// The load of a [`Rig`] without its queue: its cost is subtracted to get the cost of the queue.
 pub(crate) struct Harness {
     ring: BenchRing,
     free: Vec<Tag>,
@@ -339,7 +343,8 @@ impl Harness {
     }
 }
 
-/// A function of its own, so that its instructions can be counted separately.
+/// Counts the requests of a turn. A function of its own, so that its instructions can be counted
+/// separately.
 #[inline(never)]
 fn statistics_of_a_turn(queue: &mut Queue<BenchRing>, now: Nanos) {
     queue.account(now);

@@ -5,18 +5,18 @@ use memmap2::{Advice, MmapMut};
 use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
 use std::time::Instant;
 
-/// The requests' own memory.
+/// The region of the requests' own memory.
 pub(super) const BUFFERS: Region = Region(0);
-/// Lent memory for reads of a null device; it is not accessed.
+/// The region of zero-copy memory for reads of a null device; it is never accessed.
 pub(super) const ZEROES: Region = Region(1);
 
-/// Memory that begins on a page, as a ring's regions do; each page is populated.
+/// Page-aligned memory, like a ring's regions, with all pages populated.
 pub(super) struct Pages {
     memory: MmapMut,
 }
 
 impl Pages {
-    /// `huge`: in pages of 2 MiB where the kernel has them, else in pages of 4 KiB.
+    /// Allocates `len` bytes; `huge`: in pages of 2 MiB if the kernel has them, else in pages of 4 KiB.
     pub(super) fn new(len: usize, huge: bool) -> Pages {
         let mut memory = MmapMut::map_anon(len).expect("memory for a disk");
         // A kernel without huge pages refuses: then the pages are small, like those of a RAM disk.
@@ -60,7 +60,7 @@ impl Ring for BenchRing {
         self.now
     }
 
-    /// Returns the beginning of the memory: there is only one user.
+    /// Returns the beginning of the memory, since it has only one user.
     fn allocate(&mut self, len: u32) -> Option<Segment> {
         Some(Segment { offset: 0, len, region: BUFFERS })
     }

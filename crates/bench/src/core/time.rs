@@ -11,9 +11,9 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: blockyard-bench core [--rounds N] [--json]";
-/// Requests of one round on null: about a tenth of a second.
+/// Requests of one round over a null device: about a tenth of a second.
 const ROUND: u64 = 2_000_000;
-/// A request that copies memory, or is split, takes several times as long.
+/// Requests of one round that copies memory or splits, which takes several times as long.
 const ROUND_LONG: u64 = 400_000;
 
 /// Goals, and SPDK's figures on the machine where they were set: its null device under bdevperf, which holds
@@ -25,7 +25,7 @@ const GOALS: [(&str, f64, &str, &str); 5] = [
     ("ram : memcpy", 1.08, "", "SPDK 1.55"),
     ("ram : memcpy, huge", 1.08, "", "SPDK not measured"),
 ];
-/// Figures of each mix.
+/// Number of figures of each mix.
 const ROWS: usize = 11;
 
 /// Processor time of this thread, in nanoseconds.
@@ -40,7 +40,7 @@ fn ns_each(count: u64, run: impl FnOnce()) -> f64 {
     (processor_ns() - before) / count as f64
 }
 
-/// Copies the blocks of a RAM disk's requests, without anything else.
+/// Copies the blocks of a RAM disk's requests with `memcpy` alone.
 struct Copier {
     disk: Pages,
     buffers: Pages,
@@ -62,7 +62,7 @@ impl Copier {
         for number in 0..count as usize {
             let place = self.places[number & (self.places.len() - 1)];
             let at = place.offset() as usize;
-            // From the end, as a queue's free tags are taken.
+            // Buffers are used from the end, as a queue's free tags are.
             let buffer = usize::from(DEPTH) - 1 - number % usize::from(DEPTH);
             let buffer = self.buffers.get_mut(buffer * BLOCK, BLOCK);
             match mix.op(place) {
@@ -136,9 +136,9 @@ impl Rigs {
     }
 }
 
-/// Measures a RAM disk and `memcpy`. Both are allocated anew each round, as the place of memory has more
-/// effect than the measured difference, and accessed once before, as the first pass over new memory is
-/// slower.
+/// Measures a RAM disk and `memcpy`. Both are allocated anew in each round, as the location of memory has
+/// more effect than the measured difference; and both are accessed once before, as the first pass over new
+/// memory is slower.
 fn copies(mix: Mix, count: u64, huge: bool) -> [f64; 2] {
     let (mut ram, mut copier) = (Rig::new(Stacking::Ram { huge }), Copier::new(huge));
     ram.run(mix, count / 4);

@@ -9,7 +9,7 @@ use virtio::driver::{Disk, Driver, Place, SharedMemory};
 use virtio::memory::GuestMemory;
 use virtio::ring::{Chain, Position, Ring};
 
-/// Requests of a turn, each of three descriptors.
+/// Requests of a batch, each of three descriptors.
 const BATCH: u16 = 32;
 const LEN: u32 = 4096;
 
@@ -51,7 +51,7 @@ impl VirtqueueRig {
         }
     }
 
-    /// Moves `requests`, a multiple of [`BATCH`].
+    /// Processes `requests` requests, a multiple of [`BATCH`].
     pub(super) fn run(&mut self, requests: u64) {
         for batch in 0..requests / u64::from(BATCH) {
             for slot in 0..BATCH {

@@ -14,7 +14,7 @@ use crate::tools::run;
 
 const NAME: &str = "iqn.2026-11.io.blockyard:bench";
 const PORTAL: &str = "127.0.0.1:3260";
-/// The negotiated values of our target, which LIO takes as its own: its defaults are segments of 8 KiB and an
+/// The values that our target negotiates, set on LIO as well: LIO's defaults are segments of 8 KiB and an
 /// initial R2T.
 const PARAMETERS: [(&str, &str); 5] = [
     ("MaxRecvDataSegmentLength", "262144"),
@@ -97,7 +97,7 @@ fn login() -> Result<Device> {
     let pid = daemon.id().to_string();
     let node = ["iscsiadm", "-m", "node", "-T", NAME, "-p", PORTAL];
     let command = |words: &[&str]| run(&[&node[..], words].concat());
-    // It answers once iscsid is ready.
+    // iscsiadm succeeds once iscsid is ready.
     let logged_in = within(LIMIT, || command(&["-o", "new"]).ok())
         .ok_or_else(|| Error("iscsid does not answer".into()))
         .and_then(|()| command(&["--login"]))

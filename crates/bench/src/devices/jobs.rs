@@ -12,11 +12,11 @@ use crate::tools::run;
 pub(super) struct Job {
     /// Its name in tables and on the command line.
     pub(super) name: &'static str,
-    /// fio's options for the device itself; empty for the job that needs a file system.
+    /// fio's options for the device; empty for the job that needs a file system.
     words: &'static [&'static str],
 }
 
-/// All of them, in the order of a round.
+/// All jobs, in the order of a round.
 pub(super) const JOBS: &[Job] = &[
     Job { name: "randread-32", words: &["--rw=randread", "--iodepth=32", "--numjobs=1"] },
     Job { name: "randwrite-32", words: &["--rw=randwrite", "--iodepth=32", "--numjobs=1"] },
@@ -40,12 +40,12 @@ pub(super) const JOBS: &[Job] = &[
 ];
 
 impl Job {
-    /// Returns whether it needs a file system, and so a device that stores data.
+    /// Returns whether the job needs a file system, and so a device that stores data.
     pub(super) fn needs_files(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// Runs it once.
+    /// Runs the job once, for `seconds`.
     pub(super) fn run(&self, device: &Device, site: &Site, seconds: u32) -> Result<Sample> {
         let base = ["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--time_based"];
         let more = ["--group_reporting", "--output-format=json", "--randrepeat=0", "--norandommap"];

@@ -1,9 +1,10 @@
 //! `./x bench ublk`: a comparison of block devices, in one guest.
 //!
-//! Each round runs the subjects, beginning with another one every time; each is attached, runs the jobs and
-//! is detached before the next, so that none pays for another's memory or threads. A figure is the median of
-//! the rounds with its least and greatest; a ratio is the median of the rounds' own. It creates devices and
-//! file systems, so it runs in a guest only: `./x bench ublk` boots one for it.
+//! Each round runs the subjects, beginning with another one every time. Each subject is attached, runs the
+//! jobs and is detached before the next one, so that none pays for another's memory or threads. A figure is
+//! the median of the rounds with the least and the greatest; a ratio is the median of the rounds' own
+//! ratios. It creates devices and file systems, so it runs in a guest only: `./x bench ublk` boots one for
+//! it.
 
 mod iscsi;
 mod jobs;
@@ -34,7 +35,7 @@ struct Life {
     attach: Vec<Duration>,
     detach: Vec<Duration>,
     facts: String,
-    /// The reason why it has no further rounds, if that is so.
+    /// The reason why the subject has no further rounds; `None` while it has.
     over: Option<String>,
 }
 
@@ -116,8 +117,8 @@ fn visit(options: &Options, subject: &'static Subject, life: &mut Life, rows: &m
     for job in options.jobs.iter().filter(|job| subject.keeps || !job.needs_files()) {
         samples.push((job.name, job.run(&device, &options.site, options.seconds)?));
     }
-    // A round counts when all its jobs are done. So rows have the same rounds, from the first on, and can be
-    // compared; a device that cannot be removed afterwards keeps its figures.
+    // A round counts once all its jobs are done, so that rows have the same rounds and can be compared. A
+    // device that cannot be removed afterwards keeps its figures.
     for (job, sample) in samples {
         let row = rows.iter_mut().find(|row| row.subject.name == subject.name && row.job == job);
         row.into_iter().for_each(|row| row.samples.push(sample));

@@ -32,7 +32,7 @@ pub(super) fn kernel(selector: &str) -> Result<Device> {
     Ok(device)
 }
 
-/// Serves such a table over null devices through ublk.
+/// Serves a table with this selector over null devices through ublk.
 pub(super) fn ours(selector: &str, site: &Site) -> Result<Device> {
     let stacks = ["null:1G"; PATHS];
     let table = site.folder.join("multipath.table");

@@ -11,7 +11,7 @@ fn of(row: &Row, value: impl Fn(&fio::Run) -> f64) -> Vec<f64> {
     row.samples.iter().map(|sample| value(&sample.run)).collect()
 }
 
-/// The table of one job.
+/// Returns the table of one job.
 pub(super) fn table(job: &str, rows: &[Row]) -> String {
     let mut text = format!(
         "{job:16} {:>26} {:>8} {:>8} {:>10} {:>10}   {}\n",
@@ -30,7 +30,7 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
             let times = ratio(&of(row, |sample| sample.rate), &of(peer, |sample| sample.rate));
             (times, peer.subject.name)
         });
-        // The peer may have been left out.
+        // The peer may have been left out of the run.
         let beside = beside.filter(|(times, _)| !times.is_nan());
         let beside = beside.map(|(times, name)| format!("{times:.2} x {name}"));
         let _ = writeln!(
@@ -46,7 +46,7 @@ pub(super) fn table(job: &str, rows: &[Row]) -> String {
     text
 }
 
-/// Returns every run on a line.
+/// Returns every run as a line of CSV.
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut text =
         "subject,job,round,iops,bytes,p50_us,p99_us,machine_us,server_us,switches,requests_per_mib,\

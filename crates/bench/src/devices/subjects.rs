@@ -1,8 +1,8 @@
 //! The subjects of the comparison: each kind of block device, how it is created and removed.
 //!
-//! Kernel drivers are set up as their own tools do it, LIO through configfs. Each subject with a file has one
-//! of its own in memory, so that all copy the same bytes. A subject whose driver or program is missing is
-//! left out of the report by name, with the reason.
+//! Kernel drivers are set up like their own tools do it, LIO through configfs. Each subject with a file has
+//! its own file in memory, so that all copy equal bytes. A subject whose driver or program is missing is
+//! listed in the report as left out, with the reason.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -19,7 +19,7 @@ use crate::tools::{output, run};
 enum Setup {
     /// The kernel's null_blk: the upper bound for servers.
     NullBlk,
-    /// null_blk that stores data, with these sectors a request at most; 0: its own default.
+    /// null_blk that stores data, with at most this number of sectors a request; 0: its own default.
     Memory { max_sectors: u32 },
     /// The kernel's dm-multipath with this selector over four null_blk devices.
     Multipath { selector: &'static str },
@@ -42,7 +42,7 @@ enum Setup {
 }
 
 impl Setup {
-    /// The drivers that it needs.
+    /// Returns the kernel modules that the subject needs.
     fn modules(self) -> &'static [&'static str] {
         match self {
             Setup::NullBlk | Setup::Memory { .. } => &["null_blk"],
@@ -65,7 +65,7 @@ pub(super) struct Subject {
     pub(super) name: &'static str,
     /// The row that it is compared with.
     pub(super) peer: Option<&'static str>,
-    /// Whether written data reads back, so that a file system can be on it.
+    /// Whether written data can be read back, so that a file system is possible.
     pub(super) keeps: bool,
     setup: Setup,
 }
@@ -140,9 +140,9 @@ pub(super) const SUBJECTS: &[Subject] = &[
     ours("file-zero-copy", "rublk-loop-zc", true, FILE, &["--ublk=mode=auto-zero-copy"]),
 ];
 
-/// Folder and sizes.
+/// Folder, size and queues of the devices.
 pub(super) struct Site {
-    /// In memory.
+    /// A folder in memory.
     pub(super) folder: PathBuf,
     /// Bytes of each device.
     pub(super) size: u64,
@@ -150,13 +150,13 @@ pub(super) struct Site {
     pub(super) queues: u32,
 }
 
-/// A device that exists.
+/// An attached block device.
 pub(super) struct Device {
-    /// Its node.
+    /// Path of the device node.
     pub(super) node: PathBuf,
-    /// The process behind it, where there is one.
+    /// Process ID of the server, if there is one.
     pub(super) server: Option<u32>,
-    /// From the first command to a node that can be opened.
+    /// Time from the first command to a node that can be opened.
     pub(super) attach: Duration,
     child: Option<Child>,
     /// A program that the device needs, and that is killed at the end.
@@ -168,7 +168,7 @@ pub(super) struct Device {
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 impl Subject {
-    /// Creates its device.
+    /// Creates the subject's device.
     pub(super) fn start(&self, site: &Site) -> Result<Device> {
         let needs_file = match self.setup {
             Setup::Loop { .. } => true,
@@ -182,7 +182,8 @@ impl Subject {
         };
         let file = site.folder.join("disk.img");
         if needs_file {
-            // Written, not sparse: no row pays for allocating its pages during the measurement.
+            // The file is written, not sparse, so that no row pays for allocating pages during the
+            // measurement.
             fill(&file, site.size)?;
         }
         let initiator: &[&str] = match self.setup {
@@ -217,7 +218,7 @@ impl Subject {
 }
 
 impl Device {
-    /// A device that `undo` removes, command by command.
+    /// Describes a device that the commands `undo` remove.
     pub(super) fn new(node: &str, undo: &[&[&str]]) -> Device {
         let (child, helper) = (None, None);
         let mut device = Device {
@@ -232,34 +233,34 @@ impl Device {
         device
     }
 
-    /// Adds commands that remove it.
+    /// Adds commands that remove the device.
     pub(super) fn also(&mut self, undo: &[&[&str]]) {
         let words = |words: &&[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         self.undo.extend(undo.iter().map(words));
     }
 
-    /// The process behind it, which ends when it is removed.
+    /// Sets the process that serves the device, and that exits when the device is removed.
     pub(super) fn is_served_by(&mut self, child: Child) {
         self.server = Some(child.id());
         self.child = Some(child);
     }
 
-    /// A program that one of the commands to remove it kills.
+    /// Sets a program that the device needs, which is killed when the device is removed.
     pub(super) fn has_helper(&mut self, helper: Child) {
         self.helper = Some(helper);
     }
 
-    /// Adds a device that it uses, which is removed after it.
+    /// Adds a device that this one uses, which is removed after it.
     pub(super) fn below(&mut self, mut path: Device) {
         self.undo.append(&mut path.undo);
     }
 
-    /// Its name in sysfs.
+    /// Returns the name of the device in sysfs.
     pub(super) fn name(&self) -> String {
         self.node.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Removes it and returns the time of that.
+    /// Removes the device and returns the time that this took.
     pub(super) fn stop(mut self) -> Result<Duration> {
         let started = Instant::now();
         for words in std::mem::take(&mut self.undo) {
@@ -277,7 +278,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // After a failure; the guest ends soon.
+        // Only reached after a failure; the guest is shut down soon.
         for child in self.child.iter_mut().chain(&mut self.helper) {
             let _ = child.kill();
             let _ = child.wait();
@@ -296,7 +297,7 @@ fn await_end(child: &mut Child) -> Result<()> {
     if status.success() { Ok(()) } else { Err(Error(format!("the server ended with {status}"))) }
 }
 
-/// A device of null_blk that is not the module's own, `nullb0`.
+/// The null_blk device to create; `nullb0` is the module's own.
 const NULL: &str = "nullb7";
 
 /// Creates a null_blk device of two queues with these attributes.
@@ -363,7 +364,7 @@ fn lio(core: &str, control: &str) -> Result<Device> {
 
 fn nbdkit(site: &Site) -> Result<Device> {
     let socket = site.folder.join("nbdkit.sock");
-    // A socket of an earlier round.
+    // An earlier round may have left a socket.
     let _ = fs::remove_file(&socket);
     let mut command = Command::new("nbdkit");
     command
@@ -397,7 +398,7 @@ fn rublk(words: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
     }
     let node = wait_for(&["/dev/ublkb7"])?;
     await_size("ublkb7")?;
-    // On one processor it fails at times after it has done its work.
+    // On one processor the program sometimes fails after it has done its work.
     let again =
         "for i in 1 2 3 4 5; do rublk del -n 7; [ -e /dev/ublkb7 ] || exit 0; sleep 0.1; done; exit 1";
     let mut device = Device::new(&node, &[&["sh", "-c", again]]);
@@ -450,7 +451,7 @@ pub(super) fn spawn(command: &mut Command) -> Result<Child> {
 fn process_named(name: &str) -> Option<u32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    // The server is the youngest process: its parent has ended or is about to.
+    // The server is the youngest process: its parent has exited or is about to.
     pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name))
         .max()
 }

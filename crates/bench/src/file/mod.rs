@@ -1,10 +1,10 @@
 //! `./x bench file`: the file backend without a socket in front, compared with fio's io_uring and libaio
 //! engines.
 //!
-//! Every measurement is a process of its own that keeps a number of 4 KiB requests in flight at random places
-//! of one file for a set time: ours is this program with `--child`, which drives a queue over the file
-//! backend on the kernel's ring, one thread, as a reactor does. The figures are requests a second and the
-//! process's processor time for a request, io_uring's workers included. Rounds are interleaved, each
+//! Every measurement is a process of its own that keeps a number of 4 KiB requests in flight at random
+//! places of one file for a set time. Ours is this program with `--child`, which drives a queue over the
+//! file backend on the kernel's ring with one thread, like a reactor. The figures are requests a second and
+//! the process's processor time for a request, including io_uring's workers. Rounds are interleaved, each
 //! beginning with another subject.
 
 mod rig;
@@ -32,7 +32,7 @@ usage: ./x bench file [OPTIONS]
   --json              one object a line instead of a table
 ";
 
-/// The place of the file, and how it is opened.
+/// The location of the file, and how it is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Storage {
     /// A file in memory, through the page cache.

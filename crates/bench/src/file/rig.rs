@@ -65,7 +65,7 @@ struct Rig {
     ring: KernelRing,
     queues: Queues<KernelRing>,
     id: QueueId,
-    /// By tag.
+    /// The memory of each tag's request.
     memory: Vec<Segment>,
     places: Vec<(u64, Op)>,
     next: usize,
@@ -111,7 +111,7 @@ impl Rig {
         self.queues.touch(self.id).submit(tag, Owner(0), request, &mut self.ring);
     }
 
-    /// Keeps all tags busy for that time. Returns the number of completed requests, and the time.
+    /// Keeps all tags busy for `time`. Returns the number of completed requests, and the elapsed time.
     fn run(&mut self, time: Duration) -> Result<(u64, Duration)> {
         let start = Instant::now();
         let (mut requests, mut stopping) = (0, false);
@@ -120,8 +120,8 @@ impl Rig {
             self.submit(tag);
         }
         loop {
-            // The last submissions, initial or in place of completed requests; a backend may have answered
-            // some inline.
+            // Processes the last submissions, whether initial or replacing completed requests; the backend
+            // may have answered some inline.
             self.queues.turn(&mut self.ring, &mut touched);
             self.queues.get_mut(self.id).swap_done(&mut done);
             if done.is_empty() {

@@ -1,9 +1,9 @@
-//! The lean initiator: one session with one connection, which costs almost nothing besides its system calls.
+//! The lean initiator: one session with one connection, which costs little besides its system calls.
 //!
-//! A blocking socket and a thread for each session, as the lean NBD client has: a thread sends all commands that
-//! its window and the target's CmdSN window allow in one vectored write, then receives once into a buffer of
-//! 256 KiB. Data of reads is left in that buffer, data of writes comes from one constant block. It offers what
-//! Linux's initiator offers: immediate data, no initial R2T, no digests.
+//! As in the lean NBD client, each session has a blocking socket and a thread. The thread sends all
+//! commands that its window and the target's CmdSN window permit in one vectored write, then receives once
+//! into a buffer of 256 KiB. Data of reads stays in that buffer, data of writes comes from one constant
+//! block. The initiator offers what Linux's initiator offers: immediate data, no initial R2T, no digests.
 //!
 //! It checks everything in the answers except the data: a status other than GOOD, an unknown task, a missing
 //! byte or a reject ends the run. Source: RFC 7143, chapter 11.
@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const BHS: usize = 48;
-/// Commands in one send, at most.
+/// Most commands in one send.
 const BATCH_MAX: usize = 32;
-/// Bytes of one receive, at most.
+/// Most bytes of one receive.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// A target that sends nothing for this time hangs.
+/// A target that sends nothing for this time counts as hanging.
 const SILENCE: Duration = Duration::from_secs(20);
 /// Data that may be sent without an R2T.
 const FIRST_BURST: u32 = 262_144;
@@ -177,7 +177,7 @@ impl Session {
         bhs
     }
 
-    /// Returns the unit's length, by READ CAPACITY(10). Unit attentions come first.
+    /// Returns the unit's length in bytes, by READ CAPACITY(10), after any unit attentions.
     fn capacity(&mut self) -> io::Result<u64> {
         for _ in 0..10 {
             let bhs = self.command(0, 0x40, 8, &[0x25]);
@@ -193,7 +193,7 @@ impl Session {
                     break answer[3];
                 }
             };
-            // tgtd sends data before a unit attention, too.
+            // tgtd sends data even with a unit attention.
             if let Some(capacity) = capacity.filter(|_| status == 0) {
                 return Ok(capacity);
             }
@@ -201,7 +201,7 @@ impl Session {
         Err(broken("READ CAPACITY fails"))
     }
 
-    /// Takes the numbers of an answer.
+    /// Records the sequence numbers of an answer.
     fn note(&mut self, bhs: &[u8; BHS]) {
         let has_status = matches!(bhs[0], 0x21 | 0x23) || (bhs[0] == 0x25 && bhs[1] & 1 != 0);
         if has_status {
@@ -210,7 +210,7 @@ impl Session {
         self.max_cmd_sn = word(bhs, 32);
     }
 
-    /// Sends a command alone and waits for its answer.
+    /// Sends a single command and waits for its answer.
     pub(super) fn read_once(&mut self) -> io::Result<()> {
         let bhs = self.command(0, 0x40, 4096, &[0x28, 0, 0, 0, 0, 0, 0, 0, 8]);
         self.stream.write_all(&bhs)?;
@@ -287,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Handles an answer; `behind` is what was received after its header.
+    /// Handles an answer; `behind` is the data received after its header.
     fn answer(&mut self, bhs: &[u8; BHS], behind: &[u8], tasks: &mut Tasks) -> io::Result<()> {
         self.note(bhs);
         let task = word(bhs, 16) as usize;
@@ -297,7 +297,7 @@ impl Session {
                 if bhs[1] & 1 != 0 { tasks.end(task, bhs[3]) } else { Ok(()) }
             }
             0x21 if bhs[2] == 0 => tasks.end(task, bhs[3]).map_err(|error| {
-                // After two bytes for its length.
+                // Sense data follows its length of two bytes.
                 let sense = behind.get(2..data_len(bhs)).unwrap_or_default();
                 broken(format!("{error}, sense data {sense:02x?}"))
             }),
@@ -319,7 +319,7 @@ impl Session {
         }
     }
 
-    /// Sends the data that an R2T asks for.
+    /// Sends the data that an R2T requests.
     fn data_out(&mut self, r2t: &[u8; BHS], tasks: &Tasks) -> io::Result<()> {
         let (offset, len) = (word(r2t, 40), word(r2t, 44));
         if offset.checked_add(len).is_none_or(|end| end > tasks.load.block) || len == 0 {
@@ -364,7 +364,7 @@ struct Tasks {
     blocks: u32,
     random: fastrand::Rng,
     payload: Vec<u8>,
-    /// Bytes that each task in flight has received; `None` if it is free.
+    /// Bytes that each task in flight has received; `None`: the task is free.
     received: Vec<Option<usize>>,
     free: Vec<usize>,
 }
@@ -378,7 +378,7 @@ impl Tasks {
         Tasks { load, blocks: blocks as u32, random, payload, received, free: (0..load.depth).collect() }
     }
 
-    /// Notes a task as in flight; returns the number of the block that it is for.
+    /// Marks a task as in flight; returns the number of its block.
     fn start(&mut self, task: usize) -> u32 {
         if let Some(received) = self.received.get_mut(task) {
             *received = Some(0);
@@ -404,7 +404,7 @@ impl Tasks {
     }
 }
 
-/// Finds the headers in a stream of PDUs.
+/// Finds the headers in a stream of PDUs and skips their data.
 #[derive(Default)]
 struct Parser {
     header: Vec<u8>,

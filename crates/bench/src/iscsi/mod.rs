@@ -82,7 +82,7 @@ struct Facts {
     /// Processor time in ticks of 10 ms, and waits, of an idle target with a session, in [`IDLE`].
     idle_ticks: f64,
     idle_waits: u64,
-    /// Latency of a read that finds the target asleep.
+    /// Latency in microseconds of a read that finds the target asleep.
     lone_us: f64,
     /// System calls for each 4 KiB read at depth 32; `None` without strace.
     calls: Option<f64>,
@@ -173,7 +173,7 @@ fn run(options: &Options) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(Error::at(folder))?;
     }
     let measured = options.storages.iter().try_for_each(|storage| measure(options, &site, *storage));
-    // The targets have ended by now.
+    // The targets have exited by now.
     for folder in [&site.tmpfs, &site.disk] {
         let _ = std::fs::remove_dir_all(folder);
     }
@@ -184,11 +184,11 @@ fn measure(options: &Options, site: &Site, storage: Storage) -> Result<()> {
     let mut servers = Vec::new();
     for &kind in &options.servers {
         let server = Server::start(kind, storage, site)?;
-        // Unmeasured: allocates the pages, so that reads get data and not holes.
+        // An unmeasured write allocates the pages, so that reads find data instead of holes.
         let fill = Job { writes: true, block: 131_072, depth: 8, sessions: 1 };
         match load(&server, fill, 1.0, 0, |_| Ok(())) {
             Ok(_) => servers.push(server),
-            // tgtd opens its file with O_DIRECT, which not every file system takes.
+            // tgtd opens its file with O_DIRECT, which not every file system supports.
             Err(error) => eprintln!("{} {}: left out: {}", storage.name(), kind.name(), error.0),
         }
     }
@@ -219,8 +219,8 @@ fn measure(options: &Options, site: &Site, storage: Storage) -> Result<()> {
     Ok(())
 }
 
-/// Runs a job on a target for some seconds, and `meanwhile` in it with the count of finished commands. Returns
-/// the rate, and the target's processor time for each command in microseconds.
+/// Runs a job on a target for some seconds, and meanwhile calls `meanwhile` with the count of completed
+/// commands. Returns the rate, and the target's processor time for each command in microseconds.
 fn load(
     server: &Server,
     job: Job,
@@ -248,7 +248,7 @@ fn load(
                 scope.spawn(move || session.run(load, stop, &count.0))
             })
             .collect();
-        // The first commands find cold caches and a sleeping target.
+        // The first commands, which find cold caches and a sleeping target, are not measured.
         std::thread::sleep(Duration::from_millis(100));
         let measured = (|| {
             let (started, before, cpu_before) = (Instant::now(), finished(), cpu()?);

@@ -1,7 +1,6 @@
 //! The compared targets: ours, and tgtd with two of its backing stores.
 //!
-//! Each has a file of its own, so that none warms the cache for another. A target ends when its value is
-//! dropped.
+//! Each has its own file, so that none warms the cache for another. Dropping the value ends the target.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -12,11 +11,11 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::tools;
 
-/// Longest start of a target.
+/// Time limit for a target to start.
 const START: Duration = Duration::from_secs(10);
 /// tgtd's target name.
 const TGTD_NAME: &str = "iqn.2026-11.io.blockyard:tgtd";
-/// What tgtd's initiators may use, as ours: its defaults are segments of 8 KiB and an initial R2T.
+/// Parameters of tgtd's target, the same as ours: its defaults are segments of 8 KiB and an initial R2T.
 const TGTD_PARAMETERS: [(&str, &str); 5] = [
     ("MaxRecvDataSegmentLength", "262144"),
     ("FirstBurstLength", "262144"),
@@ -28,7 +27,7 @@ const TGTD_PARAMETERS: [(&str, &str); 5] = [
 /// A kind of target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Ours.
+    /// Our own target, served by `blockyard`.
     Blockyard,
     /// tgtd with its pool of threads and buffered I/O.
     TgtdThreads,
@@ -55,7 +54,7 @@ impl Kind {
 pub(super) enum Storage {
     /// Ours: the process's memory. tgtd: a file in memory.
     Ram,
-    /// A file on a disk; through the page cache but for tgtd-aio.
+    /// A file on a disk, through the page cache except for tgtd-aio.
     File,
 }
 
@@ -97,7 +96,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Starts it and waits until it can be logged in to.
+    /// Starts the target and waits until initiators can log in.
     pub(super) fn start(kind: Kind, storage: Storage, site: &Site) -> Result<Server> {
         let folder = if storage == Storage::Ram { &site.tmpfs } else { &site.disk };
         let file = folder.join(format!("{}.img", kind.name()));
@@ -122,7 +121,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns our program: that of the environment, else the one beside this one.
+/// Returns our program: the one named by the environment, else the one beside this program.
 pub(super) fn program() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("BLOCKYARD_BIN") {
         return Ok(path.into());
@@ -145,7 +144,7 @@ fn blockyard(storage: Storage, site: &Site, file: PathBuf, port: u16) -> Result<
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line).map_err(Error::at(&program))?;
     }
-    // A line NAME iscsi URL.
+    // The ready line is `NAME iscsi URL`.
     let url = line.split_whitespace().nth(2).unwrap_or_default().to_owned();
     let server = Server { kind: Kind::Blockyard, url, child, file };
     if server.url.starts_with("iscsi://") { Ok(server) } else { Err(Error(format!("blockyard: {line}"))) }

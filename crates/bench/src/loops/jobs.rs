@@ -43,7 +43,7 @@ macro_rules! plain {
     };
 }
 
-/// All of them: the jobs of the loop driver's own history, and large requests in order.
+/// All jobs: those of the loop driver's own history, and large sequential requests.
 pub(super) const JOBS: &[Job] = &[
     Job {
         name: "files-randrw",
@@ -80,12 +80,12 @@ pub(super) const JOBS: &[Job] = &[
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     pub(super) run: fio::Run,
-    /// Growth of the page cache during the run, less that of tmpfs, in MiB.
+    /// Growth of the page cache during the run in MiB, without that of tmpfs.
     pub(super) cached_mib: f64,
 }
 
 impl Job {
-    /// Runs it once, on files that the first run lays out.
+    /// Runs the job once, on files that the first run lays out.
     pub(super) fn run(&self, on: &Running, time: Duration) -> Result<Sample> {
         let folder = format!("--directory={}", on.mount.display());
         let runtime = format!("--runtime={}", time.as_secs());

@@ -1,8 +1,9 @@
 //! `./x bench loop`: a comparison of block devices over files, on this kernel, as root.
 //!
-//! Every subject has an image of its own in one folder, is started once and stays; a file system is on each.
+//! Every subject has its own image in one folder, with a file system on it, and is started once and stays.
 //! A round runs the jobs and, within each, the subjects, beginning with another one every time. A figure is
-//! the median of the rounds; a ratio is the median of the rounds' own, which removes drift during a run.
+//! the median of the rounds; a ratio is the median of the rounds' own ratios, which removes drift during a
+//! run.
 
 mod jobs;
 mod report;
@@ -97,7 +98,7 @@ fn run(options: &Options) -> Result<()> {
                 }
             }
         }
-        // A run that is ended early leaves its finished rounds.
+        // The report is written after every round, so that an interrupted run leaves its finished rounds.
         std::fs::create_dir_all(&options.out).map_err(Error::at(&options.out))?;
         let csv = options.out.join("loop.csv");
         std::fs::write(&csv, report::csv(&rows)).map_err(Error::at(&csv))?;

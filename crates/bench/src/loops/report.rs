@@ -19,7 +19,7 @@ fn rates(row: &Row) -> Vec<f64> {
     row.samples.iter().map(|sample| sample.run.rate).collect()
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub(super) fn page(options: &Options, running: &[Running], rows: &[Row]) -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
@@ -63,7 +63,7 @@ pub(super) fn page(options: &Options, running: &[Running], rows: &[Row]) -> Stri
     text
 }
 
-/// Returns every run on a line.
+/// Returns every run as a line of CSV.
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut text = "device,job,round,iops,bytes,p99_us,machine_us,server_us,switches,cached_mib\n".to_owned();
     for row in rows {

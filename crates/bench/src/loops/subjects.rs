@@ -14,9 +14,9 @@ use crate::tools::{output, run};
 enum Setup {
     /// The kernel's loop driver over the image itself.
     Kernel { direct: bool },
-    /// blockyard with these arguments, which creates the loop device.
+    /// blockyard with these arguments; it creates the loop device itself.
     Ours(&'static [&'static str]),
-    /// A program that shows the image as `{file}`, under the kernel's loop driver with direct I/O.
+    /// A program that exposes the image as `{file}`, under the kernel's loop driver with direct I/O.
     Under(&'static [&'static str]),
 }
 
@@ -63,22 +63,22 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A device with a mounted file system.
 pub(super) struct Running {
     pub(super) name: &'static str,
-    /// Its node.
+    /// Path of the device node.
     pub(super) node: PathBuf,
     /// Mount point of the file system on its first part.
     pub(super) mount: PathBuf,
-    /// The process behind it.
+    /// Process ID of the server, if there is one.
     pub(super) server: Option<u32>,
-    /// From the first command to a node that can be opened.
+    /// Time from the first command to a node that can be opened.
     pub(super) attach: Duration,
     child: Option<Child>,
-    /// A loop device that does not end with the server.
+    /// Whether a loop device must be unbound separately, because it does not end with the server.
     bound: bool,
     left: Vec<PathBuf>,
 }
 
 impl Subject {
-    /// Creates its device and a file system on it.
+    /// Creates the device and a file system on it.
     pub(super) fn start(&self, folder: &Path, size: u64) -> Result<Running> {
         let image = folder.join(format!("{}.img", self.name));
         let file = folder.join(format!("{}.fuse", self.name));

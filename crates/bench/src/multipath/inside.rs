@@ -1,8 +1,8 @@
-//! Inside the process: the cost of a request alone, with one thread and with several at once.
+//! The cost of a request inside the process: with one thread alone, and with several at once.
 //!
-//! Each thread drives a queue of its own of one device, as reactors do; the threads share only the state that
-//! the device's queues share. With several threads the slowest one's time counts, from a common start: that
-//! is the cost of a lock.
+//! Each thread drives its own queue of one device, like a reactor; the threads share only the state that
+//! the device's queues share. With several threads the time of the slowest one counts, from a common start:
+//! it shows the cost of a lock.
 
 use super::stacks::{Shared, Subject};
 use crate::core::{BenchRing, DEPTH, Mix, Rig};

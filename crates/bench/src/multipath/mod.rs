@@ -1,10 +1,9 @@
 //! `./x bench multipath`: the cost of multipath, from outside and inside, compared with a version with one
 //! mutex around its state.
-//!
-//! Four parts: devices of the program under load from outside; these stacks, and those with a lock, behind a
-//! server of the harness's own; the stacks alone, inside one process; and NBD servers, one and two, behind
-//! multipath and without it. Figures are medians of rounds with the least and greatest; ratios are medians of
-//! the rounds' own.
+//! Four parts: devices of the program under load from outside; their stacks, and variants with a lock,
+//! behind a server of the harness's own; the stacks alone, inside one process; and one or two NBD servers,
+//! behind multipath and without it. Figures are medians of rounds with the least and the greatest; ratios
+//! are medians of the rounds' own ratios.
 
 mod inside;
 mod outside;
@@ -83,7 +82,7 @@ fn parse(words: &[String]) -> Result<Options, String> {
     Ok(options)
 }
 
-/// One thread, and as many as the machine has processors.
+/// Returns the numbers of threads to measure: one, and the number of processors.
 fn thread_counts() -> Vec<u16> {
     let all = std::thread::available_parallelism().map_or(1, |count| count.get().min(64) as u16);
     if all > 1 { vec![1, all] } else { vec![1] }
@@ -135,7 +134,7 @@ fn run(options: &Options) -> std::io::Result<()> {
         std::env::var_os("BLOCKYARD_BIN").map_or_else(|| own.with_file_name("blockyard"), PathBuf::from);
     let site = Site { folder, blockyard };
     let result = measure(options, &site);
-    // Servers have ended by now; their files can go.
+    // The servers have exited by now, so their files can be removed.
     let _ = std::fs::remove_dir_all(&site.folder);
     let report = result?;
     print!("{}", report.page());
@@ -164,7 +163,7 @@ fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
             outside(&Subject::all().into_iter().filter(four).map(Server::Own).collect::<Vec<_>>())?;
     }
     if wants("inside") {
-        // A round is short, so there are more.
+        // These rounds are short, so there are more of them.
         report.inside = inside::measure(&Subject::all(), &threads, 2 * options.rounds - 1);
     }
     if wants("servers") {

@@ -1,4 +1,5 @@
-//! From outside: random 4 KiB reads over NBD, 32 in flight on each connection, a connection for each reactor.
+//! The cost seen from outside: random 4 KiB reads over NBD, 32 in flight on each connection, one connection
+//! for each reactor.
 //!
 //! Servers are started once and stay; each round runs all of them, beginning with another one every time.
 
@@ -16,17 +17,17 @@ const BLOCK: u32 = 4096;
 const DEPTH: usize = 32;
 /// Time for a load to become steady before it is measured.
 const WARM_UP: Duration = Duration::from_millis(150);
-/// Longest start of a server.
+/// Time limit for a server to start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A kind of server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Server {
-    /// The program, on a subject without a lock.
+    /// The program, serving a subject without a lock.
     Ours(Subject),
-    /// The harness itself, on any subject.
+    /// The harness itself, serving any subject.
     Own(Subject),
-    /// The program, over one export of another of its servers.
+    /// The program, over one export of another server process of its own.
     Direct,
     /// The program, with multipath over such servers.
     Behind(Selector, Backs),
@@ -97,7 +98,7 @@ impl Drop for Running {
 
 impl Running {
     fn start(mut command: Command, socket: PathBuf) -> io::Result<Running> {
-        // A socket of an earlier part's server.
+        // An earlier part's server may have left a socket.
         let _ = std::fs::remove_file(&socket);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let mut running = Running { child, socket };
@@ -133,7 +134,7 @@ impl Site {
         let mut command = Command::new(&self.blockyard);
         command.arg("serve").args(words).args(["--name", "bench", "--queues", &threads.to_string()]);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
-        // Names of devices are unique for a user, so each server has a run directory of its own.
+        // Device names are unique for a user's run directory, so each server has its own.
         command.env("BLOCKYARD_RUN", self.folder.join(name));
         Running::start(command, socket)
     }
@@ -182,8 +183,8 @@ impl Site {
         format!("nbd+unix:///bench?socket={}", socket.display())
     }
 
-    /// Starts the servers behind server `number`. They are its own: a server's distribution of connections
-    /// over its reactors depends on earlier ones.
+    /// Starts the servers behind server `number`. They are not shared, since a server's distribution of
+    /// connections over its reactors depends on earlier connections.
     fn backs(&self, server: &Server, number: usize, threads: u16) -> io::Result<Vec<Running>> {
         let numbers: &[usize] = match server {
             Server::Ours(_) | Server::Own(_) => &[],
@@ -196,7 +197,7 @@ impl Site {
     }
 }
 
-/// Returns requests, seconds, and processor time of the server, of one round.
+/// Returns the requests, the seconds, and the server's processor time of one round.
 fn load(server: &Running, threads: u16, seed: u64, seconds: f64) -> io::Result<(u64, f64, f64)> {
     let opened: io::Result<Vec<_>> =
         (0..threads).map(|_| Connection::open(&server.socket, "bench")).collect();

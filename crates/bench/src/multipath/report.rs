@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) took_s: u64,
 }
 
-/// Median, least and greatest, as a cell.
+/// Formats median, least and greatest as a cell.
 fn cell(values: &[f64], digits: usize) -> String {
     let (least, middle, greatest) = spread(values);
     format!("{middle:.digits$} ({least:.digits$}..{greatest:.digits$})")
@@ -48,7 +48,7 @@ impl Report {
         text
     }
 
-    /// Returns every measurement on a line. A name ends with the number of threads.
+    /// Returns every measurement as a line of CSV. A name ends with the number of threads.
     pub(super) fn csv(&self) -> String {
         let mut text = "subject,job,round,iops,cpu_us\n".to_owned();
         let mut add =

@@ -1,9 +1,9 @@
 //! A server of the harness's own: a subject's stack behind the NBD export, on a number of reactors.
 //!
-//! The program serves no multipath with a lock, so that version is put behind the same export, ring and
-//! queues here, in a process of its own; the stacks without a lock are served like this as well, for
-//! comparison. The harness starts it and ends it by a signal: it serves one export by any name, and
-//! distributes connections over its reactors in turn.
+//! The program has no multipath with a lock, so this process puts that variant behind the same export, ring
+//! and queues; it also serves the stacks without a lock, for comparison. The harness starts the process and
+//! ends it by a signal. It serves one export under any name, and distributes connections over its reactors
+//! in turn.
 
 use super::stacks::{Shared, Subject};
 use backends::ZeroPages;

@@ -1,8 +1,9 @@
 //! The compared stacks: a null device alone, null devices under multipath, and under the same multipath with
 //! one mutex around its state.
 //!
-//! The last is multipath as in the kernel of 2016 ([`Locked`]): one state for all queues, and a lock that
-//! each request takes when it is sent and again when it ends. It exists only for this measurement.
+//! The variant with a mutex ([`Locked`]) is multipath as in the kernel of 2016: one state for all queues,
+//! and a lock that each request takes when it is sent and again when it completes. It exists only for this
+//! measurement.
 
 use backends::{Null, NullSpec};
 use block::{Cookie, Region, Request, Status, Tag};
@@ -75,10 +76,10 @@ pub(crate) fn selector_arguments(name: &str, devices: &[&str]) -> String {
     selector.expect("the name of a selector").line(devices)
 }
 
-/// The layer between a queue and its null devices.
+/// The layer between a queue and its null devices, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Subject {
-    /// None: the reference device.
+    /// No layer: the null device as the reference.
     Raw,
     /// Multipath over this number of paths.
     Free(Selector, u8),

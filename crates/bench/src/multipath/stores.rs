@@ -1,8 +1,7 @@
 //! Memory that is written per request: every store of a run, reported by valgrind's lackey, compared with the
 //! addresses of the state that the queues of a multipath share.
-//!
-//! The program runs itself under valgrind. It prints these addresses, stores to a marker, runs requests, and
-//! stores to the marker again; the stores in between are those of the requests.
+//! The program runs itself under valgrind. The child prints the addresses of the shared state, stores to a
+//! marker, runs requests, and stores to the marker again; the stores in between belong to the requests.
 
 use super::stacks::{Selector, Shared, Subject};
 use crate::core::{BenchRing, DEPTH, Mix, Rig};
@@ -13,12 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const REQUESTS: u64 = 1600;
 const PATHS: u8 = 4;
-/// An `Arc` has two counts of its owners before its content.
+/// Size of the two reference counts before the content of an `Arc`, in bytes.
 const OWNERS_LEN: usize = 2 * size_of::<usize>();
 
 static MARKER: AtomicU64 = AtomicU64::new(0);
 
-/// Runs the part under valgrind.
+/// Runs the measured part; this process is the one under valgrind.
 pub(super) fn child(selector: &str) -> io::Result<()> {
     let selector = Selector::ALL.into_iter().find(|known| known.name() == selector);
     let selector = selector.ok_or_else(|| Error::other("no such selector"))?;
@@ -37,7 +36,7 @@ pub(super) fn child(selector: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Stores of the requests: in all, and to shared lines.
+/// Stores of the requests: all of them, and those to shared cache lines.
 struct Stored {
     all: usize,
     shared: usize,
@@ -102,8 +101,8 @@ fn count(selector: Selector) -> io::Result<Stored> {
     judge(&printed, &stores)
 }
 
-/// Counts for the selectors that take paths in turn, and for one with counts; an error when a request has
-/// written to a shared line.
+/// Counts stores for the selectors that take paths in turn, and for one that keeps counts. Returns an error
+/// if a request has written to a shared cache line.
 pub(crate) fn check() -> io::Result<()> {
     for selector in [Selector::RoundRobin, Selector::Affinity, Selector::QueueLength] {
         let Stored { all, shared } = count(selector)?;

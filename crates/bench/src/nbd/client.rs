@@ -1,9 +1,10 @@
-//! The lean client: shows a server's performance with a client that costs almost nothing.
+//! The lean client: measures a server with a client that costs almost nothing.
 //!
-//! Blocking sockets and a thread for each connection. A thread sends all requests of its window in one
-//! vectored write (at most `BATCH_MAX`), then receives once into a buffer of 256 KiB, and refills the window
-//! with as many requests as were answered. Payloads of reads are left in that buffer, payloads of writes come
-//! from one constant block, so the client touches each byte once. It uses fixed newstyle with simple replies.
+//! Each connection has a blocking socket and a thread. The thread sends all requests of its window in one
+//! vectored write (at most `BATCH_MAX`), then receives once into a buffer of 256 KiB, and refills the
+//! window with as many requests as were answered. Payloads of reads stay in that buffer, payloads of writes
+//! come from one constant block, so the client touches each byte once. It uses fixed newstyle with simple
+//! replies.
 //!
 //! It checks everything in the answers except the data: an unknown cookie, an error or a closed connection
 //! ends the run.
@@ -14,11 +15,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Requests in one send, at most.
+/// Most requests in one send.
 const BATCH_MAX: usize = 32;
-/// Bytes of one receive, at most.
+/// Most bytes of one receive.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// A server that sends nothing for this time hangs.
+/// A server that sends nothing for this time counts as hanging.
 const SILENCE: Duration = Duration::from_secs(20);
 
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;

@@ -1,4 +1,4 @@
-//! Further costs of a server: its start, idling, waking, a client that does not read, and system calls per
+//! Further costs of a server: start-up, idling, waking, a client that does not read, and system calls per
 //! request.
 //!
 //! Each fact comes from the kernel's own counters. System calls are counted by perf if it is permitted (a
@@ -33,7 +33,7 @@ pub(super) struct Facts {
     pub(super) kind: Kind,
     /// Its storage.
     pub(super) storage: Storage,
-    /// From the start of the program to its greeting, in milliseconds; the median.
+    /// Time from the start of the program to its greeting, in milliseconds; the median.
     pub(super) ready_ms: f64,
     /// Memory when ready.
     pub(super) at_ready: proc::Memory,
@@ -47,7 +47,7 @@ pub(super) struct Facts {
     pub(super) lone_us: f64,
     /// Latency of a single request, in microseconds; the median.
     pub(super) lone_latency_us: f64,
-    /// Growth of the server by a client with a thousand unread answers, in KiB.
+    /// Growth of the server, in KiB, with a client that leaves a thousand answers unread.
     pub(super) unread_kib: u64,
     /// System calls per request with the lean client.
     pub(super) syscalls_lean: Option<f64>,
@@ -96,7 +96,7 @@ fn idle(server: &Server, connections: usize) -> Result<(f64, u64)> {
     let proc_error = || Error::at(Path::new("/proc"));
     let clients: Result<Vec<_>> = (0..connections).map(|_| open(server)).collect();
     let _clients = clients?;
-    // By then work after the handshakes is done, and a server that spins before it sleeps has gone to sleep.
+    // After this pause work for the handshakes is done, and a server that spins before it sleeps is asleep.
     std::thread::sleep(Duration::from_millis(500));
     let before = (
         proc::cpu_of_threads(server.pid()).map_err(proc_error())?,
@@ -108,8 +108,8 @@ fn idle(server: &Server, connections: usize) -> Result<(f64, u64)> {
     Ok((cpu.as_secs_f64() * 1e6, waits))
 }
 
-/// Measures single requests that each find the server asleep: its processor time for one, and the client's
-/// latency.
+/// Measures single requests, each of which finds the server asleep: the server's processor time for one,
+/// and the client's latency.
 fn lone(server: &Server) -> Result<(f64, f64)> {
     let proc_error = || Error::at(Path::new("/proc"));
     let mut client = open(server)?;

@@ -24,13 +24,13 @@ const COPY_UNIT: u64 = 1 << 20;
 /// The program that loads the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Client {
-    /// `client.rs`.
+    /// The lean client in `client.rs`.
     Lean,
     /// fio's nbd engine.
     Fio,
-    /// nbdcopy of the whole device into the server.
+    /// nbdcopy of the whole device to the server.
     CopyIn,
-    /// nbdcopy of the whole device out of the server.
+    /// nbdcopy of the whole device from the server.
     CopyOut,
 }
 
@@ -102,7 +102,7 @@ impl Sample {
         self.count as f64 / self.seconds
     }
 
-    /// Returns the server's processor time for each, in microseconds.
+    /// Returns the server's processor time for each request or MiB, in microseconds.
     pub(super) fn cost(&self) -> f64 {
         self.server_cpu * 1e6 / self.count.max(1) as f64
     }
@@ -285,7 +285,7 @@ fn fio(job: &Job, server: &Server, pressure: &Pressure) -> Result<Sample> {
         p99 = job["read"]["clat_ns"]["percentile"]["99.000000"].as_f64().map(|time| time / 1e3);
         Some(job["read"]["total_ios"].as_u64()? + job["write"]["total_ios"].as_u64()?)
     })?;
-    // fio's own time, without its start and its report.
+    // fio's own duration, without its start-up and its report.
     sample.seconds = seconds;
     sample.read_p99_us = p99;
     Ok(sample)

@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn ratio_is_taken_round_by_round() {
-        // The second round was slow for both: the ratio does not notice.
+        // The second round was slow for both, which does not change the ratio.
         assert_eq!(ratio(&[200.0, 20.0, 200.0], &[100.0, 10.0, 100.0]), 2.0);
     }
 

@@ -1,8 +1,8 @@
 //! The compared servers, each started as its manual recommends for speed.
 //!
-//! `blockyard` is the release binary beside this one (or `BLOCKYARD_BIN`), `nbdkit` and `qemu-nbd` are those
-//! on the path (or `NBDKIT`, `QEMU_NBD`), `baseline` is `baseline.c`, compiled here. Each has a file of its
-//! own, so that none warms the cache for another. A server ends when its value is dropped.
+//! `blockyard` is the release binary beside this one (or `BLOCKYARD_BIN`), `nbdkit` and `qemu-nbd` come
+//! from the path (or `NBDKIT`, `QEMU_NBD`), `baseline` is `baseline.c`, compiled here. Each has its own
+//! file, so that none warms the cache for another. Dropping the value ends the server.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -15,13 +15,13 @@ use super::{Error, Result};
 
 /// The C source of the baseline server.
 const BASELINE_SOURCE: &str = include_str!("../../baseline.c");
-/// Longest start of a server.
+/// Time limit for a server to start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A kind of server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Ours.
+    /// Our own server, `blockyard`.
     Blockyard,
     /// nbdkit with its memory or file plugin.
     Nbdkit,
@@ -50,7 +50,7 @@ pub(super) enum Storage {
     DiskDirect,
     /// A qcow2 image in memory.
     Qcow2,
-    /// An overlay in memory over a file of holes: ours, and as qcow2 with a backing file.
+    /// An overlay in memory over a sparse file: in our format, and as qcow2 with a backing file.
     Overlay,
 }
 
@@ -70,13 +70,13 @@ impl Kind {
         }
     }
 
-    /// Returns whether it can serve from `storage` at all.
+    /// Returns whether the server supports `storage`.
     pub(super) fn serves(self, storage: Storage) -> bool {
         match (self, storage) {
             (Self::Blockyard, _) => true,
             (Self::Nbdkit, storage) => storage != Storage::DiskDirect && !storage.is_image(),
             (Self::QemuThreads | Self::QemuUring, storage) => storage != Storage::Ram,
-            // It always answers from memory: also the reference for a file in memory.
+            // The baseline always answers from memory, so it is also the reference for a file in memory.
             (Self::Baseline, storage) => matches!(storage, Storage::Ram | Storage::Tmpfs),
         }
     }
@@ -95,12 +95,12 @@ impl Storage {
         }
     }
 
-    /// Returns whether the served file has a format.
+    /// Returns whether the served file is in an image format.
     pub(super) fn is_image(self) -> bool {
         matches!(self, Self::Qcow2 | Self::Overlay)
     }
 
-    /// Returns the server that the others are compared with.
+    /// Returns the server with which the others are compared.
     pub(super) fn peer(self) -> Kind {
         if self.is_image() { Kind::QemuThreads } else { Kind::Nbdkit }
     }
@@ -120,7 +120,7 @@ pub(super) struct Site {
 pub(super) struct Server {
     /// Its kind.
     pub(super) kind: Kind,
-    /// From the start of the program to its greeting on the socket.
+    /// Time from the start of the program to its greeting on the socket.
     pub(super) ready: Duration,
     /// Its socket.
     pub(super) socket: PathBuf,
@@ -324,7 +324,7 @@ fn baseline(folder: &Path) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// Returns whether the server can be run here: its program is installed, and starts.
+/// Returns whether the server can run here: its program is installed, and starts.
 pub(super) fn present(kind: Kind) -> bool {
     let (program, argument) = match kind {
         Kind::Blockyard => return blockyard().is_ok_and(|path| path.exists()),

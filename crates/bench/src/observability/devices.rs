@@ -19,11 +19,12 @@ const LEN: u32 = 4096;
 pub(crate) struct Device {
     pub(crate) name: &'static str,
     stack: &'static str,
-    /// Its process has a page.
+    /// Whether the process serves a web page.
     pub(crate) paged: bool,
 }
 
-/// A null device, where a request costs least; a file in memory, as NBD is used; and both with a page.
+/// A null device, whose requests cost least; a file in memory, the usual backend of NBD; and both with a
+/// page.
 pub(crate) const DEVICES: [Device; 4] = [
     Device { name: "null", stack: "null:1G", paged: false },
     Device { name: "file", stack: "file:file.img,size=1G,create", paged: false },
@@ -34,7 +35,7 @@ pub(crate) const DEVICES: [Device; 4] = [
 /// A served device; its server ends when this is dropped.
 pub(crate) struct Served {
     pub(crate) name: &'static str,
-    /// Folder of its sockets and its file, and its run directory.
+    /// Folder of its sockets and its file, which is also its run directory.
     pub(crate) folder: PathBuf,
     /// Address of its page, `127.0.0.1:PORT`.
     pub(crate) page: Option<String>,
@@ -80,7 +81,7 @@ impl Device {
 }
 
 impl Served {
-    /// Runs the load, and measures for this time.
+    /// Runs the load, and measures it for `time`.
     pub(crate) fn under_load(&self, time: Duration) -> Result<Sample> {
         let socket = self.folder.join("disk.sock");
         let connection = Connection::open(&socket, self.name).map_err(Error::at(&socket))?;

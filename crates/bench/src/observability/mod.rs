@@ -1,8 +1,9 @@
 //! `./x bench observability`: the cost of observing a device, compared with none, in one run.
 //!
-//! Each device has a server of its own, which stays. A round runs the devices and, for each, the watchers,
-//! beginning with another one every time; a watcher runs during the load only. A figure is the median of the
-//! rounds; a cost is the median of the rounds' own ratios to no watcher, which removes drift during a run.
+//! Each device has its own server, which stays. A round runs the devices and, for each, the watchers,
+//! beginning with another one every time; a watcher runs during the load only. A figure is the median of
+//! the rounds; a cost is the median of the rounds' own ratios to no watcher, which removes drift during a
+//! run.
 //!
 //! There are two costs. The cost of requests a second includes all effects of a watcher, on a machine whose
 //! processors the load keeps busy. The cost of the serving thread is the cost on a machine with a free
@@ -40,11 +41,11 @@ usage: ./x bench observability [OPTIONS]
 pub(crate) struct Sample {
     /// Requests a second.
     pub(crate) rate: f64,
-    /// Microseconds of the serving thread's processor time for each.
+    /// The serving thread's processor time for each request, in microseconds.
     pub(crate) thread_us: f64,
     /// Share of a trace's events that were dropped, 0 to 1.
     pub(crate) dropped: Option<f64>,
-    /// Answers a second of a page with continuous requests.
+    /// Answers a second of a page that is requested continuously.
     pub(crate) answers: Option<f64>,
 }
 
@@ -191,7 +192,7 @@ fn page(options: &Options, rows: &[Row]) -> String {
         if let Some((cost, own)) = row.and_then(|row| costs(rows, row)) {
             let (least, _, greatest) = spread(&unwatched(rows, device));
             let met = match cost <= goal {
-                // Other load had more effect than the watcher.
+                // Other load on the machine had more effect than the watcher.
                 _ if greatest > UNSTEADY * least => "not measurable on a machine that is this busy",
                 true => "met",
                 false => "missed",

@@ -23,9 +23,9 @@ const SCRAPE: Duration = Duration::from_secs(1);
 const ASK: Duration = Duration::from_millis(1);
 /// Interval at which a waiting reader checks whether it must stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// Longest start of a watcher, without a load.
+/// Time limit for a watcher to start, without a load, in seconds.
 const BEGINNING_SECONDS: i64 = 20;
-/// Viewers of a page have its low priority.
+/// Nice value of the threads that view a page, that of the page itself.
 const NICE: i32 = 19;
 
 /// A kind of watcher.
@@ -50,7 +50,7 @@ enum Kind {
     Asking,
 }
 
-/// The first is the reference.
+/// All watchers. The first one is the reference.
 pub(crate) const WATCHERS: [Watcher; 10] = [
     Watcher { name: "nothing", kind: Kind::Nothing },
     Watcher { name: "trace", kind: Kind::Command(&["trace", "NAME", "-o", "-"]) },
@@ -74,9 +74,9 @@ pub(crate) enum Watching {
 /// A thread that watches.
 pub(crate) struct WatcherThread {
     stop: Arc<AtomicBool>,
-    /// Number of answers, or of parts of one.
+    /// Number of answers, or of received parts of one.
     answers: Arc<AtomicU64>,
-    /// That number at its start, and the time of its start.
+    /// Value of `answers` when the measurement began, and that time.
     begin: (u64, Instant),
     counts: bool,
     thread: JoinHandle<std::io::Result<()>>,
@@ -92,7 +92,8 @@ pub(crate) struct Observation {
 }
 
 impl Watcher {
-    /// Returns whether it watches this device: devices with a page are for the page's watchers only.
+    /// Returns whether the watcher is used with this device: devices with a page are for the page's
+    /// watchers only.
     pub(crate) fn watches(&self, device: &Served) -> bool {
         match self.kind {
             Kind::Nothing => true,
@@ -130,7 +131,8 @@ fn page_of(device: &Served) -> Result<String> {
     device.page.clone().ok_or_else(|| Error(format!("{}: no page", device.name)))
 }
 
-/// Starts a thread that watches, and waits for its first answer. `counts`: the number of answers is reported.
+/// Starts a thread that watches, and waits for its first answer. `counts`: whether the number of answers is
+/// reported.
 fn beside(
     counts: bool,
     work: impl FnOnce(&AtomicBool, &AtomicU64) -> std::io::Result<()> + Send + 'static,
@@ -159,7 +161,7 @@ fn connect(page: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads more; returns `false` if it must stop before the page has answered.
+/// Reads more data; returns `false` if it must stop before the page has answered.
 fn more(stream: &mut TcpStream, into: &mut Vec<u8>, stop: &AtomicBool) -> std::io::Result<bool> {
     let mut bytes = [0; 1 << 16];
     while !stop.load(Relaxed) {
@@ -218,7 +220,7 @@ fn ask(page: &str, stop: &AtomicBool, answers: &AtomicU64) -> std::io::Result<()
         }
         accepted(&answer)?;
         answers.fetch_add(1, Relaxed);
-        // Late requests are skipped.
+        // Requests that are late are skipped.
         next = (next + ASK).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
@@ -233,7 +235,7 @@ fn whole_len(answer: &[u8]) -> Option<usize> {
     Some(head + 4 + length.trim().parse::<usize>().ok()?)
 }
 
-/// Starts a command of ours, and waits until a trace has begun; `read`: its output is read.
+/// Starts a command of ours, and waits until a trace has begun; `read`: whether its output is read.
 fn program(device: &Served, words: &[&str], read: bool) -> Result<Watching> {
     let words = words.iter().map(|word| if *word == "NAME" { device.name } else { word });
     let mut command = Command::new(blockyard()?);
@@ -306,7 +308,7 @@ impl Watching {
                     let _ = kill_process(pid, Signal::INT);
                 }
                 if let Some(mut unread) = child.stdout.take() {
-                    // It ends once its output is read.
+                    // The process exits once its output is read.
                     let _ = std::io::copy(&mut unread, &mut std::io::sink());
                 }
                 let text = output_of(&mut child);

@@ -59,7 +59,7 @@ struct Change {
     is_better: bool,
 }
 
-/// Returns the text, and whether a figure is worse.
+/// Returns the text of the comparison, and whether a figure is worse.
 fn report(old: &Results, new: &Results) -> Result<(String, bool)> {
     let mut changes = Vec::new();
     for figure in &old.figures {
@@ -104,7 +104,7 @@ fn report(old: &Results, new: &Results) -> Result<(String, bool)> {
     }
     let count = found.iter().filter(|found| **found).count();
     let _ = writeln!(text, "{count} of {} figures changed beyond the noise", changes.len());
-    // The smallest probability that so many rounds can have.
+    // The smallest probability that this number of rounds can reach.
     let least = changes.iter().map(|change| 2.0 / ways(change.rounds)).fold(1.0, f64::min);
     if least > LEVEL / changes.len() as f64 {
         text += "too few rounds: with these no difference could be significant (a full report has more than --quick; \
@@ -113,7 +113,7 @@ fn report(old: &Results, new: &Results) -> Result<(String, bool)> {
     Ok((text, is_worse))
 }
 
-/// In how many ways the rounds of both can be dealt out.
+/// Returns the number of ways to divide all rounds between the two reports.
 fn ways((first, second): (usize, usize)) -> f64 {
     (1..=first).map(|at| (second + at) as f64 / at as f64).product()
 }

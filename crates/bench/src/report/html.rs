@@ -140,7 +140,7 @@ fn section(results: &Results, chart: &Chart) -> String {
     text + "</section>"
 }
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn page(results: &Results) -> String {
     let mut text = format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\

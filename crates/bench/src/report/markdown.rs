@@ -77,7 +77,7 @@ fn column_name(column: &str) -> &str {
     }
 }
 
-/// Returns the sentence on one order that the text found.
+/// Returns the sentence about an order of lines that the text found.
 pub(super) fn judged(results: &Results, chart: &Chart, order: &Order) -> String {
     let name =
         |subject| chart.lines.iter().find(|line| line.subject == subject).map_or(subject, |line| line.name);
@@ -110,7 +110,7 @@ pub(super) fn columns_of(results: &Results, chart: &Chart) -> Vec<(&'static str,
     COLUMNS.into_iter().filter(|(name, ..)| has(name)).collect()
 }
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn page(results: &Results) -> String {
     let mut text = "# Five texts on virtual block devices, measured again\n\n".to_owned();
     for (name, value) in &results.machine {

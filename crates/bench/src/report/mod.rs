@@ -3,7 +3,7 @@
 //! The report runs the other measurements as programs of their own ([`parts`]), reads their figures ([`results`]),
 //! and writes one page as HTML, Markdown and JSON. A part whose figures exist and were measured with the options
 //! of this run is not measured again, so an interrupted run continues where it stopped.
-//! [`tables`] has what the texts published and which figures stand beside each other.
+//! [`tables`] lists the published results, and which figures are compared with each other.
 
 mod compare;
 mod html;

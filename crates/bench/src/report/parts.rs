@@ -30,7 +30,7 @@ pub(super) struct Part {
     start_s: u64,
 }
 
-/// All of them, in the order of the report.
+/// All parts, in the order of the report.
 pub(super) const PARTS: &[Part] = &[
     Part {
         name: "memory",
@@ -117,21 +117,21 @@ pub(super) const PARTS: &[Part] = &[
     },
 ];
 
-/// Rounds, and seconds of each measurement.
+/// Returns the number of rounds, and the seconds of each measurement.
 fn size(quick: bool) -> (u64, u64) {
     if quick { (2, 1) } else { (7, 3) }
 }
 
 impl Part {
-    /// Returns about how long it takes.
+    /// Returns the estimated duration of the part in seconds.
     pub(super) fn seconds(&self, quick: bool) -> u64 {
         let (rounds, seconds) = size(quick);
-        // A guest is emulated: what is not measured takes longer there.
+        // A guest is emulated: work besides the measurements takes longer there.
         let slow = if matches!(self.how, How::Guest { .. }) { 2 } else { 1 };
         self.start_s + rounds * self.runs * (seconds + slow * self.overhead_s)
     }
 
-    /// Returns the file of its figures: of an earlier run with the same options, or measured now.
+    /// Returns the figures of the part: from an earlier run with the same options, or measured now.
     pub(super) fn figures(&self, options: &Options) -> Result<Vec<Figure>> {
         let folder = options.out.join(self.name);
         fs::create_dir_all(&folder).map_err(Error::at(&folder))?;
@@ -185,7 +185,7 @@ impl Part {
                 (command, "target/bench/ublk/out/ublk.csv".into())
             }
         };
-        // The file of an earlier run must not be taken for this one's.
+        // The file of an earlier run is removed, so that it is not taken for the result of this one.
         let _ = fs::remove_file(&written);
         command.args(common).stdin(Stdio::null()).stdout(log);
         let status =

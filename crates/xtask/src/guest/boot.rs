@@ -57,8 +57,8 @@ pub struct Report {
     pub took: Duration,
 }
 
-/// Exit status of the run if the time limit was exceeded. The job's own status applies in all other cases
-/// except those below.
+/// Exit status of a run that exceeded its time limit. This and the following statuses replace the job's
+/// own.
 pub const TIMED_OUT: u8 = 124;
 /// The kernel reported a problem, whatever the job's status.
 pub const TROUBLE: u8 = 125;
