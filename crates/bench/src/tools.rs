@@ -1,10 +1,10 @@
-//! Programs that a measurement runs to their end.
+//! Runs programs to completion for a measurement.
 
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
 
-/// Runs a tool; fails with its output if it does.
+/// Runs a tool. If the tool fails, the error contains its output.
 pub(crate) fn run(words: &[&str]) -> Result<()> {
     output(words).map(drop)
 }

@@ -1,8 +1,8 @@
 //! Files that an image refers to: its backing file, and the extents of a vmdk.
 //!
-//! An image may be untrusted, and a client that can write to its file controls the names in its header. So a
-//! name is followed only within the image's directory, unless the user has allowed more with `backing=`.
-//! *Invariant:* every name in an image passes through [`Beside::open`] before anything is read from the file.
+//! An image may be untrusted, and a client that can write to its file controls the names in its header. So
+//! a name is followed only within the image's directory, unless the user has allowed more with `backing=`.
+//! *Invariant:* every name in an image passes through [`Beside::open`] before the named file is read.
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -29,7 +29,7 @@ pub enum Backing {
 /// Decides which of the names in an image and its backing files may be opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Beside {
-    /// Directory of the served image; its backing files must be in there, too.
+    /// Directory of the served image, which must also contain its backing files.
     folder: PathBuf,
     backing: Backing,
 }
@@ -38,7 +38,7 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// The directory of a path.
+/// Returns the directory of a path.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -49,12 +49,12 @@ impl Beside {
         Beside { folder: folder_of(path).to_owned(), backing }
     }
 
-    /// Opens the file `name`, to which the image at `naming` refers, for reading; returns the file and its
+    /// Opens the file `name` for reading, to which the image at `naming` refers. Returns the file and its
     /// path.
     ///
     /// # Errors
-    /// `PermissionDenied`: the user has not allowed it; the message says what to add. Otherwise it could not
-    /// be opened.
+    /// `PermissionDenied`: the user has not allowed the file; the message says which option allows it.
+    /// Other errors: the file could not be opened.
     pub(crate) fn open(&self, naming: &Path, name: &Path) -> io::Result<(File, PathBuf)> {
         let shown = name.display();
         if self.backing == Backing::None {
@@ -77,8 +77,8 @@ impl Beside {
         Ok((file, path))
     }
 
-    /// Opens a file by a relative name without `..`, if symbolic links do not lead out of the image's
-    /// directory. `None`: they do.
+    /// Opens a file by a relative name without `..`. `None`: symbolic links lead out of the image's
+    /// directory.
     fn open_within(&self, path: &Path, name: &Path) -> Option<io::Result<File>> {
         let climbs = name.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
         let within = path.strip_prefix(&self.folder).ok().filter(|_| !climbs)?;
@@ -90,16 +90,16 @@ impl Beside {
         };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&folder, within, flags, Mode::empty(), resolve) {
-            // A link leads out of the directory.
+            // A symbolic link leads out of the directory.
             Err(Errno::XDEV | Errno::LOOP) => None,
-            // A sandbox without the system call.
+            // A sandbox forbids the system call.
             Err(Errno::NOSYS) => self.open_resolved(path),
             opened => Some(opened.map(File::from).map_err(io::Error::from)),
         }
     }
 
-    /// Does what `openat2` does in two steps: a link that changes in between is detected by the file's
-    /// identity.
+    /// Does the work of `openat2` in two steps. The identity of the file reveals a link that changes in
+    /// between.
     fn open_resolved(&self, path: &Path) -> Option<io::Result<File>> {
         let opened = (|| {
             let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;

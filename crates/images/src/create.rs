@@ -1,11 +1,11 @@
 //! Creates qcow2 images.
 //!
-//! An image is built in an unnamed file (`O_TMPFILE`) and synced; linking it to its path publishes it. So the
-//! path refers to a complete image or does not exist, even after a crash. Where the file system lacks such
-//! files, the image is built under its name and the header is written last: what a crash leaves there is
-//! refused as an image, and by the next `create`.
+//! An image is built in an unnamed file (`O_TMPFILE`) and synced; linking it to its path publishes it. So
+//! the path refers to a complete image or does not exist, even after a crash. If the file system lacks
+//! unnamed files, the image is built under its name and the header is written last: an incomplete image
+//! after a crash is refused by `open` and by the next `create`.
 //!
-//! *Invariant:* an existing file is never written or replaced: both ways fail with `EEXIST`.
+//! *Invariant:* an existing file is never written or replaced: both methods fail with `EEXIST`.
 
 use crate::beside::folder_of;
 use crate::{Format, ImageError, ImageSpec, open};
@@ -19,8 +19,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Properties of a qcow2 image that is created if its file is missing. Everything else is as in `qemu-img
-/// create`.
+/// Properties of a qcow2 image that is created if its file is missing. All other properties are the
+/// defaults of `qemu-img create`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Creation {
     /// Size of the disk in bytes.
@@ -56,16 +56,17 @@ impl Creation {
     pub(crate) fn create(&self, spec: &ImageSpec) -> Result<bool, ImageError> {
         match fs::metadata(&spec.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Opening it reports what is wrong with it.
+            // Opening the file later reports the error.
             _ => return Ok(false),
         }
-        // Before the image is published, its backing files are opened as they will be when it is served.
+        // The image is published only after its backing files were opened as they will be when it is
+        // served.
         let created = create(&spec.path, &self.options(), |file| open::dry_run(spec, file));
         let path = || spec.path.clone();
         created.map(|()| true).map_err(|source| ImageError::Create { path: path(), source })
     }
 
-    /// Refuses an existing image with other properties.
+    /// Refuses an existing image whose properties differ.
     pub(crate) fn check_existing(&self, disk: &qcow2::Disk, path: &Path) -> io::Result<()> {
         let differs = |what: &str, has: String, wants: String| {
             let why =
@@ -141,7 +142,7 @@ fn fill(file: &File, options: &CreateOptions, check: &impl Fn(File) -> io::Resul
 fn unnamed(folder: &Path) -> io::Result<Option<File>> {
     match File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).mode(0o666).open(folder) {
         Ok(file) => Ok(Some(file)),
-        // Without O_TMPFILE support, this looks like opening a directory for writing.
+        // Without O_TMPFILE support, the call fails like opening a directory for writing.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => Ok(None),
         Err(error) => Err(error),
     }
@@ -160,7 +161,8 @@ fn sync_name(file: &File, path: &Path) -> io::Result<()> {
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    // A directory that may be written but not read cannot be synced, nor can those of some file systems.
+    // A directory with write but no read permission cannot be synced, nor can directories of some file
+    // systems.
     let Ok(folder) = File::open(folder) else { return Ok(()) };
     match folder.sync_all() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(()),

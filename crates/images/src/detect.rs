@@ -1,4 +1,4 @@
-//! Detects the format of a file by its first bytes: only for users who request that with `format=probe`.
+//! Detects the format of a file by its first bytes, only if the user requests that with `format=probe`.
 //!
 //! The content of a raw disk, including the header of another format, is controlled by its clients. If the
 //! format of such a disk is detected, they can choose which data and which files of the host the next server
@@ -39,8 +39,8 @@ impl fmt::Display for Format {
 }
 
 /// Detects the format of a file. A file that cannot be opened, or is not a regular file, counts as raw:
-/// opening it to serve it reports the error. So does a file of an unsupported format, which is then refused
-/// as a raw disk.
+/// opening it to serve it will report the error. A file of an unsupported format also counts as raw, and is
+/// then refused as a raw disk.
 ///
 /// # Errors
 /// The file could be opened, but not read.
@@ -52,8 +52,8 @@ pub fn detect(path: &Path) -> io::Result<Format> {
     })
 }
 
-/// The image format that a regular file begins with; also `None` for files that cannot be opened or are not
-/// regular.
+/// Returns the name of the image format with which a regular file begins; `None` if there is none, or if
+/// the file cannot be opened or is not regular.
 ///
 /// # Errors
 /// The file could be opened, but not read.
@@ -64,8 +64,8 @@ pub(crate) fn container_of(path: &Path) -> io::Result<Option<&'static str>> {
     Ok(backends::container(&head))
 }
 
-/// Explains why a regular file is not served as a raw disk without explicit request, and what to do. Also
-/// `None` for files that cannot be opened or are not regular.
+/// Explains why a regular file is not served as a raw disk without an explicit `format=raw`, and what to
+/// do. `None` if it is served, cannot be opened, or is not regular.
 ///
 /// # Errors
 /// The file could be opened, but not read.

@@ -1,11 +1,11 @@
-//! Detects files of an image that were truncated while it is open.
+//! Detects that a file of an image was truncated while the image is open.
 //!
 //! A file of an image format may end within its last cluster, so reads past its end return zeroes, for data
-//! and table entries alike. If another process truncated the file, written data would read as zeroes, and new
-//! tables would overwrite good ones. We truncate files only when the image is closed.
+//! and table entries alike. If another process truncated the file, written data would read as zeroes, and
+//! new tables would overwrite valid ones. This process truncates files only when it closes the image.
 //!
-//! Every thread of the image checks before and after each request: one `fstat` per file. *Invariant:* once
-//! detected, it stays so.
+//! Every thread of the image checks before and after each request: one `fstat` per file. *Invariant:* a
+//! truncation, once detected, is reported forever.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +40,7 @@ impl Lengths {
         Ok(Lengths { files, is_cut: AtomicBool::new(false) })
     }
 
-    /// Whether a file was found to be shorter.
+    /// Returns whether a file was found to be truncated.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut.load(Acquire)
     }
@@ -51,7 +51,7 @@ impl Lengths {
     /// A file is or was shorter, or its size cannot be read.
     pub(crate) fn check(&self) -> io::Result<()> {
         for Watched { path, file, len } in &self.files {
-            // Loaded first: other threads may see a larger size meanwhile.
+            // The recorded size is loaded first: other threads may record a larger one meanwhile.
             let before = len.load(Acquire);
             let now = file.metadata()?.len();
             if now > before {

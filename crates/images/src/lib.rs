@@ -1,12 +1,13 @@
 //! Disk images in qcow2 and vmdk as a backend: connects the crate `qcow2`, imago's flat vmdk and [`sparse`]
 //! vmdk to hardware queues.
 //!
-//! An [`Image`] is the shared part: the open image, the lock on its file, and a few threads. A node passes
-//! requests to those threads, in memory of its own, and is notified when they are done: so a reactor never
-//! waits for an image's tables. Both sides take a lock and copy data for a batch of requests: this is the
-//! price of the formats.
+//! An [`Image`] is shared by all queues: the open image, the lock on its file, and a few threads. A node
+//! copies requests to its own memory and passes them to those threads, which notify it when they have
+//! completed them. So a reactor never waits for an image's tables. The price of the formats is that both
+//! sides take a lock and copy data for a batch of requests.
 //!
-//! Files that an image refers to are opened with care ([`open`]): backing files for reading, no others.
+//! Files to which an image refers are checked before they are opened ([`open`]): backing files, for reading
+//! only.
 //!
 //! *Invariant:* after a failed sync, no flush and no write succeeds on this [`Image`]; once a request has
 //! detected that one of its files was truncated, no request does.
@@ -51,19 +52,19 @@ const CLEAR_MAX: Bytes = Bytes::gib(1);
 pub struct ImageSpec {
     /// Path of the image.
     pub path: PathBuf,
-    /// Format; not [`Format::Raw`], which is a file.
+    /// The format. [`Format::Raw`] is not permitted, as a raw disk is served by the file backend.
     pub format: Format,
-    /// The format was detected, because of `format=probe`.
+    /// Whether the format was detected, because of `format=probe`.
     pub detected: bool,
-    /// Serve an internal snapshot of a qcow2 image, by its id or name.
+    /// Internal snapshot of a qcow2 image to serve, by its ID or name.
     pub snapshot: Option<String>,
-    /// Refuse writes, and open the file read-only.
+    /// Whether writes are refused and the file is opened read-only.
     pub read_only: bool,
-    /// Allow other writers at the same time.
+    /// Whether other writers are allowed at the same time.
     pub share: bool,
-    /// Files that it may refer to.
+    /// Files to which the image may refer.
     pub backing: Backing,
-    /// Create the image if its file is missing; only for [`Format::Qcow2`].
+    /// Properties of an image to create if its file is missing; only for [`Format::Qcow2`].
     pub create: Option<Creation>,
 }
 
@@ -82,7 +83,7 @@ pub(crate) struct Access {
     content: Content,
     lengths: Lengths,
     read_only: bool,
-    /// Holds the lock until the content is closed.
+    /// The file whose lock is held until the content is closed.
     file: Arc<File>,
 }
 
@@ -104,7 +105,7 @@ impl std::fmt::Debug for Image {
 }
 
 impl Image {
-    /// Creates the node of one hardware queue, which takes a turn when `waker` is called.
+    /// Creates the node of one hardware queue. `waker` makes the queue run.
     pub fn node(&self, waker: queue::QueueWaker) -> ImageNode {
         ImageNode::new(self.pool.clone(), waker)
     }
@@ -116,7 +117,7 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Writes most of the cached tables here, and not in a queue that may be the last owner of the pool.
+    /// Writes most of the cached tables now, rather than in a queue that may be the last owner of the pool.
     fn drop(&mut self) {
         self.access.write_back();
     }
@@ -168,7 +169,7 @@ impl Backend for Image {
 
     fn deleted(&self) -> Vec<PathBuf> {
         let own = self.access.file.deleted().into_iter();
-        // Only the names of backing files are known here.
+        // The image stores only the names of backing files.
         own.chain(self.backing.iter().filter(|path| matches!(path.try_exists(), Ok(false))).cloned())
             .collect()
     }

@@ -1,22 +1,22 @@
 //! The node of an image in one hardware queue.
 //!
-//! Requests are gathered and passed to the image's threads at the end of a turn; their completions are taken
-//! at the end of the turn for which the threads notified the queue. Data is copied to and from memory of the
-//! node, kept by tag.
+//! Requests are gathered and passed to the image's threads at the end of a turn. When the threads notify
+//! the queue, it takes their completions at the end of its next turn. Data is copied to and from memory of
+//! the node, one buffer for each tag.
 
 use crate::pool::{Job, Pool, Returns};
 use block::{Cookie, Data, Op, Request, Status};
 use queue::{Cx, Node, NodeId, QueueWaker, Ring, Verdict};
 use std::sync::Arc;
 
-/// Larger memory is not kept for the next request.
+/// Buffers that are longer than this, in bytes, are freed after the request.
 const KEPT_LEN: usize = 256 << 10;
 
 /// The node of an image in one hardware queue.
 pub struct ImageNode {
     pool: Pool,
     back: Arc<Returns>,
-    /// By tag: memory, while no thread has it.
+    /// The buffer of each tag; empty while a thread has it.
     memory: Box<[Vec<u8>]>,
     gathered: Vec<Job>,
     done: Vec<(Cookie, i64, Vec<u8>)>,
@@ -35,7 +35,7 @@ impl ImageNode {
     }
 }
 
-/// Bytes of a request's memory that are read or written.
+/// Returns the number of bytes of a request's memory that are read or written.
 fn memory_len<R: Ring>(req: &Request, cx: &Cx<'_, R>) -> u64 {
     match req.op {
         Op::Read | Op::Write => req.len.0,
@@ -95,7 +95,7 @@ impl<R: Ring> Node<R> for ImageNode {
         Verdict::Held
     }
 
-    /// A thread has completed the request: data read is in our memory.
+    /// Completes a request that a thread has processed: data that was read is in our memory.
     fn reap(&mut self, io: Cookie, req: &mut Request, result: i64, cx: &mut Cx<'_, R>) -> Verdict {
         let memory = &mut self.memory[io.tag.index()];
         if result == 0 && matches!(req.op, Op::Read | Op::Extents) {
@@ -122,6 +122,6 @@ impl<R: Ring> Node<R> for ImageNode {
         }
     }
 
-    /// A request that a thread has started completes normally.
+    /// A request that a thread has started cannot be cancelled; it completes normally.
     fn cancel(&mut self, _: Cookie, _: &mut Cx<'_, R>) {}
 }

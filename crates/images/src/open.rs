@@ -1,8 +1,8 @@
-//! Opening an image, and the files that it refers to.
+//! Opens an image, and the files to which it refers.
 //!
 //! An image may be untrusted. The files named in its header are opened for reading only, if
-//! [`beside`](crate::beside) allows it, and to a limited depth; a separate data file, which would be written,
-//! is refused.
+//! [`beside`](crate::beside) allows it, and to a limited depth. An image with a separate data file, which
+//! would be written, is refused.
 
 use crate::beside::{self, Beside};
 use crate::detect::container_of;
@@ -38,9 +38,9 @@ pub enum ImageError {
     Format {
         /// The image.
         path: PathBuf,
-        /// The format it was opened as.
+        /// The format as which it was opened.
         format: Format,
-        /// It was opened for writing.
+        /// Whether it was opened for writing.
         writable: bool,
         /// The error.
         source: io::Error,
@@ -52,7 +52,7 @@ pub enum ImageError {
         path: PathBuf,
         /// The given format.
         format: Format,
-        /// What it contains instead, and what to do.
+        /// The detected content instead, and what to do.
         why: String,
     },
     /// The disk is empty.
@@ -66,7 +66,7 @@ pub enum ImageError {
         /// The error.
         source: io::Error,
     },
-    /// It was to be created, but exists with other properties.
+    /// The image to create exists with other properties.
     #[error("{}: {why}", path.display())]
     Differs {
         /// The image.
@@ -114,7 +114,7 @@ impl Image {
         let Some(creation) = &spec.create else { return Self::open_existing(spec) };
         let created = creation.create(spec)?;
         Self::open_existing(spec).inspect_err(|error| {
-            // Another program that opened it first and uses it keeps it.
+            // A new image that another program has opened meanwhile is not removed.
             if created && !matches!(error, ImageError::File(OpenError::InUse { .. })) {
                 let _ = std::fs::remove_file(&spec.path);
             }
@@ -156,7 +156,7 @@ impl Image {
     }
 }
 
-/// What a file contains if it does not begin like an image of its format. `None`: it does.
+/// Describes the content of a file that does not begin like an image of its format. `None`: it does.
 ///
 /// Called only after opening has failed, because there are vmdk descriptors that detection does not
 /// recognise.
@@ -168,7 +168,7 @@ fn not_one(spec: &ImageSpec) -> Option<ImageError> {
     Some(ImageError::NotOne { path: spec.path.clone(), format: spec.format, why })
 }
 
-/// Dry run: opens a new image and its backing files for reading, as they will be opened when it is served.
+/// Opens a new image and its backing files for reading, exactly as they will be opened when it is served.
 pub(crate) fn dry_run(spec: &ImageSpec, file: std::fs::File) -> io::Result<()> {
     Gate::new(spec).open_qcow2(file, &spec.path, qcow2::Options::default(), None).map(drop)
 }
@@ -224,7 +224,7 @@ impl qcow2::Source for RawSource {
 struct Gate {
     opened: Arc<Mutex<Vec<PathBuf>>>,
     beside: Arc<Beside>,
-    /// The image that is served.
+    /// Path of the image that is served.
     served: PathBuf,
 }
 
@@ -316,7 +316,7 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// For vmdk, whose extents contain the data.
+/// imago calls this for the extents of a vmdk, which contain the data.
 impl ImplicitOpenGate<Storage> for Gate {
     fn open_format<F: FormatDriverBuilder<Storage>>(
         &mut self,

@@ -1,4 +1,4 @@
-//! The threads of an image, and the transfer of requests to them and back.
+//! The threads of an image, and the transfer of requests between them and the nodes.
 
 use crate::Access;
 use crate::work;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Threads per image: enough for a few disks at the same time, and cheap when idle.
 pub(crate) const THREADS: usize = 4;
 
-/// An idle image is flushed after this time.
+/// Time without requests after which an image is flushed.
 const WRITE_BACK_AFTER: Duration = Duration::from_secs(5);
 
 /// A request with its own copy of the data.
@@ -25,7 +25,7 @@ pub(crate) struct Job {
     pub(crate) len: Bytes,
     /// Data to write, or space for data to read: exactly as long as the request.
     pub(crate) memory: Vec<u8>,
-    /// Where it is returned when it is done.
+    /// The list of completed requests to which the thread returns this one.
     pub(crate) back: Arc<Returns>,
 }
 
@@ -72,8 +72,8 @@ struct Shared {
     work: Condvar,
 }
 
-/// Handle to the threads. They end when the last handle is dropped, after the requests submitted before;
-/// dropping waits for that, so that the image is closed and unlocked afterwards.
+/// Handle to the threads. They exit when the last handle is dropped, after the requests that were submitted
+/// before. Dropping the handle waits for them, so that the image is closed and unlocked afterwards.
 #[derive(Clone)]
 pub(crate) struct Pool(Arc<Stopper>);
 
@@ -87,7 +87,7 @@ impl Drop for Stopper {
         lock(&self.shared.state).stop = true;
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to do.
+            // An error means that the thread panicked; nothing remains to be done for it.
             let _ = thread.join();
         }
     }
@@ -107,7 +107,7 @@ impl Pool {
         Ok(Pool(Arc::new(stopper)))
     }
 
-    /// Submits all of these requests.
+    /// Submits all requests in `jobs`, and leaves it empty.
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) {
         let shared = &self.0.shared;
         let mut state = lock(&shared.state);

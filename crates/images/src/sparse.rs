@@ -1,11 +1,11 @@
 //! Sparse vmdk images in a single file (`monolithicSparse`, `streamOptimized`), read-only; imago supports
-//! flat ones only.
+//! only flat vmdk.
 //!
-//! The disk is divided into *grains*. A directory has the locations of tables, and those the locations of
-//! grains, all in sectors of the file; 0: not allocated, reads as zeroes. A grain is stored as it is, or as a
-//! sector number, a length and that many bytes of zlib data. Stream-optimized images have the directory at
-//! the end, followed by a second header, the footer. Source: VMware's "Virtual Disk Format 5.0", checked
-//! against what QEMU writes.
+//! The disk is divided into *grains*. A directory contains the locations of tables, and tables contain the
+//! locations of grains, all in sectors of the file; 0: not allocated, reads as zeroes. A grain is stored
+//! uncompressed, or as a sector number, a length and that many bytes of zlib data. Stream-optimized images
+//! have the directory at the end, followed by a second header, the footer. Source: VMware's "Virtual Disk
+//! Format 5.0", checked against images written by QEMU.
 //!
 //! The directory is in memory (an entry for each 32 MiB of the disk), tables are read from the file.
 //! *Invariant:* no content of the file causes a panic, or takes more memory than [`DIRECTORY_LEN_MAX`] and
@@ -22,7 +22,7 @@ const SECTOR: u64 = 512;
 const HEADER_LEN: usize = 512;
 /// Distance of the footer from the end: the end-of-stream marker follows it.
 const FOOTER_BACK: u64 = 2 * SECTOR;
-/// Location of the directory if it is in the footer.
+/// Value of the directory's location in the header if the footer contains the location.
 const AT_END: u64 = u64::MAX;
 /// Flags of the header.
 const ZEROED_GRAINS: u32 = 1 << 2;
@@ -47,7 +47,7 @@ pub(crate) struct Sparse {
     /// Sectors at which tables begin; 0: none.
     directory: Box<[u32]>,
     compressed: bool,
-    /// An entry of 1 is a grain of zeroes.
+    /// Whether a table entry of 1 stands for a grain of zeroes.
     zeroed: bool,
 }
 
@@ -71,7 +71,7 @@ impl Sparse {
     /// Opens an image that begins with [`MAGIC`].
     ///
     /// # Errors
-    /// It is damaged, or of an unsupported kind.
+    /// The image is damaged, or its kind is not supported.
     pub(crate) fn open(path: &Path) -> io::Result<Sparse> {
         let file = File::open(path)?;
         let mut header = [0; HEADER_LEN];
@@ -79,7 +79,7 @@ impl Sparse {
         if word(&header, 56) == AT_END {
             let end = file.metadata()?.len();
             let at = end.checked_sub(FOOTER_BACK).ok_or_else(|| wrong("its footer is cut off"))?;
-            // The location of the descriptor is only in the first header.
+            // Only the first header contains the location of the descriptor.
             let descriptor = header[28..44].to_vec();
             file.read_exact_at(&mut header, at)?;
             header[28..44].copy_from_slice(&descriptor);
@@ -114,7 +114,7 @@ impl Sparse {
         self.size
     }
 
-    /// Offset of a grain in the file, in bytes; `None`: it is zeroes.
+    /// Returns the offset of a grain in the file, in bytes; `None`: the grain is zeroes.
     fn place(&self, number: u64) -> io::Result<Option<u64>> {
         let table = self.directory.get((number / self.entries) as usize).copied().unwrap_or(0);
         if table == 0 {
@@ -142,7 +142,7 @@ impl Sparse {
                 None => piece.fill(0),
                 Some(place) if self.compressed => {
                     let grain = self.inflate(place)?;
-                    // The last grain may end with the disk.
+                    // The last grain may be shorter, as it ends with the disk.
                     let there = grain.get(skip as usize..).unwrap_or_default();
                     let have = there.len().min(len);
                     piece[..have].copy_from_slice(&there[..have]);
@@ -169,7 +169,7 @@ impl Sparse {
         decompress_to_vec_zlib_with_limit(&bytes, self.grain as usize).map_err(|_| damaged())
     }
 
-    /// Whether the range is unallocated at `offset`, and for how many bytes up to `len`.
+    /// Returns whether the range is unallocated at `offset`, and for how many bytes up to `len`.
     pub(crate) fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         let end = offset + len;
         let hole = self.place(offset / self.grain)?.is_none();
@@ -197,7 +197,7 @@ fn check_descriptor(file: &File, sector: u64, sectors: u64) -> io::Result<()> {
     let extents =
         lines().filter(|line| ["RW ", "RDONLY ", "NOACCESS "].iter().any(|word| line.starts_with(word)));
     match extents.count() {
-        // An extent has space for a descriptor, but none in it.
+        // A file that is only an extent has no descriptor of its own.
         0 => return Err(part()),
         1 => {}
         _ => return Err(unsupported("its data is in several files")),

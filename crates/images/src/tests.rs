@@ -59,8 +59,8 @@ fn an_image_keeps_flushed_data() {
     assert_eq!(extents.iter().map(|extent| extent.len.0).sum::<u64>(), LEN);
 }
 
-/// Allocated and unallocated clusters of a truncated image cannot be distinguished any more: nothing is read
-/// from it or written to it.
+/// In a truncated image, allocated and unallocated clusters cannot be distinguished any more, so all reads
+/// and writes fail.
 #[test]
 fn a_truncated_image_fails_all_requests() {
     let folder = tempfile::tempdir().expect("a folder");

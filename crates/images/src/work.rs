@@ -1,4 +1,4 @@
-//! Processes one request, on a thread of the image, blocking as long as needed.
+//! Processes one request on a thread of the image. May block.
 
 use crate::pool::Job;
 use crate::{Access, Content};
@@ -16,7 +16,7 @@ impl Content {
         }
     }
 
-    /// Whether the range is unallocated and zero at `offset`, and for how many bytes.
+    /// Returns whether the range is unallocated and zero at `offset`, and for how many bytes.
     fn mapping(&self, offset: u64, len: u64) -> io::Result<(bool, u64)> {
         match self {
             Content::Qcow2(disk) => disk.mapping(offset, len),
@@ -42,12 +42,12 @@ impl Access {
         if let Content::Qcow2(disk) = &self.content { Some(disk) } else { None }
     }
 
-    /// Whether a flush has failed for good.
+    /// Returns whether a flush has failed; all later flushes and writes fail, too.
     pub(crate) fn has_failed(&self) -> bool {
         self.qcow2().is_some_and(qcow2::Disk::has_failed)
     }
 
-    /// Whether tables are cached that would be lost if the process were killed.
+    /// Returns whether tables are cached that would be lost if the process were killed.
     pub(crate) fn has_changes(&self) -> bool {
         self.qcow2().is_some_and(qcow2::Disk::has_changes)
     }
@@ -57,7 +57,7 @@ impl Access {
         Bytes(self.qcow2().map_or(65536, qcow2::Disk::cluster_size))
     }
 
-    /// Flushes cached changes that no client has flushed yet.
+    /// Writes cached changes that no client's flush has written yet.
     pub(crate) fn write_back(&self) {
         let Some(disk) = self.qcow2().filter(|disk| disk.has_changes() && !disk.has_failed()) else { return };
         if let Err(error) = self.check_lengths().and_then(|()| disk.flush()) {
@@ -65,7 +65,8 @@ impl Access {
         }
     }
 
-    /// Checks that no file was truncated. Otherwise nothing is written any more, not even on close.
+    /// Checks that no file was truncated. After a truncation nothing is written any more, not even on
+    /// close.
     fn check_lengths(&self) -> io::Result<()> {
         self.lengths.check().inspect_err(|_| {
             if let Some(disk) = self.qcow2() {
@@ -75,13 +76,13 @@ impl Access {
     }
 }
 
-/// Runs the request: 0, or a negative errno.
+/// Executes the request. Returns 0, or a negative errno.
 pub(crate) fn run(access: &Access, job: &mut Job) -> i64 {
     if job.op.is_write() && access.read_only {
         return -i64::from(libc::EIO);
     }
-    // Before, so that no stale tables are used for writing; after, so that no zeroes past the end are
-    // returned.
+    // Checked before, so that writes use no stale tables, and after, so that reads return no zeroes from
+    // past the end.
     let check = || access.check_lengths();
     match check().and_then(|()| perform(access, job)).and_then(|()| check()) {
         Ok(()) => 0,
@@ -96,7 +97,7 @@ fn perform(access: &Access, job: &mut Job) -> io::Result<()> {
         Op::Extents => return extents(&access.content, job),
         _ => {}
     }
-    // The other formats are read-only: there is nothing to flush, and writes were refused before.
+    // All other formats are read-only: nothing has to be flushed, and writes were refused before.
     let Some(disk) = access.qcow2() else { return Ok(()) };
     match job.op {
         Op::Write => disk.write(&job.memory[..], offset)?,
@@ -108,7 +109,7 @@ fn perform(access: &Access, job: &mut Job) -> io::Result<()> {
     if job.flags.contains(Flags::FUA) { disk.flush() } else { Ok(()) }
 }
 
-/// Extent records for the range, as many as fit.
+/// Stores extent records for the range in the request's memory, as many as fit.
 fn extents(image: &Content, job: &mut Job) -> io::Result<()> {
     let (mut at, end) = (job.offset.0, job.offset.0 + job.len.0);
     let mut records: Vec<Extent> = Vec::new();

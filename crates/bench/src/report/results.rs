@@ -1,4 +1,4 @@
-//! The figures of all parts, as they are measured, kept in JSON, and read again.
+//! The figures of all parts: parsed from measurements, stored as JSON, and read again.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Returns the values of a column that the rounds have.
+    /// Returns the values of a column, without rounds that have none.
     pub(super) fn values(&self, column: &str) -> Vec<f64> {
         let values = self.columns.get(column).map_or(&[][..], Vec::as_slice);
         values.iter().copied().filter(|value| value.is_finite()).collect()
@@ -54,7 +54,7 @@ pub(super) fn parse_csv(text: &str) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A whole run.
+/// The figures of a whole run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Results {
     pub(super) machine: BTreeMap<String, String>,
@@ -103,7 +103,7 @@ impl Results {
         })
     }
 
-    /// Reads what [`Results::to_json`] returned.
+    /// Parses the output of [`Results::to_json`].
     pub(super) fn from_json(text: &str) -> Result<Results> {
         let value: Value = serde_json::from_str(text).map_err(|error| Error(error.to_string()))?;
         if value["format"] != 1 {

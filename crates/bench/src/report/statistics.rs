@@ -1,7 +1,8 @@
 //! A test whether two sets of rounds differ: Mann and Whitney's, exact, two-sided.
 //!
-//! It asks in how many ways the values could be dealt out to the two sets so that one set's ranks are as extreme as
-//! those measured. It assumes nothing of the distribution, which benchmark rounds do not have the normal form of.
+//! The probability is the share of all divisions of the values into two sets of these sizes in which one
+//! set's ranks are at least as extreme as those measured. The test assumes no form of the distribution;
+//! benchmark rounds are not normally distributed.
 
 /// Returns the probability that two sets of the same distribution differ as much as these or more; 1 if one is empty.
 ///
@@ -15,7 +16,7 @@ pub(super) fn mann_whitney(first: &[f64], second: &[f64]) -> f64 {
     let mut all: Vec<(f64, bool)> = first.iter().map(|value| (*value, true)).collect();
     all.extend(second.iter().map(|value| (*value, false)));
     all.sort_by(|x, y| x.0.total_cmp(&y.0));
-    // Doubled ranks are whole numbers also with ties.
+    // Ranks are doubled, so that mean ranks of ties are whole numbers.
     let mut ranks = vec![0_usize; all.len()];
     let mut from = 0;
     while from < all.len() {
@@ -25,7 +26,7 @@ pub(super) fn mann_whitney(first: &[f64], second: &[f64]) -> f64 {
     }
     let measured: usize =
         ranks.iter().zip(&all).filter(|(_, (_, is_first))| *is_first).map(|(rank, _)| rank).sum();
-    // ways[count][sum]: in how many ways `count` of the ranks seen so far have that sum.
+    // `ways[count][sum]`: the number of ways to choose `count` of the ranks seen so far with that sum.
     let total: usize = ranks.iter().sum();
     let mut ways = vec![vec![0.0_f64; total + 1]; a + 1];
     ways[0][0] = 1.0;
@@ -37,7 +38,7 @@ pub(super) fn mann_whitney(first: &[f64], second: &[f64]) -> f64 {
             }
         }
     }
-    // The sum that is expected, doubled once more to stay whole.
+    // The expected sum of ranks, doubled once more so that it is a whole number.
     let expected = total * a;
     let distance = |sum: usize| (sum * (a + b)).abs_diff(expected);
     let counts = &ways[a];

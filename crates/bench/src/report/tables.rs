@@ -1,19 +1,19 @@
-//! What the five texts published, and which figures of this machine stand beside it.
+//! The results that the five texts published, and the figures of this machine with which they are compared.
 
 use super::results::{Figure, Results};
 use crate::figures::ratio;
 
-/// Which system a line stands for.
+/// The kind of system that a line measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// The system of the text, as it is today.
+    /// The system of the text, in its current version.
     Original,
     /// Another program for the same purpose.
     Alternative,
     Ours,
 }
 
-/// A figure as a text has it.
+/// A figure that a text published.
 pub(super) struct Published {
     pub(super) name: &'static str,
     pub(super) figure: &'static str,
@@ -33,7 +33,7 @@ pub(super) struct Order {
     pub(super) column: &'static str,
 }
 
-/// Figures of one job, side by side.
+/// A chart of one job: its figures side by side.
 pub(super) struct Chart {
     pub(super) title: &'static str,
     pub(super) part: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct Chart {
     pub(super) note: &'static str,
 }
 
-/// One text.
+/// The charts of one text.
 pub(super) struct Table {
     pub(super) id: &'static str,
     pub(super) title: &'static str,
@@ -56,7 +56,7 @@ pub(super) struct Table {
     pub(super) charts: &'static [Chart],
 }
 
-/// Whether the order that a text found was found here, too.
+/// Whether this run confirms an order that a text found.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Verdict {
     Reproduced(f64),

@@ -1,9 +1,9 @@
 //! `./x bench vhost`: our vhost-user export compared with that of qemu-storage-daemon, in one run, round by round.
 //!
-//! The load is the lean front-end ([`FrontEnd`]): virtqueues in shared memory, one thread for each, no virtual
-//! machine. It waits for interrupts as a guest does, or polls. Each round runs the jobs and, in each job, the servers,
-//! beginning with another one every time. A figure is the median of the rounds; a ratio is the median of the
-//! rounds' own ratios.
+//! The load is the lean front-end ([`FrontEnd`]): virtqueues in shared memory, one thread for each, without
+//! a virtual machine. It waits for interrupts like a guest, or polls. Each round runs the jobs and, in each
+//! job, the servers, beginning with another one every time. A figure is the median of the rounds; a ratio
+//! is the median of the rounds' own ratios.
 
 mod servers;
 
@@ -136,7 +136,7 @@ fn run(options: &Options) -> Result<()> {
         Site { folder: folder.clone(), mib: MIB, queues: options.queues.iter().copied().max().unwrap_or(1) };
     println!("eventfd round trip between two threads: {:.1} us\n", round_trip_us());
     let measured = options.storages.iter().try_for_each(|storage| measure(options, &site, *storage));
-    // The servers have ended by now.
+    // The servers have exited by now.
     let _ = std::fs::remove_dir_all(folder);
     measured
 }
@@ -148,7 +148,7 @@ fn measure(options: &Options, site: &Site, storage: Storage) -> Result<()> {
     let mut series: Vec<Vec<Series>> =
         jobs.iter().map(|_| servers.iter().map(|_| Series::default()).collect()).collect();
     for server in &servers {
-        // Unmeasured: allocates the pages, so that reads get data and not holes.
+        // An unmeasured write allocates the pages, so that reads find data instead of holes.
         load(server, Job { writes: true, depth: 32, queues: 1 }, 0.5, 0)?;
     }
     for round in 0..options.rounds {
@@ -187,7 +187,7 @@ fn load(server: &Server, job: Job, seconds: f64, seed: u64) -> Result<(f64, f64)
             let seed = seed * 100 + u64::from(queue.index());
             scope.spawn(move || drive(queue, job, polls, seed, stop, &count.0));
         }
-        // The first requests find cold caches and a sleeping server.
+        // The first requests, which find cold caches and a sleeping server, are not measured.
         std::thread::sleep(Duration::from_millis(100));
         let measured = (|| {
             let (started, before, cpu_before) = (Instant::now(), finished(), cpu()?);
@@ -239,7 +239,7 @@ fn drive(mut queue: Queue, job: Job, polls: bool, seed: u64, stop: &AtomicBool, 
             }
             std::hint::spin_loop();
         } else if !queue.driver().enable_interrupts() {
-            // The time is for a server that has died.
+            // The timeout only expires if the server has died.
             assert!(await_event(queue.call(), Duration::from_secs(10)), "no interrupt came");
         }
     }
@@ -250,11 +250,11 @@ fn drive(mut queue: Queue, job: Job, polls: bool, seed: u64, stop: &AtomicBool, 
 #[repr(align(128))]
 struct Count(AtomicU64);
 
-/// Time that a signal to a sleeping thread and its answer take, in microseconds.
+/// Measures the time in microseconds from a signal to a sleeping thread until its answer.
 fn round_trip_us() -> f64 {
     let (ping, pong) = (event(), event());
     let signal = |event: &OwnedFd| {
-        // A count that is read each time does not overflow.
+        // The write cannot fail: the counter of the eventfd does not overflow, as it is read each time.
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
     };
     std::thread::scope(|scope| {
@@ -297,7 +297,7 @@ fn table(storage: Storage, jobs: &[Job], servers: &[Server], series: &[Vec<Serie
     text
 }
 
-/// Idle processor time and memory of each server, with a connected front-end.
+/// Returns the idle processor time and the memory of each server, with a connected front-end.
 fn facts(storage: Storage, servers: &[Server]) -> Result<String> {
     let mut text =
         format!("### {}: besides\n\n| server | idle ticks | idle waits | PSS, KiB |\n", storage.name());

@@ -1,5 +1,5 @@
-//! The compared servers: ours, sleeping and polling, and qemu-storage-daemon. A server ends when its value is
-//! dropped.
+//! The compared servers: ours, sleeping and polling, and qemu-storage-daemon. Dropping the value ends the
+//! server.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Longest start of a server.
+/// Time limit for a server to start.
 const START: Duration = Duration::from_secs(10);
 const QEMU: &str = "qemu-storage-daemon";
 
 /// A kind of server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Ours with `--poll`, and a driver that polls.
+    /// Our server with `--poll`, and a driver that polls.
     Polling,
-    /// Ours with `--poll`, and a driver that waits for interrupts.
-    Adaptive,
-    /// Ours, and a driver that waits for interrupts.
+    /// Our server, and a driver that waits for interrupts.
     Sleeping,
     /// qemu-storage-daemon whose null device fills the guest's memory with zeroes, as ours does.
     QemuZeroes,
@@ -43,12 +41,12 @@ impl Kind {
         }
     }
 
-    /// Whether the driver polls.
+    /// Returns whether the driver polls.
     pub(super) fn polls(self) -> bool {
         self == Kind::Polling
     }
 
-    /// Whether it can serve a storage.
+    /// Returns whether the server supports a storage.
     pub(super) fn has(self, storage: Storage) -> bool {
         match self {
             Kind::QemuZeroes => storage == Storage::Null,
@@ -66,7 +64,7 @@ impl Kind {
 /// The storage of the blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Storage {
-    /// None.
+    /// No storage: requests complete without data.
     Null,
     /// The server's own memory.
     Ram,
@@ -112,7 +110,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Starts it and waits until it can be connected to.
+    /// Starts the server and waits until it accepts connections.
     pub(super) fn start(kind: Kind, storage: Storage, site: &Site) -> Result<Server> {
         let name = format!("{}-{}", kind.name(), storage.name());
         let (file, socket) =
@@ -136,7 +134,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The next connection is served when that one has ended.
+        // The server accepts the next connection only after this one has ended.
         std::thread::sleep(Duration::from_millis(100));
         Ok(server)
     }
@@ -180,12 +178,8 @@ fn blockyard(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Pa
 
 fn qemu(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Path) -> Command {
     let node = match storage {
-        // Without read-zeroes it does not touch the guest's memory, which favours it.
-        Storage::Null => format!(
-            "driver=null-co,node-name=disk,size={},read-zeroes={}",
-            u64::from(site.mib) << 20,
-            if kind == Kind::QemuZeroes { "on" } else { "off" }
-        ),
+        // Without read-zeroes the driver does not touch the guest's memory, which is to its advantage.
+        Storage::Null => format!("driver=null-co,node-name=disk,size={}", u64::from(site.mib) << 20),
         _ => format!("driver=file,node-name=disk,aio=io_uring,filename={}", file.display()),
     };
     let export = format!(
