@@ -10,7 +10,7 @@ use options::OptionRow;
 pub struct BackendRow {
     /// The name, before the colon.
     pub kind: &'static str,
-    /// The stack without options: `ram:SIZE`.
+    /// The syntax without options: `ram:SIZE`.
     pub usage: &'static str,
     /// The purpose, in half a line.
     pub about: &'static str,
@@ -20,13 +20,14 @@ pub struct BackendRow {
     pub options: &'static [OptionRow],
     /// The page of the docs about the backend, where one exists: `null.md`.
     pub page: Option<&'static str>,
-    /// Draws a stack for the simulation. `None`: the simulation brings a disk or a server of its own for it, or the
-    /// backend does not keep what is written.
+    /// Returns a random stack for the simulation. `None`: the simulation provides its own disk or server
+    /// for the backend, or the backend does not store written data.
     pub random: Option<RandomStack>,
     pub(super) parse: fn(&str, Vec<String>) -> Result<StackSpec, SpecError>,
 }
 
-/// Returns a stack of the given size with random options. The function returns a random number less than its argument.
+/// A function that returns a stack of the given size with random options. Its second argument returns a
+/// random number less than the number that it is given.
 pub type RandomStack = fn(Bytes, &mut dyn FnMut(u64) -> u64) -> StackSpec;
 
 const ROWS: &[BackendRow] = &[
@@ -131,12 +132,12 @@ pub(super) fn row(kind: &str) -> Option<&'static BackendRow> {
     ROWS.iter().find(|row| row.kind == kind)
 }
 
-/// Returns all usages in one line.
+/// Returns the syntax of all backends in one line.
 pub(super) fn usages() -> String {
     ROWS.iter().map(|row| row.usage).collect::<Vec<_>>().join(", ")
 }
 
-/// The error for a kind that is not in the list.
+/// Returns the error for an unknown kind.
 pub(super) fn unknown(kind: &str) -> SpecError {
     let near = options::did_you_mean(kind, ROWS.iter().map(|row| row.kind));
     SpecError::new(format!("unknown backend \"{kind}\""), format!("{near}backends: {}", usages()))

@@ -15,12 +15,12 @@ use std::str::FromStr;
 /// One layer of a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LayerSpec {
-    /// Splits requests to queue limits, by the kernel's rules. The limits as `key=value,…` with the kernel's field names;
-    /// never empty.
+    /// Splits requests to queue limits, by the kernel's rules. The text contains the limits as
+    /// `key=value,…` with the kernel's field names; never empty.
     Split(String),
     /// One partition of the device below.
     Part(Selector),
-    /// An overlay takes the writes; the device below is only read.
+    /// An overlay that takes the writes; the device below is only read.
     Cow(CowSpec),
     /// A layer of the list of drivers ([`layers::drivers`]).
     Driver(LayerOptions),
@@ -66,7 +66,8 @@ const COW_OPTIONS: &[OptionRow] = &[
     OptionRow::flag("create", "create the overlay if it is missing"),
 ];
 
-/// Layers that need more of the engine than a driver does: partition tables, overlays, the position of a scheduler.
+/// Layers that the engine handles specially, not in the list of drivers: partition tables, overlays, the
+/// scheduler's position.
 const OWN: [LayerRow; 5] = [
     LayerRow {
         name: "split",
@@ -118,7 +119,7 @@ pub fn layer_rows() -> Vec<LayerRow> {
     below.iter().copied().chain(drivers).chain(schedulers.iter().copied()).collect()
 }
 
-/// The error for a layer that does not exist: suggests the nearest.
+/// Returns the error for an unknown layer, with the nearest name as a suggestion.
 pub fn unknown_layer(kind: &str) -> SpecError {
     let rows = layer_rows();
     let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
@@ -245,7 +246,7 @@ pub fn check_limits(text: &str) -> Result<(), SpecError> {
     }
 }
 
-/// The error for a limit that does not exist: suggests the nearest.
+/// Returns the error for an unknown limit, with the nearest name as a suggestion.
 pub fn unknown_limit(name: &str) -> SpecError {
     let known =
         QueueLimits::FIELDS.iter().filter(|field| field.why_fixed().is_none()).map(|field| field.name);

@@ -1,4 +1,4 @@
-//! How users describe devices: stacks, layers, exports, names and whole topologies.
+//! The descriptions in which users specify devices: stacks, layers, exports, names and whole topologies.
 //!
 //! A description is a text of comma-separated items, `kind:what,key=value,flag`. A comma that belongs to a path or a
 //! value is doubled, as in QEMU: `file:odd,,name.img,ro`. Every description formats itself as the shortest text that
@@ -6,8 +6,8 @@
 //!
 //! Runs on any thread, at start-up. Nothing here opens a file, except [`DiskFileSpec::is_refused_as_raw`].
 //!
-//! *Invariant:* a parsed description is complete and consistent in itself: keys are known, given once, and fit each
-//! other. `check` and `open` find out whether files exist.
+//! *Invariant:* a parsed description is complete and consistent in itself: keys are known, given once, and
+//! compatible with each other. Whether files exist is determined only by `check` and `open`.
 
 #![forbid(unsafe_code)]
 

@@ -38,7 +38,7 @@ impl DeviceName {
         numbered.into_iter().find(|name| !taken(name)).map_or_else(|| self.clone(), DeviceName)
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -67,7 +67,7 @@ impl NbdSpec {
         })
     }
 
-    /// Returns the name of a device for which none is given: the name of the export.
+    /// Returns the name for a device without a given one: the name of the export.
     pub(super) fn derived_name(&self) -> DeviceName {
         DeviceName::nearest(&self.uri.export, "nbd")
     }

@@ -105,7 +105,7 @@ fn check_elsewhere(item: &str) -> Result<(), SpecError> {
     }
 }
 
-/// Returns a null device that keeps what is written, with random options.
+/// Returns a null device that stores written data, with random options.
 pub(super) fn random(size: Bytes, below: &mut dyn FnMut(u64) -> u64) -> StackSpec {
     let mut chance = |permille| below(1000) < permille;
     let is_timed = chance(500);
@@ -130,7 +130,7 @@ pub(super) fn parse(what: &str, items: impl Iterator<Item = String>) -> Result<N
     items.iter().try_for_each(|item| check_elsewhere(item))?;
     let mut options = Options::new("null", OPTIONS, items.into_iter())?;
     let completion = completion(&mut options)?;
-    // A completion time alone implies the timer, the only mode that uses it.
+    // A completion time implies the timer, the only mode that uses one.
     let implied = if completion.is_some() { IrqMode::Timer } else { IrqMode::None };
     let null = NullSpec {
         size: size_or_default("null", what)?,

@@ -1,4 +1,5 @@
-//! `--multipath OPTION,…`: testing and failback of a multipath table's paths, as multipathd does it beside the kernel.
+//! `--multipath OPTION,…`: tests of a multipath table's paths and failback, which multipathd does for the
+//! kernel.
 
 use super::SpecError;
 use options::{OptionRow, Options, split};
@@ -7,13 +8,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// When I/O returns to the first path group that has a path.
+/// The time at which I/O returns to the first path group with a working path.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Failback {
-    /// By a message only.
+    /// Only when a message requests it.
     #[default]
     Manual,
-    /// After the group has had a path for so long; 0: at once.
+    /// After the group has had a working path for this time; 0: at once.
     After(Duration),
 }
 
@@ -24,7 +25,7 @@ pub struct PathSpec {
     pub checker: Option<Duration>,
     /// The longest interval.
     pub checker_max: Duration,
-    /// When I/O returns to the first path group.
+    /// The time at which I/O returns to the first path group.
     pub failback: Failback,
     /// How long requests wait while no path works; `None`: without end. The kernel's
     /// `queue_if_no_path_timeout_secs`.

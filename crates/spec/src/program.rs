@@ -16,15 +16,15 @@ pub const PROGRAM_RECONNECT_DEFAULT: Duration = Duration::from_secs(30);
 pub struct ProgramSpec {
     /// The command or the arguments of nbdkit, as typed.
     pub command: String,
-    /// Its words, at least one.
+    /// The words of the command, at least one.
     pub words: Vec<String>,
     /// The working directory of the program; `None`: that of the server.
     pub dir: Option<PathBuf>,
-    /// How long a request may be unanswered before the program is ended; `None`: without end. Never 0.
+    /// How long a request may stay unanswered before the program is killed; `None`: forever. Never 0.
     pub timeout: Option<Duration>,
-    /// How long requests wait for a program that is started again; 0: they fail at once.
+    /// How long requests wait for a restarted program; 0: they fail at once.
     pub reconnect: Duration,
-    /// Whether the program is started again when it ends.
+    /// Whether the program is restarted when it exits.
     pub restart: bool,
     /// Whether the device is read-only.
     pub ro: bool,
@@ -76,15 +76,15 @@ impl ProgramSpec {
         })
     }
 
-    /// Returns the name of a device for which none is given: the program's, without its last extension, or
-    /// the plugin's.
+    /// Returns the name for a device without a given one: the name of the program without its last
+    /// extension, or of the plugin.
     pub(super) fn derived_name(&self, kind: &'static str) -> DeviceName {
         let mut words = self.words.iter().filter(|word| kind == "exec" || !word.starts_with('-'));
         let stem = words.next().and_then(|word| Path::new(word).file_stem());
         DeviceName::nearest(&stem.map(|stem| stem.to_string_lossy()).unwrap_or_default(), kind)
     }
 
-    /// Makes the program start in a directory, as it would if it was started there.
+    /// Sets the working directory of the program to `base`, or to the given directory relative to `base`.
     pub(super) fn rooted(&mut self, base: &Path) {
         self.dir = Some(self.dir.as_ref().map_or_else(|| base.to_owned(), |dir| base.join(dir)));
     }

@@ -3,7 +3,7 @@
 use super::{LayerSpec, SpecError};
 use layers::scheduler::{Choice, ParameterError};
 
-/// Parses a scheduler: `mq-deadline,read_expire=100`, or `none`, which is `None`.
+/// Parses a scheduler: `mq-deadline,read_expire=100`, or `none`, for which it returns `None`.
 ///
 /// # Errors
 /// The scheduler or a parameter is unknown, or a value is invalid.
@@ -43,7 +43,7 @@ pub fn scheduler_of(layers: &[LayerSpec]) -> Option<Choice> {
     })
 }
 
-/// Returns the problem with the position of schedulers among layers, if there is one.
+/// Returns what is wrong with the position of schedulers among layers; `None` if nothing is.
 pub fn misplaced(layers: &[LayerSpec]) -> Option<&'static str> {
     let scheduler = layers.iter().position(|layer| matches!(layer, LayerSpec::Scheduler(_)))?;
     let above = &layers[scheduler + 1..];

@@ -23,11 +23,11 @@ pub enum StackSpec {
     File(DiskFileSpec),
     /// Memory.
     Ram(RamSpec),
-    /// Requests complete, and nothing is kept.
+    /// Requests complete without I/O, and data is dropped unless an option stores it.
     Null(NullSpec),
-    /// Reads return zeroes, and writes are dropped. The size.
+    /// Reads return zeroes, and writes are dropped. The value is the size.
     Zero(Bytes),
-    /// Every request fails. The size.
+    /// Every request fails. The value is the size.
     Error(Bytes),
     /// An export of an NBD server.
     Nbd(NbdSpec),
@@ -37,7 +37,7 @@ pub enum StackSpec {
     Exec(ProgramSpec),
     /// nbdkit with a plugin.
     Nbdkit(ProgramSpec),
-    /// A driver of the program itself, which no text describes.
+    /// A driver in this program, which has no textual description.
     Custom(CustomSpec),
     /// Device-mapper targets over other stacks.
     Table(TableSpec),
@@ -62,7 +62,7 @@ impl StackSpec {
             StackSpec::Nbd(server) => server.ro = true,
             StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.ro = true,
             StackSpec::Rbd(image) if image.create.is_none() => {
-                // A lock is for writers.
+                // The exclusive lock is for writers.
                 (image.read_only, image.exclusive) = (true, false);
             }
             _ => {}
@@ -78,9 +78,9 @@ pub enum FileFormat {
     /// of one, so that no program that opens the file later without a format mistakes it for an image.
     #[default]
     Unspecified,
-    /// Detected by the first bytes, which is safe only for files that no client has written.
+    /// The format is detected by the first bytes, which is safe only for files that no client has written.
     Probe,
-    /// This format, whatever the first bytes are.
+    /// The given format, whatever the first bytes are.
     Given(Format),
 }
 
@@ -91,7 +91,7 @@ pub struct DiskFileSpec {
     pub file: FileSpec,
     /// The cluster size of an image that is created, in bytes; `None`: the format's default.
     pub cluster_size: Option<u32>,
-    /// The backing file of an image that is created, as the image names it, and its format.
+    /// The backing file of an image that is created, as the image refers to it, and its format.
     pub backing_file: Option<(PathBuf, Format)>,
     /// The partition to serve; `None`: the whole disk.
     pub part: Option<Selector>,
@@ -99,7 +99,7 @@ pub struct DiskFileSpec {
     pub format: FileFormat,
     /// The internal snapshot of a qcow2 image to serve, by its id or name.
     pub snapshot: Option<String>,
-    /// The files that an image may name.
+    /// The files to which an image may refer.
     pub backing: Backing,
     /// Whether the device grows when the file grows.
     pub autosize: bool,
@@ -385,7 +385,7 @@ pub(super) fn parse_bare(
 }
 
 impl StackSpec {
-    /// The name of the kind: `file`, `ram`, `null`, `zero`, `error`.
+    /// Returns the name of the kind: `file`, `ram`, `null`, `zero`, `error`.
     pub fn kind(&self) -> &'static str {
         match self {
             StackSpec::File(_) => "file",
@@ -402,8 +402,8 @@ impl StackSpec {
         }
     }
 
-    /// Returns the name of a device for which none is given: the file's without its last extension and with the number of a
-    /// partition, or the kind.
+    /// Returns the name for a device without a given one: the file's name without its last extension, with
+    /// the number of a partition; or the kind.
     pub fn derived_name(&self) -> DeviceName {
         if let StackSpec::Nbd(nbd) = self {
             return nbd.derived_name();
@@ -482,13 +482,13 @@ impl DiskFileSpec {
         self.is_image() || self.format == FileFormat::Probe
     }
 
-    /// Reads the first bytes of the file and returns whether it would be refused as a raw disk. A file that cannot be read
-    /// would not: the error of opening it is clearer.
+    /// Reads the first bytes of the file and returns whether it would be refused as a raw disk. Returns
+    /// `false` for a file that cannot be read: the error of opening it is clearer.
     pub fn is_refused_as_raw(&self) -> bool {
         matches!(images::why_not_raw(&self.file.path), Ok(Some(_)))
     }
 
-    /// The image to create if the file is missing; `None`: none.
+    /// Returns the properties of the image to create if the file is missing; `None`: no image is created.
     pub fn creation(&self) -> Option<Creation> {
         let size = self.file.create.filter(|_| self.is_image())?;
         let (cluster_size, backing_file) = (self.cluster_size, self.backing_file.clone());

@@ -23,7 +23,7 @@ pub struct LineSpec {
     pub len: u64,
     /// The name of the target.
     pub kind: String,
-    /// The arguments, as they were written.
+    /// The arguments, as the user wrote them.
     pub args: String,
     /// The line of the text, from 1.
     pub line: u32,

@@ -134,7 +134,7 @@ impl Site {
         let mut command = Command::new(&self.blockyard);
         command.arg("serve").args(words).args(["--name", "bench", "--queues", &threads.to_string()]);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
-        // Device names are unique for a user's run directory, so each server has its own.
+        // Device names are unique within a run directory, so each server has its own run directory.
         command.env("BLOCKYARD_RUN", self.folder.join(name));
         Running::start(command, socket)
     }

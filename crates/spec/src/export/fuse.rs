@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Whether FUSE requests come through io_uring.
+/// The transport of FUSE requests.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum OverUring {
     /// Through io_uring where the kernel offers it and it is faster.
@@ -27,7 +27,7 @@ impl OverUring {
         Ok(options.choice("uring", &URING)?.unwrap_or_default())
     }
 
-    /// The option as it is written; `None` for the default.
+    /// Returns the option as text; `None` for the default.
     pub(super) fn item(self) -> Option<String> {
         let name = URING.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| name);
         (self != OverUring::Auto).then(|| format!("uring={name}"))
@@ -51,9 +51,9 @@ const OPTIONS: &[OptionRow] = &[PASSTHROUGH, URING_ROW];
 pub struct FuseSpec {
     /// The file that the export is mounted on.
     pub path: PathBuf,
-    /// The kernel reads and writes the backing file itself.
+    /// Whether the kernel reads and writes the backing file itself.
     pub passthrough: bool,
-    /// Whether requests come through io_uring.
+    /// The transport of requests.
     pub uring: OverUring,
 }
 

@@ -18,9 +18,9 @@ pub struct LoopSpec {
     pub number: Option<u32>,
     /// Whether the kernel scans for partitions.
     pub partscan: bool,
-    /// The kernel reads and writes the backing file itself.
+    /// Whether the kernel reads and writes the backing file itself.
     pub passthrough: bool,
-    /// Whether requests come through io_uring.
+    /// The transport of FUSE requests.
     pub uring: OverUring,
 }
 
@@ -32,7 +32,7 @@ impl FromStr for LoopSpec {
         let mut items: Vec<String> = split(text).into_iter().filter(|item| !item.is_empty()).collect();
         let number = match items.first().filter(|item| item.starts_with(|c: char| c.is_ascii_digit())) {
             None => None,
-            // The kernel's numbers of devices have 20 bits.
+            // Device numbers of the kernel have 20 bits.
             Some(text) => match text.parse() {
                 Ok(number) if number < 1 << 20 => Some(number),
                 _ => {
@@ -78,7 +78,7 @@ impl ExportOptions for LoopSpec {
         is_kernel_device: true,
         page: "loop.md",
     };
-    /// Slower than ublk, on any kernel, for root.
+    /// Slower than ublk, but works on any kernel, for root.
     const DEFAULT_RANK: Option<u8> = Some(1);
 
     fn parse(text: &str, _nbd: &NbdOptions) -> Result<LoopSpec, SpecError> {

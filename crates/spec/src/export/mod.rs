@@ -1,8 +1,9 @@
 //! The list of exports: one row and one type of options each.
 //!
-//! An export makes a device accessible: to NBD clients, as a block device of the kernel, as a file. Its [`ExportRow`] is what
-//! help, completions, the parser of topologies and the reference know of it; its type implements [`ExportOptions`]. The
-//! control plane of each export is a module of crate `attach`, which matches on the same [`ExportKind`].
+//! An export makes a device accessible: to NBD clients, as a block device of the kernel, as a file. Its
+//! [`ExportRow`] describes it to help, completions, the topology parser and the reference; its type
+//! implements [`ExportOptions`]. The control plane of each export is a module of crate `attach`, which
+//! matches on [`ExportKind`], too.
 //!
 //! A new export is a module here and a line in `list!`.
 
@@ -36,11 +37,11 @@ use std::path::{Path, PathBuf};
 ///
 /// `Display` formats them as the shortest text that [`parse`](ExportOptions::parse) reads as the same options.
 pub trait ExportOptions: Clone + PartialEq + Eq + fmt::Debug + fmt::Display {
-    /// What help, completions and parsers know of the export.
+    /// The description of the export for help, completions and parsers.
     const ROW: ExportRow;
 
-    /// The rank as the export of a device that names none: of those that are possible, the export with the lowest rank is
-    /// chosen. `None`: never chosen.
+    /// The rank of the kind for a device whose description names no export: of the possible kinds, the one
+    /// with the lowest rank is chosen. `None`: never chosen.
     const DEFAULT_RANK: Option<u8> = None;
 
     /// Parses the value of `--KIND` and of the key `KIND` in a topology; empty where the value was omitted. `nbd` are the
@@ -57,7 +58,7 @@ pub trait ExportOptions: Clone + PartialEq + Eq + fmt::Debug + fmt::Display {
         self
     }
 
-    /// Where clients reach the device, as far as the options determine it: a URI or a path.
+    /// Returns the URI or path at which clients reach the device, as far as the options determine it.
     fn address(&self) -> Option<String>;
 
     /// Adapts names that were derived from the device's name.
@@ -71,13 +72,13 @@ pub trait ExportOptions: Clone + PartialEq + Eq + fmt::Debug + fmt::Display {
         Vec::new()
     }
 
-    /// Returns why a device with that stack cannot be exported like this.
+    /// Returns why a device with that stack cannot have this export; `None` if it can.
     fn refuses(&self, stack: &StackSpec) -> Option<String> {
         let _ = stack;
         None
     }
 
-    /// The files that the export creates or reads when it starts.
+    /// Returns the files that the export creates or reads when it starts.
     fn files(&self) -> Vec<ExportFile> {
         Vec::new()
     }
@@ -86,7 +87,7 @@ pub trait ExportOptions: Clone + PartialEq + Eq + fmt::Debug + fmt::Display {
 /// Why two exports exclude each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Conflict {
-    /// The key of the export that is wrong: `name`.
+    /// The key of the export that must be changed: `name`.
     pub key: &'static str,
     /// The problem, with a correction in brackets.
     pub why: String,
@@ -95,7 +96,7 @@ pub struct Conflict {
 /// A file that an export needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportFile {
-    /// The key of the export that names it: `tls-certificates`.
+    /// The key of the export whose value is the file: `tls-certificates`.
     pub key: &'static str,
     /// The file.
     pub path: PathBuf,
@@ -132,7 +133,7 @@ macro_rules! list {
             ROWS
         }
 
-        /// The exports that a device which names none can get, by preference.
+        /// Returns the exports that a device without a given export can get, by preference.
         pub fn default_exports() -> Vec<&'static ExportRow> {
             let ranks = [$(<$options as ExportOptions>::DEFAULT_RANK),*];
             let ranked = ranks.into_iter().zip(export_rows());
@@ -153,7 +154,7 @@ macro_rules! list {
                 Err(row::unknown(kind))
             }
 
-            /// The row of the export; `None` for [`ExportKind::Default`].
+            /// Returns the row of the export; `None` for [`ExportKind::Default`].
             pub fn row(&self) -> Option<&'static ExportRow> {
                 let kind = match self {
                     ExportKind::Default(_) => return None,
@@ -171,7 +172,8 @@ macro_rules! list {
                 }
             }
 
-            /// Where clients reach the device, as far as the description determines it: a URI or a path.
+            /// Returns the URI or path at which clients reach the device, as far as the description
+            /// determines it.
             pub fn address(&self) -> Option<String> {
                 match self {
                     ExportKind::Default(_) => None,
@@ -197,7 +199,7 @@ macro_rules! list {
                 }
             }
 
-            /// Returns why a device with that stack cannot be exported like this.
+            /// Returns why a device with that stack cannot have this export; `None` if it can.
             pub fn refuses(&self, stack: &StackSpec) -> Option<String> {
                 match self {
                     ExportKind::Default(_) => None,
@@ -205,7 +207,7 @@ macro_rules! list {
                 }
             }
 
-            /// The files that the export creates or reads when it starts.
+            /// Returns the files that the export creates or reads when it starts.
             pub fn files(&self) -> Vec<ExportFile> {
                 match self {
                     ExportKind::Default(options) => options.files(),
@@ -213,7 +215,7 @@ macro_rules! list {
                 }
             }
 
-            /// The value of `--KIND`; empty for [`ExportKind::Default`].
+            /// Returns the value of `--KIND`; empty for [`ExportKind::Default`].
             pub fn value(&self) -> String {
                 match self {
                     ExportKind::Default(_) => String::new(),
@@ -235,7 +237,7 @@ list!(
 );
 
 impl ExportKind {
-    /// The options that apply to NBD clients; `None` for an export of another kind.
+    /// Returns the options that apply to NBD clients; `None` for an export of another kind.
     pub fn nbd_options(&self) -> Option<&NbdOptions> {
         match self {
             ExportKind::Default(options) | ExportKind::Nbd(NbdExportSpec { options, .. }) => Some(options),

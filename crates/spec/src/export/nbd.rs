@@ -148,24 +148,24 @@ pub const NBD_EXPORT_KEYS: &[OptionRow] = &[
     OptionRow::flag("tls-verify-peer", "accept only clients with a certificate that ca-cert.pem signed"),
 ];
 
-/// How NBD clients see a device, whatever their transport.
+/// The options of an export that every transport to NBD clients has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NbdOptions {
-    /// The export name that clients ask for.
+    /// The export name that clients request.
     pub name: String,
-    /// Whether they use TLS.
+    /// The TLS settings.
     pub tls: TlsSpec,
 }
 
 impl NbdOptions {
-    /// Renames the export if it was named like the device.
+    /// Renames the export if its name is that of the device.
     pub fn device_renamed(&mut self, from: &DeviceName, to: &DeviceName) {
         if self.name == from.as_str() {
             self.name = to.to_string();
         }
     }
 
-    /// The files of TLS.
+    /// Returns the certificate files, if TLS is on.
     pub fn files(&self) -> Vec<ExportFile> {
         let Some((chain, key, authority)) = self.tls.files() else { return Vec::new() };
         let file = |path, access| ExportFile { key: "tls-certificates", path, access };
@@ -178,7 +178,7 @@ impl NbdOptions {
 /// An export to NBD clients.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NbdExportSpec {
-    /// Where the server listens.
+    /// The address at which the server listens.
     pub address: NbdAddress,
     /// The export name and TLS.
     pub options: NbdOptions,
@@ -205,7 +205,7 @@ impl ExportOptions for NbdExportSpec {
         is_kernel_device: false,
         page: "nbd-server.md",
     };
-    /// Always possible.
+    /// The export that is always possible comes last.
     const DEFAULT_RANK: Option<u8> = Some(2);
 
     fn parse(text: &str, nbd: &NbdOptions) -> Result<NbdExportSpec, SpecError> {

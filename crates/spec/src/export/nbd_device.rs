@@ -8,11 +8,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The most connections of one device: the most I/O threads of a process.
+/// The most connections of one device: the largest number of I/O threads of a process.
 const CONNECTIONS_MAX: u16 = 256;
-/// The driver keeps times in ticks of 32 bits: 2^32 at 1000 a second.
+/// The largest timeout in seconds: the driver stores times in 32-bit ticks, at up to 1000 ticks a second.
 const SECONDS_MAX: u64 = 4_000_000;
-/// The block layer's own default for a request.
+/// The default request timeout, that of the block layer.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// The default of `dead_conn_timeout`.
 const DEAD_DEFAULT: Duration = Duration::from_secs(30);
@@ -24,10 +24,10 @@ pub struct NbdDeviceSpec {
     pub number: Option<u32>,
     /// Connections, each a hardware queue in the kernel; `None`: one per I/O thread.
     pub connections: Option<u16>,
-    /// How long a request may stay unanswered before the kernel closes its connection and sends it on another one. The
-    /// requests that a killed server had received are sent again only by this.
+    /// How long a request may stay unanswered before the kernel closes its connection and sends it on
+    /// another one. Requests that a killed server had received are sent again only after this time.
     pub timeout: Duration,
-    /// How long the kernel holds requests back while no server is connected.
+    /// How long the kernel holds requests while no server is connected.
     pub dead_timeout: Duration,
     /// The block size that the kernel uses; `None`: the device's.
     pub block: Option<u32>,

@@ -28,7 +28,7 @@ pub struct NbdLimits {
     /// Connections of one peer to all exports: of an IPv4 address, an IPv6 network of 64 bits, or the user behind a Unix
     /// socket. Never 0.
     pub per_peer: u32,
-    /// A client that stops in the middle of a request for so long is disconnected; `None`: never.
+    /// A client that pauses this long in the middle of a request is disconnected; `None`: never.
     pub stall: Option<Duration>,
     /// Memory for payloads and for the data of replies.
     pub memory: Bytes,

@@ -1,4 +1,4 @@
-//! What help, completions, parsers and the reference know of an export.
+//! The description of an export for help, completions, parsers and the reference.
 
 use crate::SpecError;
 use options::OptionRow;
@@ -10,7 +10,7 @@ pub struct ExportRow {
     pub kind: &'static str,
     /// The placeholder of the flag's value.
     pub value_name: &'static str,
-    /// Whether the flag may stand without a value, and the key may be `true` or a number.
+    /// Whether the flag may be given without a value, so that the key may be `true` or a number.
     pub value_optional: bool,
     /// Whether the flag may be given several times.
     pub repeats: bool,
@@ -22,20 +22,21 @@ pub struct ExportRow {
     pub about: &'static str,
     /// A command line that works.
     pub example: &'static str,
-    /// The options that may follow in the value, behind commas.
+    /// The options that may follow the value, after commas.
     pub options: &'static [OptionRow],
-    /// Block devices of the kernel are created, so the process must not wait for memory that is written back to them.
+    /// Whether it creates a block device of the kernel, so that the process must never wait for writeback
+    /// to that device.
     pub is_kernel_device: bool,
-    /// The page of the docs about it: `nbd-server.md`.
+    /// The docs page about the export: `nbd-server.md`.
     pub page: &'static str,
 }
 
-/// The row of a kind.
+/// Returns the row of a kind.
 pub(super) fn of(kind: &str) -> Option<&'static ExportRow> {
     super::export_rows().iter().find(|row| row.kind == kind)
 }
 
-/// The error for a kind that is not in the list.
+/// Returns the error for an unknown kind.
 pub(super) fn unknown(kind: &str) -> SpecError {
     let kinds: Vec<&str> = super::export_rows().iter().map(|row| row.kind).collect();
     let near = options::did_you_mean(kind, kinds.iter().copied());

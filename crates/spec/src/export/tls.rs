@@ -44,7 +44,7 @@ impl fmt::Display for TlsMode {
 /// `server-key.pem`, `ca-cert.pem`.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct TlsSpec {
-    /// Whether clients use TLS.
+    /// Whether clients may or must use TLS.
     pub mode: TlsMode,
     /// The directory of the certificates; `None` only if the mode is off.
     pub certificates: Option<PathBuf>,

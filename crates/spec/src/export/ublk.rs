@@ -82,7 +82,7 @@ pub struct UblkSpec {
     pub depth: Option<u16>,
     /// The size of the largest request; `None`: the host's default.
     pub io_max: Option<Bytes>,
-    /// How data moves; `None`: the best mode that the driver and the stack support.
+    /// How request data is transferred; `None`: the best mode that the driver and the stack support.
     pub mode: Option<DataMode>,
     /// The policy when the server dies; `None`: the best one that the stack supports.
     pub recovery: Option<Recovery>,
@@ -94,7 +94,7 @@ pub struct UblkSpec {
     pub no_part_scan: bool,
     /// Whether one command fetches and completes many requests; `None`: the host decides.
     pub batch: Option<bool>,
-    /// A file that clients map for the data of their requests; `None`: clients share no memory.
+    /// A file that clients map as memory for the data of their requests; `None`: clients share no memory.
     pub shmem: Option<PathBuf>,
 }
 
@@ -245,7 +245,7 @@ impl ExportOptions for UblkSpec {
         is_kernel_device: true,
         page: "ublk.md",
     };
-    /// The fastest.
+    /// The fastest export comes first.
     const DEFAULT_RANK: Option<u8> = Some(0);
 
     fn parse(text: &str, _nbd: &NbdOptions) -> Result<UblkSpec, SpecError> {

@@ -172,7 +172,7 @@ impl ExportOptions for VhostUserSpec {
     }
 
     fn files(&self) -> Vec<ExportFile> {
-        // A monitor may create its socket later.
+        // The monitor may create its socket later.
         let is_created = self.mode == SocketMode::Server;
         let file = || ExportFile { key: "vhost-user", path: self.path.clone(), access: FileAccess::Create };
         is_created.then(file).into_iter().collect()

@@ -1,4 +1,4 @@
-//! Devices and exports of a topology that contradict each other.
+//! Finds devices and exports of a topology that contradict each other.
 
 use super::{DeviceSpec, ExportSpec, Problem, Topology};
 use crate::{LayerSpec, StackSpec, misplaced};
@@ -38,7 +38,7 @@ impl Topology {
         problems
     }
 
-    /// Returns the exports that refuse the stack of their device.
+    /// Returns the exports that are not possible with the stack of their device.
     fn refused_stacks(&self) -> Vec<Problem> {
         let problem = |export: &ExportSpec| {
             let device = self.devices.iter().find(|device| device.name == export.device)?;
@@ -48,7 +48,7 @@ impl Topology {
         self.exports.iter().filter_map(problem).collect()
     }
 
-    /// Returns the devices with `partscan` that have no kernel block device.
+    /// Returns the devices with `partscan` whose exports create no kernel block device.
     fn unscanned(&self) -> Vec<Problem> {
         let is_kernel = |export: &ExportSpec| export.kind.row().is_some_and(|row| row.is_kernel_device);
         let wants = |device: &&DeviceSpec| matches!(&device.stack, StackSpec::File(file) if file.partscan);
@@ -65,7 +65,7 @@ impl Topology {
         .collect()
     }
 
-    /// Returns the devices with `autosize` whose size is that of an overlay.
+    /// Returns the devices with `autosize` whose size is determined by an overlay.
     fn unfollowed(&self) -> Vec<Problem> {
         let wants = |device: &&DeviceSpec| matches!(&device.stack, StackSpec::File(file) if file.autosize);
         let lost = self.devices.iter().filter(wants).filter(|device| device.is_overlaid());

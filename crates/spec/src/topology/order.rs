@@ -1,5 +1,5 @@
-//! The order in which the devices of a topology are opened: each after the devices that its table stands on, and an origin
-//! after its snapshots, for which it copies from its first write on.
+//! Determines the order in which the devices of a topology are opened: each after the devices to which its
+//! table refers, and an origin after its snapshots, to which it must copy data from its first write on.
 
 use super::{DeviceSpec, Problem, Topology};
 use crate::{DeviceName, LineSpec, StackSpec};
@@ -27,19 +27,20 @@ impl Topology {
         self.devices.iter().enumerate().filter_map(is_one)
     }
 
-    /// The devices of this topology on which one of them stands directly, as its table names them.
+    /// Returns the devices of this topology to which the table of a device refers directly.
     pub fn stands_on(&self, device: &DeviceSpec) -> Vec<DeviceName> {
         self.below(device).map(|lower| self.devices[lower].name.clone()).collect()
     }
 
-    /// The devices of this topology that are opened before one of them: those on which it stands, and the snapshots of an origin.
+    /// Returns the devices of this topology that are opened before a device: those to which its table
+    /// refers, and the snapshots of an origin.
     pub fn opens_after(&self, device: &DeviceSpec) -> Vec<DeviceName> {
         let first = self.below(device).chain(self.snapshots(device));
         first.map(|other| self.devices[other].name.clone()).collect()
     }
 
-    /// Returns all devices, none before one that it stands on, and no origin before its snapshots. Devices that stand on
-    /// themselves come last, in any order.
+    /// Returns all devices, each after those to which its table refers, and each origin after its
+    /// snapshots. Devices of a cycle come last, in any order.
     pub fn in_order(&self) -> Vec<&DeviceSpec> {
         let mut left: Vec<usize> = (0..self.devices.len()).collect();
         let mut order = Vec::new();
@@ -59,7 +60,7 @@ impl Topology {
         }
     }
 
-    /// Returns the tables that would stand on themselves.
+    /// Returns the tables that refer to their own device, directly or through other tables.
     pub(super) fn circles(&self) -> Vec<Problem> {
         let found = (0..self.devices.len()).filter_map(|device| Some((device, self.circle(device)?)));
         found
@@ -71,7 +72,7 @@ impl Topology {
             .collect()
     }
 
-    /// Returns the names on the way from a device down to itself, which starts and ends with that device.
+    /// Returns the names of the devices of a cycle, which starts and ends with the device `from`.
     fn circle(&self, from: usize) -> Option<Vec<String>> {
         let name = |device: usize| self.devices[device].name.to_string();
         let (mut seen, mut next) = (vec![false; self.devices.len()], vec![(from, vec![name(from)])]);
@@ -90,8 +91,9 @@ impl Topology {
     }
 }
 
-/// Returns the arguments of a line that can name devices. The type of a mirror's log (`core`, `disk`), the persistence of a
-/// snapshot's store (`P`, `PO`, `N`) and the arguments after that are keywords, even if a device has such a name.
+/// Returns the arguments of a line that can be device names. The type of a mirror's log (`core`, `disk`),
+/// the persistence of a snapshot's store (`P`, `PO`, `N`) and the arguments after that are keywords, even
+/// if a device has such a name.
 fn may_name_devices(line: &LineSpec) -> Vec<String> {
     let mut arguments = line.arguments();
     match line.kind.as_str() {
@@ -102,7 +104,7 @@ fn may_name_devices(line: &LineSpec) -> Vec<String> {
     arguments
 }
 
-/// Returns the first arguments of the lines of a kind.
+/// Returns the first arguments of those lines of a device that have this kind.
 fn first_words(device: &DeviceSpec, kind: &str) -> Vec<String> {
     let StackSpec::Table(table) = &device.stack else { return Vec::new() };
     let lines = table.lines.iter().filter(|line| line.kind == kind);

@@ -1,19 +1,22 @@
-//! The part of a topology's text about one device, which another process needs to serve that device again. Without it the
-//! run directory of a process with a thousand devices would hold the whole text a thousand times.
+//! Extracts the part of a topology's text about one device, which another process needs to serve that
+//! device again. Without it the run directory of a process with a thousand devices would contain the whole
+//! text a thousand times.
 
 use super::{DeviceSpec, ExportSpec, Topology};
 use std::path::Path;
 
 impl Topology {
-    /// Returns the part of a topology's text about one device and its exports. Returns the whole text if the part would not
-    /// parse to the same device, as for a table that stands on other devices of the topology.
+    /// Returns the part of a topology's text about one device and its exports. Returns the whole text if
+    /// the part would not parse to an equal device, for example because its table refers to other devices
+    /// of the topology.
     pub fn text_of(&self, text: &str, file: &Path, device: &str) -> String {
         let part: String = blocks(text).filter(|block| is_about(block, device)).collect();
         let same = Topology::parse(&part, file).is_ok_and(|part| self.has_as(&part, device));
         if same { part } else { text.to_owned() }
     }
 
-    /// Returns whether a part holds exactly one device, with the same settings and exports, on whatever lines.
+    /// Returns whether a part describes exactly one device, with equal settings and exports, ignoring line
+    /// numbers.
     fn has_as(&self, part: &Topology, device: &str) -> bool {
         let about = |of: &Topology| {
             let specs = of.devices.iter().filter(|spec| spec.name.as_str() == device);

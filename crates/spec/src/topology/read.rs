@@ -147,7 +147,7 @@ impl Reader<'_> {
         }
         let stack = match (stack, paths) {
             (Some(StackSpec::Table(table)), paths) => {
-                // Absolute, as in tables that are loaded later, which share the files that this one has open.
+                // The base is absolute, as in tables that are loaded later, so that both share open files.
                 let base = std::path::absolute(self.base).unwrap_or_else(|_| self.base.to_owned());
                 let base = table_base.map_or(base.clone(), |folder| base.join(folder));
                 let paths = paths.unwrap_or(table.paths);
@@ -292,8 +292,8 @@ impl Reader<'_> {
         Some(ExportSpec { device, kind: kind.rooted(self.base), line })
     }
 
-    /// Reads the key of an export: a string with what its flag takes on a command line, or `true` or a number where the
-    /// flag's value may be omitted. `None`: `false`, or a value that is reported as a problem.
+    /// Reads the key of an export: a string with the value of its command line flag, or `true` or a number
+    /// where that value is optional. `None`: the value is `false`, or was reported as a problem.
     fn export_kind(
         &mut self,
         path: &str,

@@ -39,7 +39,7 @@ impl DeviceSpec {
         }
         let scheduler = scheduler_of(&self.layers);
         let below = with_scheduler(&self.layers, None);
-        // A scheduler given among the layers may be at another position and stays there.
+        // A scheduler that was given among the layers may be at another position, and stays there.
         let is_usual = with_scheduler(&below, scheduler) == self.layers;
         let layers: &[LayerSpec] = if is_usual { &below } else { &self.layers };
         if !layers.is_empty() {

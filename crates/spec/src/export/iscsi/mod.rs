@@ -13,9 +13,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The largest LUN, as LIO has it; larger ones would need another addressing method than flat space.
+/// The largest LUN, LIO's limit; larger ones would need another addressing method than flat space.
 const LUN_MAX: u16 = 16383;
-/// The longest serial number, in bytes: what initiators show of it.
+/// The longest serial number in bytes; initiators show no more of it.
 const SERIAL_LEN_MAX: usize = 36;
 
 const OPTIONS: &[OptionRow] = &[
@@ -85,7 +85,7 @@ pub enum Digests {
 
 const DIGESTS: &[(&str, Digests)] = &[("auto", Digests::Auto), ("on", Digests::On), ("off", Digests::Off)];
 
-/// Longest command descriptor blocks.
+/// Longest command descriptor blocks that the unit accepts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum CdbMax {
     /// 16 bytes.
@@ -109,15 +109,17 @@ pub struct AclSpec {
 /// An export as a logical unit of an iSCSI target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IscsiSpec {
-    /// Where the target listens.
+    /// The address at which the target listens.
     pub portal: PortalAddress,
-    /// The target; `None`: one that is named like the device.
+    /// The target; `None`: a target named after the device.
     pub target: Option<IscsiName>,
-    /// The logical unit number; `None`: the one that the device has in the group, or the first free one.
+    /// The logical unit number; `None`: the number that the device already has in the group, or else the
+    /// first free one.
     pub lun: Option<u16>,
     /// The tag of the portal group. Never 0.
     pub tag: u16,
-    /// The initiators that may use the LUN; empty: those of the group, or all.
+    /// The initiators that may use the LUN; empty: all initiators of the group, or all at all if it has no
+    /// ACLs.
     pub acls: Vec<AclSpec>,
     /// Whether all initiators may only read.
     pub read_only: bool,
@@ -167,7 +169,7 @@ impl FromStr for IscsiSpec {
             acls.push(AclSpec { initiator, read_only });
         }
         let mut options = Options::new("iscsi", OPTIONS, rest.into_iter())?;
-        // A flag of these names, without a value, is still among the options.
+        // A flag without a value that has one of these names is still among the options.
         for key in ["acl", "acl-ro"] {
             options.text(key)?;
         }

@@ -8,17 +8,17 @@ use std::str::FromStr;
 /// The longest name in bytes (RFC 7143, section 4.2.7.1).
 const LEN_MAX: usize = 223;
 
-/// The beginning of the names of targets that users do not name.
+/// The prefix of the names of targets for which the user gives no name.
 const TARGET_PREFIX: &str = "iqn.2026-11.io.blockyard:";
 
 /// The name of an iSCSI target or initiator: `iqn.2026-11.io.blockyard:disk`, `eui.02004567a425678d`,
-/// `naa.52004567ba64678d`. In lower case, as RFC 3722 normalizes names before they are compared.
+/// `naa.52004567ba64678d`. Stored in lower case, as RFC 3722 normalizes names before they are compared.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct IscsiName(String);
 
 impl IscsiName {
-    /// Returns the name of the target of a device whose export names none. Characters that iSCSI names do not
-    /// have become `-`.
+    /// Returns the target name for a device whose export gives none. Characters that iSCSI names cannot
+    /// contain become `-`.
     pub fn of_device(device: &DeviceName) -> IscsiName {
         let word = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
         let device: String = device.as_str().chars().map(word).collect();
@@ -53,7 +53,7 @@ impl FromStr for IscsiName {
     }
 }
 
-/// Returns the problem of `yyyy-mm.reversed.domain[:anything]`.
+/// Returns what is wrong with `yyyy-mm.reversed.domain[:anything]`; `None` if it is valid.
 fn qualified_problem(rest: &str) -> Option<&'static str> {
     let (date, authority) = rest.split_once('.').unwrap_or((rest, ""));
     let digits = |text: &str, len| text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -65,7 +65,7 @@ fn qualified_problem(rest: &str) -> Option<&'static str> {
     if domain.is_empty() {
         return Some("the date is not followed by a reversed domain, as in .com.example");
     }
-    // RFC 3722 allows letters of other scripts too. They are compared as they are given.
+    // RFC 3722 allows letters of other scripts, too; they are compared unchanged.
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':') || !c.is_ascii();
     let is_clean = authority.chars().all(|c| is_name(c) && !c.is_control() && !c.is_whitespace());
     if is_clean { None } else { Some("only letters, digits, -, . and : may be in it") }
@@ -77,10 +77,11 @@ fn number_problem(digits: &str, lens: &[usize]) -> Option<&'static str> {
 }
 
 impl IscsiName {
-    /// Accepts the name of an initiator as it is: initiators exist whose names have underscores or lack a date.
+    /// Accepts the name of an initiator unchanged: some initiators have names with underscores or without a
+    /// date.
     ///
     /// # Errors
-    /// It is empty, too long, or has spaces, commas or control characters.
+    /// The name is empty, too long, or contains spaces, commas or control characters.
     pub fn of_initiator(text: &str) -> Result<IscsiName, SpecError> {
         proto::iscsi::name::of_peer(text).map(IscsiName).map_err(|why| {
             SpecError::new(

@@ -34,8 +34,8 @@ impl FromStr for PortalAddress {
 }
 
 impl PortalAddress {
-    /// Formats host and port: `[::1]:3260`. A host that stands for every address becomes one at which a client
-    /// of the same machine reaches the target.
+    /// Formats host and port: `[::1]:3260`. A host that stands for every address is replaced by one at
+    /// which a client of this machine reaches the target.
     pub fn authority(&self) -> String {
         let host = match self.host.as_str() {
             "" | "::" | "::0" => "localhost".to_owned(),
