@@ -1,4 +1,4 @@
-//! A process that serves one driver: its exports, its end by a signal.
+//! Serves one driver: creates its exports, and shuts down on a signal.
 
 use attach::ublk::Origin;
 use attach::{Exports, UblkLife};
@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Requests in flight on a queue: as many as `blockyard serve` has.
+/// Requests in flight on a queue, the default of `blockyard serve`.
 const DEPTH: u16 = 128;
 
 /// Why a driver cannot be served.
@@ -31,7 +31,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A driver, and the exports to serve it by.
+/// A driver with its exports and the number of threads.
 #[derive(Clone)]
 pub struct Server {
     name: String,
@@ -59,20 +59,20 @@ impl Server {
     }
 
     /// Exports the device as a ublk device: empty for the next free number, or `N` for `/dev/ublkbN`, with the
-    /// options of `--ublk`. It takes root.
+    /// options of `--ublk`. Requires root.
     #[must_use]
     pub fn ublk(self, options: &str) -> Server {
         self.export("ublk", options)
     }
 
-    /// Exports the device by any export, with the text of its flag: see `blockyard help exports`.
+    /// Exports the device by an export of any kind. `text` is the value of its flag: see `blockyard help exports`.
     #[must_use]
     pub fn export(mut self, kind: &'static str, text: &str) -> Server {
         self.exports.push((kind, text.to_owned()));
         self
     }
 
-    /// Serves on this many threads, which call the driver at the same time. 1 if not set.
+    /// Sets the number of threads, which call the driver at the same time. The default is 1.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Server {
         self.threads = threads.max(1);
@@ -163,7 +163,7 @@ impl Server {
     }
 }
 
-/// A driver that is served.
+/// A driver that is being served.
 pub struct Running {
     name: String,
     host: Arc<Host>,
@@ -178,7 +178,7 @@ impl fmt::Debug for Running {
 }
 
 impl Running {
-    /// Kind and address of each export.
+    /// Returns the kind and address of each export.
     pub fn addresses(&self) -> &[(&'static str, String)] {
         &self.addresses
     }

@@ -169,7 +169,7 @@ impl Backend for Image {
 
     fn deleted(&self) -> Vec<PathBuf> {
         let own = self.access.file.deleted().into_iter();
-        // The image stores only the names of backing files.
+        // Only the paths of backing files are known here.
         own.chain(self.backing.iter().filter(|path| matches!(path.try_exists(), Ok(false))).cloned())
             .collect()
     }

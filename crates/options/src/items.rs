@@ -82,7 +82,7 @@ impl Options {
     /// Takes an option without a value. Returns whether it was given.
     ///
     /// # Errors
-    /// It was given with a value.
+    /// The option was given with a value.
     pub fn flag(&mut self, key: &str) -> Result<bool, SpecError> {
         match self.take(key) {
             None => Ok(false),

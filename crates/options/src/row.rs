@@ -30,12 +30,12 @@ impl OptionRow {
         OptionRow { key, form, default, about }
     }
 
-    /// The option as it is written: `direct=on|off|auto`, `ro`.
+    /// Returns the option with the form of its value: `direct=on|off|auto`, `ro`.
     pub fn usage(&self) -> String {
         if self.form.is_empty() { self.key.to_owned() } else { format!("{}={}", self.key, self.form) }
     }
 
-    /// The purpose, followed by the default in brackets where there is one.
+    /// Returns the purpose, followed by the default in brackets if the option has one.
     pub fn about_with_default(&self) -> String {
         if self.default.is_empty() {
             self.about.to_owned()
@@ -44,7 +44,7 @@ impl OptionRow {
         }
     }
 
-    /// The option as a shell completes it: `key` for a flag, `key=word` for each fixed word, and `key=` where the value is
+    /// Returns the completions of the option in a shell: `key` for a flag, `key=word` for each fixed word, and `key=` where the value is
     /// free.
     pub fn completions(&self) -> Vec<String> {
         if self.form.is_empty() {

@@ -385,7 +385,7 @@ pub(super) fn parse_bare(
 }
 
 impl StackSpec {
-    /// Returns the name of the kind: `file`, `ram`, `null`, `zero`, `error`.
+    /// Returns the name of the kind, such as `file`, `ram` or `null`.
     pub fn kind(&self) -> &'static str {
         match self {
             StackSpec::File(_) => "file",

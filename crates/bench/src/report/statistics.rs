@@ -38,7 +38,7 @@ pub(super) fn mann_whitney(first: &[f64], second: &[f64]) -> f64 {
             }
         }
     }
-    // The expected sum of ranks, doubled once more so that it is a whole number.
+    // The expected sum of ranks, times `a + b` so that it is a whole number.
     let expected = total * a;
     let distance = |sum: usize| (sum * (a + b)).abs_diff(expected);
     let counts = &ways[a];
