@@ -20,7 +20,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// Describes a failure of the command `what` on the object `name`, which is empty if no object is concerned.
-    /// `why` includes what to do about it; each of its lines becomes an error of its own.
+    /// `why` includes what to do about it; each of its lines becomes a separate error.
     pub(crate) fn new(what: &str, name: impl Display, why: impl Display) -> Failure {
         let name = name.to_string();
         let name = if name.is_empty() { name } else { format!("{name}: ") };

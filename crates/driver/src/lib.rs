@@ -1,8 +1,8 @@
 //! Block drivers in a few lines of Rust.
 //!
 //! Implement [`Driver`] (a size, `read` and `write`), and serve it with [`Server`]: over NBD to any client, and as
-//! `/dev/ublkbN` to this machine. This crate handles queues, tags, limits, unaligned requests, flushes and the final
-//! drain. A driver over a driver is a layer: see `examples/xor.rs`.
+//! `/dev/ublkbN` to this machine. This crate handles queues, tags, limits, unaligned requests, flushes and
+//! the final drain. A driver over a driver is a layer: see `examples/xor.rs`.
 //!
 //! ```no_run
 //! # use blockyard_driver::{Driver, Server};

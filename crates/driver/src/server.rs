@@ -65,7 +65,8 @@ impl Server {
         self.export("ublk", options)
     }
 
-    /// Exports the device by an export of any kind. `text` is the value of its flag: see `blockyard help exports`.
+    /// Exports the device by an export of any kind. `text` is the value of its flag: see
+    /// `blockyard help exports`.
     #[must_use]
     pub fn export(mut self, kind: &'static str, text: &str) -> Server {
         self.exports.push((kind, text.to_owned()));

@@ -7,9 +7,9 @@ use crate::words::Signature;
 /// A command.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// Its name as typed.
+    /// Name of the command, as typed.
     pub name: &'static str,
-    /// Its parameters.
+    /// Parameters of the command.
     pub signature: Signature,
     /// The text of its help.
     pub about: &'static str,

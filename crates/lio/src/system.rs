@@ -5,26 +5,26 @@ use crate::config::{Change, Config, Facts, StorageObject, TargetId};
 /// A connection of a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// Its number in the session (CID).
+    /// Connection identifier (CID), unique in the session.
     pub cid: u16,
     /// The initiator's address.
     pub address: String,
     /// The transport: `TCP`.
     pub transport: String,
-    /// Its state: `LOGGED_IN`.
+    /// State of the connection: `LOGGED_IN`.
     pub state: String,
 }
 
 /// A session of an initiator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Session {
-    /// Its number.
+    /// Number of the session.
     pub id: u64,
     /// The initiator's alias.
     pub alias: String,
     /// The initiator's name.
     pub initiator: String,
-    /// Its target.
+    /// Name of the target.
     pub target: TargetId,
     /// The tag of its portal group.
     pub tag: u16,
@@ -34,7 +34,7 @@ pub struct Session {
     pub state: String,
     /// Whether the initiator has authenticated.
     pub authenticated: bool,
-    /// Its connections.
+    /// Connections of the session.
     pub connections: Vec<Connection>,
 }
 
@@ -79,7 +79,7 @@ pub trait System {
 /// A block device of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockDevice {
-    /// Whether it is read-only.
+    /// Whether the block device is read-only.
     pub read_only: bool,
 }
 

@@ -96,7 +96,7 @@ impl Options {
     /// Takes an option with a value. Returns the value as text; `None` if the option was not given.
     ///
     /// # Errors
-    /// It was given without a value.
+    /// The option was given without a value.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, SpecError> {
         match self.take(key) {
             None => Ok(None),
@@ -110,7 +110,7 @@ impl Options {
     /// Takes an option with a value and parses it. The message of an error shows `example` as a valid value.
     ///
     /// # Errors
-    /// It was given without a value, or with one that does not parse.
+    /// The option was given without a value, or with one that does not parse.
     pub fn value<T: FromStr<Err: fmt::Display>>(
         &mut self,
         key: &str,
@@ -125,7 +125,7 @@ impl Options {
     /// Takes an option whose value is one of several words.
     ///
     /// # Errors
-    /// It was given without a value, or with another word.
+    /// The option was given without a value, or with another word.
     pub fn choice<T: Copy>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>, SpecError> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         match choices.iter().find(|(word, _)| *word == text) {

@@ -44,8 +44,8 @@ impl OptionRow {
         }
     }
 
-    /// Returns the completions of the option in a shell: `key` for a flag, `key=word` for each fixed word, and `key=` where the value is
-    /// free.
+    /// Returns the completions of the option in a shell: `key` for a flag, `key=word` for each fixed word,
+    /// and `key=` where the value is free.
     pub fn completions(&self) -> Vec<String> {
         if self.form.is_empty() {
             return vec![self.key.to_owned()];

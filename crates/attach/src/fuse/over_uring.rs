@@ -96,7 +96,7 @@ fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
 /// the kernel agreed to io_uring.
 ///
 /// # Errors
-/// A reactor failed: the mount must be removed, as its users would wait for ever.
+/// A reactor failed: the mount must be removed, as its users would wait forever.
 pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) -> Result<(), String> {
     if shared.over_io_uring() != Ok(true) {
         return Ok(());

@@ -107,7 +107,7 @@ fn policy(tag: u16, group: &Group, initiator: &str) -> Policy {
     }
 }
 
-/// LIO's rules: where authentication is required, an initiator without credentials of its own cannot log in;
+/// Applies LIO's rules: where authentication is required, an initiator without own credentials cannot log in;
 /// where it is not, an initiator that has some may still use them.
 fn authentication(LoginAuth { is_required, auth }: &LoginAuth) -> Authentication {
     match (auth.chap(), is_required) {

@@ -229,7 +229,7 @@ impl Targets {
     /// Creates a portal group, disabled, with LIO's defaults.
     ///
     /// # Errors
-    /// It exists, its target does not, or the tag is 0.
+    /// The group exists already, its target does not exist, or the tag is 0.
     pub fn create_group(&self, id: &GroupId) -> Result<(), TargetsError> {
         Ok(self.lock().tree.create_group(id)?)
     }

@@ -52,7 +52,7 @@ pub struct Tree {
 /// A target.
 #[derive(Clone, Default, Debug)]
 pub struct Target {
-    /// Its portal groups, by tag.
+    /// Portal groups of the target, by tag.
     pub groups: BTreeMap<u16, Group>,
 }
 
@@ -61,7 +61,7 @@ pub struct Target {
 pub struct Group {
     /// Whether initiators may log in.
     pub is_enabled: bool,
-    /// Its relative target port identifier (SPC-6, section 3.1), unique in this process.
+    /// Relative target port identifier (SPC-6, section 3.1), unique in this process.
     pub relative_port: u16,
     /// Attributes ([`GROUP_ATTRIBUTES`]).
     pub attributes: Settings,
@@ -69,11 +69,11 @@ pub struct Group {
     pub parameters: Settings,
     /// Authentication of initiators whose ACL sets none.
     pub auth: Auth,
-    /// Its portals, as they were given.
+    /// Portals of the group, as they were given.
     pub portals: Vec<PortalAddress>,
-    /// Its LUNs.
+    /// LUNs of the group, by number.
     pub luns: BTreeMap<u16, Lun>,
-    /// Its ACLs, by initiator.
+    /// ACLs of the group, by initiator.
     pub acls: BTreeMap<IscsiName, Acl>,
 }
 
@@ -446,7 +446,7 @@ impl Tree {
     /// Returns the attributes of a portal group or an ACL.
     ///
     /// # Errors
-    /// It does not exist, or is discovery, which has none.
+    /// The object does not exist, or is discovery, which has no attributes.
     pub fn attributes(&self, scope: &Scope) -> Result<&Settings, TreeError> {
         match scope {
             Scope::Discovery => Err(TreeError::Discovery),

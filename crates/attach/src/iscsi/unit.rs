@@ -88,7 +88,7 @@ impl Unit {
         }
     }
 
-    /// Its id.
+    /// Returns the ID of the unit: the number of its device.
     pub fn id(&self) -> UnitId {
         UnitId(self.device.number())
     }

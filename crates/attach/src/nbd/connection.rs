@@ -116,7 +116,7 @@ async fn accept(socket: &Acceptor) -> io::Result<(Plain, (Peer, i32))> {
 /// The client of a handshake.
 struct Client {
     peer: Peer,
-    /// Whether it has sent something.
+    /// Whether the client has sent something.
     spoke: Arc<AtomicBool>,
 }
 

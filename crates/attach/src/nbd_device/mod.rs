@@ -543,7 +543,7 @@ async fn reconnect(attached: Weak<Attached>) {
         tokio::time::sleep(backoff(failures)).await;
         let Some(attached) = attached.upgrade() else { return };
         if attached.closing.load(Relaxed) {
-            // A refused detach leaves the device in place, so its connections must be replaced then.
+            // A refused detach leaves the device attached, so its connections must be replaced then.
             drop(attached.changing.lock().await);
             if attached.closing.load(Relaxed) {
                 return;

@@ -16,9 +16,9 @@ pub(super) struct ModelDevice {
     /// Arguments it was connected with; `None`: it is not connected.
     pub(super) connected: Option<Connect>,
     pub(super) sockets: Vec<UnixStream>,
-    /// Whether it is mounted.
+    /// Whether the device is mounted.
     pub(super) mounted: bool,
-    /// How often it was synced.
+    /// Number of syncs.
     pub(super) synced: u32,
 }
 

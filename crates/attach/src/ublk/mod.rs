@@ -119,7 +119,7 @@ pub fn remove_orphan(run: &RunDir, record: &Record, forced: bool) -> Result<(), 
 /// is no such device.
 ///
 /// # Errors
-/// It has a live server, or is in use unless `forced`; or the driver refuses.
+/// The device has a live server, or is in use unless `forced`; or the driver refuses.
 pub fn remove_unrecorded(number: u32, forced: bool) -> Result<bool, UblkError> {
     let driver = driver()?;
     match driver.info(number) {
@@ -179,7 +179,7 @@ pub fn driver() -> Result<Driver, Unusable> {
 /// the host as soon as the kernel has the device, so that it is removed with the device if a later step fails.
 ///
 /// # Errors
-/// See [`UblkError`]. A block device that was created goes when the device is removed.
+/// See [`UblkError`]. A block device that was created stays until the device is removed.
 pub(crate) async fn export(
     exports: &Exports,
     device: &Arc<Device>,
@@ -302,7 +302,8 @@ async fn take_over(
     }
     let client_memory = client_memory(spec)?;
     let export = register(host, device, driver, info, &plan, client_memory, keep);
-    // The driver has started recovery. If a later step fails, the device stays and waits for the next attempt.
+    // The driver has started recovery. If a later step fails, the device stays and waits for the next
+    // attempt.
     export.keeps_device.store(true, Relaxed);
     export.save_record()?;
     serve(host, device, &export, plan.io_max).await?;

@@ -57,9 +57,9 @@ pub enum Invocation {
     CommandLine(Vec<String>),
     /// A topology.
     Topology {
-        /// Its whole text.
+        /// The whole text of the topology.
         text: String,
-        /// Its file, from whose directory relative paths start.
+        /// The topology file, from whose directory relative paths start.
         file: PathBuf,
     },
 }

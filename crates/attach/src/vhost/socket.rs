@@ -74,7 +74,7 @@ impl Socket {
         Ok(count > 0)
     }
 
-    /// Sends a reply, with a descriptor beside it if there is one.
+    /// Sends a reply, with a descriptor attached if one is given.
     pub(super) async fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut sent = 0;
         while sent < bytes.len() {

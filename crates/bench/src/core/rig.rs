@@ -343,7 +343,7 @@ impl Harness {
     }
 }
 
-/// Counts the requests of a turn. A function of its own, so that its instructions can be counted
+/// Counts the requests of a turn. This is a separate function, so that its instructions can be counted
 /// separately.
 #[inline(never)]
 fn statistics_of_a_turn(queue: &mut Queue<BenchRing>, now: Nanos) {

@@ -66,7 +66,7 @@ impl VirtqueueRig {
         }
     }
 
-    /// Serves a batch. A function of its own, so that its instructions can be counted separately.
+    /// Serves a batch. This is a separate function, so that its instructions can be counted separately.
     #[inline(never)]
     fn serve_virtqueue(&mut self) {
         while self.ring.pop(&mut self.chain).expect("a driver without faults") {

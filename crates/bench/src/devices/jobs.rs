@@ -10,7 +10,7 @@ use crate::tools::run;
 /// One kind of load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    /// Its name in tables and on the command line.
+    /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// fio's options for the device; empty for the job that needs a file system.
     words: &'static [&'static str],

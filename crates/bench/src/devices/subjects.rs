@@ -61,7 +61,7 @@ impl Setup {
 /// One row of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subject {
-    /// Its name in tables and on the command line.
+    /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// The row that it is compared with.
     pub(super) peer: Option<&'static str>,

@@ -45,7 +45,7 @@ const KEYS: &[(&str, &str)] = &[
 /// The load of one session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Whether it writes.
+    /// Whether the session writes rather than reads.
     pub(super) writes: bool,
     /// Bytes of each command: a multiple of 512.
     pub(super) block: u32,

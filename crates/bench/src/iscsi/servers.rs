@@ -39,7 +39,7 @@ pub(super) enum Kind {
 pub(super) const KINDS: [Kind; 3] = [Kind::Blockyard, Kind::TgtdThreads, Kind::TgtdAio];
 
 impl Kind {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Blockyard => "blockyard",
@@ -62,7 +62,7 @@ pub(super) enum Storage {
 pub(super) const STORAGES: [Storage; 2] = [Storage::Ram, Storage::File];
 
 impl Storage {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Storage::Ram => "ram",
@@ -83,7 +83,7 @@ pub(super) struct Site {
 
 /// A target that is ready.
 pub(super) struct Server {
-    /// Its kind.
+    /// Kind of the target.
     pub(super) kind: Kind,
     /// `iscsi://HOST:PORT/NAME/LUN`.
     pub(super) url: String,

@@ -10,7 +10,7 @@ use crate::tools::output;
 /// One kind of load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    /// Its name in tables and on the command line.
+    /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// fio's options for files in a file system of its own.
     words: &'static [&'static str],

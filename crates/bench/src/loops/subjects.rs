@@ -23,7 +23,7 @@ enum Setup {
 /// One row of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subject {
-    /// Its name in tables and on the command line.
+    /// Name in tables and on the command line.
     pub(super) name: &'static str,
     setup: Setup,
 }

@@ -31,7 +31,7 @@ const STARTS: usize = 5;
 pub(super) struct Facts {
     /// The server.
     pub(super) kind: Kind,
-    /// Its storage.
+    /// Storage of the server.
     pub(super) storage: Storage,
     /// Time from the start of the program to its greeting, in milliseconds; the median.
     pub(super) ready_ms: f64,

@@ -37,7 +37,7 @@ pub(super) enum Client {
 /// One job of the plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
-    /// Its name in tables and on the command line.
+    /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// The program that loads the server.
     pub(super) client: Client,

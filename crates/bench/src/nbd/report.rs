@@ -22,7 +22,7 @@ pub(super) struct Report<'a> {
     pub(super) series: &'a [Series],
     /// The servers' further costs.
     pub(super) facts: &'a [Facts],
-    /// Whether it ran in the real-time class.
+    /// Whether the run was in the real-time class.
     pub(super) realtime: bool,
 }
 

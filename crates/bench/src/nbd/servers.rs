@@ -59,7 +59,7 @@ pub(super) const STORAGES: &[Storage] =
     &[Storage::Ram, Storage::Tmpfs, Storage::Disk, Storage::DiskDirect, Storage::Qcow2, Storage::Overlay];
 
 impl Kind {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Blockyard => "blockyard",
@@ -83,7 +83,7 @@ impl Kind {
 }
 
 impl Storage {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ram => "ram",
@@ -118,13 +118,13 @@ pub(super) struct Site {
 
 /// A server that is ready.
 pub(super) struct Server {
-    /// Its kind.
+    /// Kind of the server.
     pub(super) kind: Kind,
     /// Time from the start of the program to its greeting on the socket.
     pub(super) ready: Duration,
-    /// Its socket.
+    /// Path of its Unix socket.
     pub(super) socket: PathBuf,
-    /// Its export's name.
+    /// Name of its export.
     pub(super) export: String,
     child: Child,
     files: Vec<PathBuf>,

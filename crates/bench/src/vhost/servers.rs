@@ -30,7 +30,7 @@ pub(super) const KINDS: [Kind; 5] =
     [Kind::Polling, Kind::Adaptive, Kind::Sleeping, Kind::QemuZeroes, Kind::Qemu];
 
 impl Kind {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Polling => "blockyard-poll",
@@ -76,7 +76,7 @@ pub(super) enum Storage {
 pub(super) const STORAGES: [Storage; 3] = [Storage::Null, Storage::Ram, Storage::File];
 
 impl Storage {
-    /// Its name in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Storage::Null => "null",
@@ -98,9 +98,9 @@ pub(super) struct Site {
 
 /// A server that is ready.
 pub(super) struct Server {
-    /// Its kind.
+    /// Kind of the server.
     pub(super) kind: Kind,
-    /// Its socket.
+    /// Path of its Unix socket.
     pub(super) socket: PathBuf,
     child: Child,
 }

@@ -42,7 +42,7 @@ pub(super) struct Checker {
     device: Option<Device>,
     dir: PathBuf,
     output: File,
-    /// Devices created so far; each has a name of its own.
+    /// Number of devices created so far, from which each gets a unique name.
     devices: u32,
     marks_written: usize,
 }

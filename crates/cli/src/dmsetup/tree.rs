@@ -69,7 +69,7 @@ pub(super) fn print(options: &Options, all: &[TableDevice]) -> Result<(), Refusa
     Ok(())
 }
 
-/// Draws the tree from the lowest devices up to their users.
+/// Draws the inverted tree, from the lowest devices up to their users.
 fn inverted(all: &[TableDevice], style: &Style) -> String {
     let (mut text, mut shown) = (String::new(), Vec::new());
     for device in all {

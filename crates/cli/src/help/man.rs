@@ -71,7 +71,7 @@ pub(crate) fn pages() -> io::Result<Vec<(String, String)>> {
     Ok(pages)
 }
 
-/// The section of a topic's page: 5 for the format of a file, 7 for everything else.
+/// Returns the section of a topic's page: 5 for the format of a file, 7 for everything else.
 fn section_of(topic: &Topic) -> u8 {
     if topic.name == "topology" { 5 } else { 7 }
 }
@@ -93,7 +93,7 @@ fn see_also<'a>(others: impl Iterator<Item = (&'a str, u8)>) -> String {
     format!(".SH SEE ALSO\n{}\n", all.join(",\n"))
 }
 
-/// The page of `blockyard` itself: commands and topics with their pages.
+/// Formats the page of `blockyard` itself, which lists commands and topics with their pages.
 fn overview(command: &Command, shown: &[&Command], topics: &[Topic]) -> io::Result<String> {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let mut out = Vec::new();

@@ -47,7 +47,7 @@ impl Drop for Screen {
     }
 }
 
-/// Restores the terminal. Errors are ignored: a terminal that is gone needs nothing.
+/// Restores the terminal. Errors are ignored: a closed terminal needs no restoring.
 fn restore() {
     let _ = execute!(stdout(), LeaveAlternateScreen, cursor::Show);
     let _ = disable_raw_mode();

@@ -66,9 +66,9 @@ impl Plugin {
 /// The name of a storage object: unique for a plugin.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StorageId {
-    /// Its plugin.
+    /// Plugin of the storage object.
     pub plugin: Plugin,
-    /// Its name.
+    /// Name of the storage object, unique for its plugin.
     pub name: String,
 }
 
@@ -372,9 +372,9 @@ impl Fabric {
 /// A target's key: fabric and name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TargetId {
-    /// Its fabric.
+    /// Fabric of the target.
     pub fabric: Fabric,
-    /// Its normalized name.
+    /// Normalized name of the target.
     pub wwn: String,
 }
 
@@ -390,9 +390,9 @@ pub struct Target {
 /// A portal group's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupId {
-    /// Its target.
+    /// Target of the portal group.
     pub target: TargetId,
-    /// Its tag.
+    /// Tag of the portal group.
     pub tag: u16,
 }
 
@@ -450,11 +450,11 @@ impl Group {
 /// A LUN of a portal group.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lun {
-    /// Its storage object.
+    /// Storage object behind the LUN.
     pub storage: StorageId,
     /// The name of its link in configfs; kept for saving.
     pub alias: String,
-    /// Its ALUA target port group.
+    /// ALUA target port group of the LUN.
     pub group: String,
     /// The local block device of a loopback target.
     pub node: Option<String>,

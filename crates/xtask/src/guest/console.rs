@@ -140,7 +140,7 @@ mod tests {
 
     fn watched(text: &str) -> Watcher {
         let mut watcher = Watcher::default();
-        // In pieces, as a console is read.
+        // In small chunks, as a console is read.
         for piece in text.as_bytes().chunks(7) {
             watcher.feed(piece);
         }
