@@ -67,8 +67,8 @@ fn is_iqn(text: &str) -> bool {
     let Some((date, name)) = rest.split_once('.') else { return false };
     let date = date.as_bytes();
     let is_date = matches!(date, [a, b, c, d, b'-', b'0' | b'1', e] if [a, b, c, d, e].iter().all(|x| x.is_ascii_digit()));
-    // A path could not name a node whose name contains a slash; RFC 7143 section 4.2.7.2 allows neither
-    // character.
+    // `/` and `*` have a meaning in paths, so no path could name such a node; RFC 7143 section 4.2.7.2 allows
+    // neither character.
     is_date
         && name.contains('.')
         && !text.contains(|c: char| c.is_whitespace() || c.is_control() || matches!(c, '_' | '/' | '*'))

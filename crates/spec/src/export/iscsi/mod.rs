@@ -118,8 +118,7 @@ pub struct IscsiSpec {
     pub lun: Option<u16>,
     /// The tag of the portal group. Never 0.
     pub tag: u16,
-    /// The initiators that may use the LUN; empty: all initiators of the group, or all at all if it has no
-    /// ACLs.
+    /// The initiators that may use the LUN; empty: those that the group's ACLs admit, or all if it has no ACL.
     pub acls: Vec<AclSpec>,
     /// Whether all initiators may only read.
     pub read_only: bool,
