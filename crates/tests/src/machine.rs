@@ -91,7 +91,8 @@ impl Machine {
             "-accel",
             "tcg,thread=multi",
             "-cpu",
-            "max",
+            // Newer processors take twice as long to emulate.
+            "Nehalem-v1",
             "-smp",
             "2",
         ]);

@@ -14,7 +14,7 @@ use std::time::Instant;
 const ALONE: [&str; 6] =
     ["loop_lifecycle", "loop_rules", "losetup", "memory_return", "schedulers", "sleeping"];
 /// Programs that take longest; they are started first.
-const LONG: [&str; 11] = [
+const LONG: [&str; 12] = [
     "attack",
     "vhost_machines",
     "iscsi_conformance",
