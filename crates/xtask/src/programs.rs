@@ -1,8 +1,8 @@
-//! The test programs of the workspace: builds what `cargo test` would run, and runs it in parallel.
+//! The test programs of the workspace: what cargo builds for `cargo test`, run side by side.
 //!
-//! Most test programs wait for servers and timers half of the time, so `./x test` runs one more than there
-//! are processors at once, and another job, such as the guest's suite, at the same time. Programs in
-//! [`ALONE`] measure time or count things that belong to the whole machine; they run last, one by one.
+//! Most test programs wait for servers and timers half of the time, so `./x test` runs one more than there are
+//! processors at once, and a job of another kind, such as the guest's suite, beside them. Those of [`ALONE`]
+//! measure time or count things that belong to the whole machine, and run last, one by one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Programs during which no other program may run.
+/// Programs that no other program may disturb.
 const ALONE: [&str; 6] =
     ["loop_lifecycle", "loop_rules", "losetup", "memory_return", "schedulers", "sleeping"];
-/// Programs that take longest; they are started first.
+/// Programs that take longest, which start first.
 const LONG: [&str; 12] = [
     "attack",
     "vhost_machines",
@@ -89,7 +89,7 @@ fn program(line: &str) -> Option<Program> {
 pub(crate) struct Outcome {
     /// Whether it exited with status 0.
     pub(crate) ok: bool,
-    /// Name and output of the program.
+    /// Its name and what it printed.
     pub(crate) output: String,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn run_all(
         programs.iter().partition(|program| ALONE.contains(&program.name()));
     let rank = |program: &Program| LONG.iter().position(|name| *name == program.name()).unwrap_or(LONG.len());
     let mut queue = shared;
-    // The queue is a stack: its last program starts first.
+    // The last one is taken first.
     queue.sort_by_key(|program| std::cmp::Reverse(rank(program)));
     queue.extend(first.iter().rev());
     let queue = Mutex::new(queue);

@@ -1,5 +1,5 @@
-//! The compared servers: ours, sleeping and polling, and qemu-storage-daemon. Dropping the value ends the
-//! server.
+//! The compared servers: ours, sleeping and polling, and qemu-storage-daemon. A server ends when its value is
+//! dropped.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Time limit for a server to start.
+/// Longest start of a server.
 const START: Duration = Duration::from_secs(10);
 const QEMU: &str = "qemu-storage-daemon";
 
 /// A kind of server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// Our server with `--poll`, and a driver that polls.
+    /// Ours with `--poll`, and a driver that polls.
     Polling,
-    /// Our server, and a driver that waits for interrupts.
+    /// Ours with `--poll`, and a driver that waits for interrupts.
+    Adaptive,
+    /// Ours, and a driver that waits for interrupts.
     Sleeping,
     /// qemu-storage-daemon whose null device fills the guest's memory with zeroes, as ours does.
     QemuZeroes,
@@ -30,7 +32,7 @@ pub(super) const KINDS: [Kind; 5] =
     [Kind::Polling, Kind::Adaptive, Kind::Sleeping, Kind::QemuZeroes, Kind::Qemu];
 
 impl Kind {
-    /// Returns the name in tables and on the command line.
+    /// Its name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Polling => "blockyard-poll",
@@ -41,12 +43,12 @@ impl Kind {
         }
     }
 
-    /// Returns whether the driver polls.
+    /// Whether the driver polls.
     pub(super) fn polls(self) -> bool {
         self == Kind::Polling
     }
 
-    /// Returns whether the server supports a storage.
+    /// Whether it can serve a storage.
     pub(super) fn has(self, storage: Storage) -> bool {
         match self {
             Kind::QemuZeroes => storage == Storage::Null,
@@ -64,7 +66,7 @@ impl Kind {
 /// The storage of the blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Storage {
-    /// No storage: requests complete without data.
+    /// None.
     Null,
     /// The server's own memory.
     Ram,
@@ -76,7 +78,7 @@ pub(super) enum Storage {
 pub(super) const STORAGES: [Storage; 3] = [Storage::Null, Storage::Ram, Storage::File];
 
 impl Storage {
-    /// Returns the name in tables and on the command line.
+    /// Its name in tables and on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Storage::Null => "null",
@@ -98,9 +100,9 @@ pub(super) struct Site {
 
 /// A server that is ready.
 pub(super) struct Server {
-    /// Kind of the server.
+    /// Its kind.
     pub(super) kind: Kind,
-    /// Path of its Unix socket.
+    /// Its socket.
     pub(super) socket: PathBuf,
     child: Child,
 }
@@ -110,7 +112,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Starts the server and waits until it accepts connections.
+    /// Starts it and waits until it can be connected to.
     pub(super) fn start(kind: Kind, storage: Storage, site: &Site) -> Result<Server> {
         let name = format!("{}-{}", kind.name(), storage.name());
         let (file, socket) =
@@ -134,7 +136,7 @@ impl Server {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The server accepts the next connection only after this one has ended.
+        // The next connection is served when that one has ended.
         std::thread::sleep(Duration::from_millis(100));
         Ok(server)
     }
@@ -178,8 +180,12 @@ fn blockyard(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Pa
 
 fn qemu(kind: Kind, storage: Storage, site: &Site, file: &Path, socket: &Path) -> Command {
     let node = match storage {
-        // Without read-zeroes the driver does not touch the guest's memory, which is to its advantage.
-        Storage::Null => format!("driver=null-co,node-name=disk,size={}", u64::from(site.mib) << 20),
+        // Without read-zeroes it does not touch the guest's memory, which favours it.
+        Storage::Null => format!(
+            "driver=null-co,node-name=disk,size={},read-zeroes={}",
+            u64::from(site.mib) << 20,
+            if kind == Kind::QemuZeroes { "on" } else { "off" }
+        ),
         _ => format!("driver=file,node-name=disk,aio=io_uring,filename={}", file.display()),
     };
     let export = format!(

@@ -9,20 +9,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes of marks in an environment variable; the kernel permits 128 KiB a variable.
+/// Bytes of marks in an environment variable at most; the kernel permits 128 KiB a variable.
 const MARKS_MAX: usize = 64 << 10;
 
-/// The properties of the check that all workers share.
+/// How many times the deadline a check gets that was late before: on a busy machine, where a check of many
+/// processes waits for a processor most of the time, it would be a finding otherwise.
+const PATIENCE: u32 = 3;
+
+/// What all workers have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     pub(super) command: String,
     pub(super) deadline: Duration,
-    /// Whether the state is mounted before the command runs.
+    /// The state is mounted before the command runs.
     pub(super) mounts: bool,
     /// The type of the file system, if it is known.
     pub(super) fs: Option<String>,
-    /// Whether the device is a block device.
-    pub(super) block: bool,
+    /// The kind of block device; `None`: a file.
+    pub(super) block: Option<BlockKind>,
 }
 
 /// The result of one check.
@@ -42,7 +46,7 @@ pub(super) struct Checker {
     device: Option<Device>,
     dir: PathBuf,
     output: File,
-    /// Number of devices created so far, from which each gets a unique name.
+    /// Devices created so far; each has a name of its own.
     devices: u32,
     marks_written: usize,
 }
@@ -67,7 +71,7 @@ impl Checker {
         Ok(checker)
     }
 
-    /// Returns the path of the device, which is created if the previous one was given up.
+    /// Returns the path of the device; creates it if the last was given up.
     pub(super) fn device(&mut self) -> Result<PathBuf, String> {
         if let Some(device) = &self.device {
             return Ok(device.path().to_owned());
@@ -81,20 +85,24 @@ impl Checker {
         Ok(path)
     }
 
-    /// Replaces the device's content by a state.
+    /// Makes a state the device's content.
     pub(super) fn set(&mut self, state: &State) -> Result<PathBuf, String> {
         let path = self.device()?;
         self.slot.set(state);
         if let Some(device) = &self.device {
             device.forget()?;
         }
-        // Dropping the kernel's cache may have written back data of the previous state, so the state is set
-        // again.
+        // What was written back on the way belongs to the state before.
         self.slot.set(state);
         Ok(path)
     }
 
-    /// Returns the mount point of the file system.
+    /// Returns the longest time of a check.
+    pub(super) const fn deadline(&self) -> Duration {
+        self.check.deadline
+    }
+
+    /// Returns where the file system is mounted.
     pub(super) fn mount_point(&self) -> PathBuf {
         self.dir.join("mnt")
     }
@@ -151,7 +159,7 @@ impl Checker {
             std::fs::write(&file, lines).map_err(|why| format!("{}: {why}", file.display()))?;
             self.marks_written = marks.len();
         }
-        // The variable holds the newest marks, as many as fit.
+        // The last ones, as far as they fit.
         let mut room = MARKS_MAX;
         let fits = |mark: &&crash::Mark| {
             let fits = mark.text.len() < room;

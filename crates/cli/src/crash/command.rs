@@ -9,16 +9,25 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The outcome of a check.
+/// How a check ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// The check exited with status 0.
+    /// Status 0.
     Passed,
-    /// The check failed. The reason is a predicate: "failed with status 1".
+    /// The reason, as a predicate: "failed with status 1".
     Failed(String),
 }
 
-/// Most bytes of output that are kept.
+impl Outcome {
+    /// Whether the deadline ended it.
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self, Outcome::Failed(how) if how == LATE)
+    }
+}
+
+const LATE: &str = "did not end before its deadline";
+
+/// Bytes of output that are kept.
 const OUTPUT_MAX: u64 = 8 << 10;
 
 /// The environment of a command.
@@ -38,7 +47,7 @@ pub(super) fn run(
     let mut child = command.spawn().map_err(|why| format!("/bin/sh: {why}"))?;
     let pid = Pid::from_child(&child);
     let ended = wait(pid, deadline)?;
-    // Background processes of the command are killed: they would use the device of the next state.
+    // Whatever the command left running would use the device of the next state.
     let _ = kill_process_group(pid, Signal::KILL);
     let status = child.wait().map_err(|why| why.to_string())?;
     Ok(if ended { outcome(status) } else { Outcome::Failed(LATE.to_owned()) })

@@ -9,10 +9,32 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A FUSE file, with a loop device over it if the device must be mounted.
+/// Longest time that the server of a ublk device may take to end, in milliseconds.
+const END_MAX_MS: u64 = 5000;
+
+/// A kind of block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum BlockKind {
+    /// A ublk device.
+    Ublk,
+    /// A loop device.
+    Loop,
+}
+
+impl BlockKind {
+    /// Chooses the kind of export that `serve` would choose here, among those that are block devices.
+    pub(super) fn choose() -> BlockKind {
+        let wanted = std::env::var("BLOCKYARD_EXPORT").ok();
+        match attach::block_export(wanted.as_deref()) {
+            Some("ublk") => BlockKind::Ublk,
+            _ => BlockKind::Loop,
+        }
+    }
+}
+
+/// The device that programs use.
 pub(super) struct Device {
-    // Dropped after `Device::drop`, which unbinds the loop device.
-    served: Served,
+    // Dropped first: the node, then what it needs.
     node: Option<PathBuf>,
     server: Option<Child>,
     served: Option<Served>,
@@ -34,18 +56,27 @@ pub(super) fn tool(command: &mut Command) -> Result<String, String> {
     Err(format!("{name} ended with {}: {why}", output.status))
 }
 
-/// Runs the helper process for calls that may wait for I/O on our own file.
+/// The helper process does what may wait for our own file.
 fn helper(words: &[&std::ffi::OsStr]) -> Result<String, String> {
     let mut command = Command::new("/proc/self/exe");
     tool(command.arg("loop-device").args(words))
 }
 
 impl Device {
-    /// Serves a disk as the file `path`, and with `block` as a loop device over it.
-    pub(super) fn start(path: &Path, size: u64, block: bool, disk: impl Disk) -> Result<Device, String> {
-        let mut device = Device { served: Served::start(path, size, disk)?, node: None };
-        if block {
-            let file = device.served.path().to_owned();
+    /// Serves a device as `path`: as a file, or as a block device of this kind.
+    pub(super) fn start(
+        path: &Path,
+        size: u64,
+        block: Option<BlockKind>,
+        disk: impl Disk + Clone,
+    ) -> Result<Device, String> {
+        if block == Some(BlockKind::Ublk) {
+            return Device::start_ublk(path, size, disk);
+        }
+        let served = Served::start(path, size, disk)?;
+        let file = served.path().to_owned();
+        let mut device = Device { node: None, server: None, served: Some(served), _exported: None };
+        if block.is_some() {
             let words = ["attach".as_ref(), file.as_os_str(), "any".as_ref(), "512".as_ref()];
             let answer = helper(&[&words[..], &["false".as_ref(), "false".as_ref()]].concat())?;
             device.node = Some(format!("/dev/loop{}", answer.trim()).into());
@@ -53,13 +84,36 @@ impl Device {
         Ok(device)
     }
 
-    /// Returns the path that programs open: the loop device, or else the file.
+    /// Serves the device over NBD to a server of its own, which creates the ublk device.
+    fn start_ublk(path: &Path, size: u64, disk: impl Disk + Clone) -> Result<Device, String> {
+        let exported = Exported::start(&path.with_extension("nbd"), size, disk)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let parent = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("serve").arg(format!("nbd:nbd+unix:///?socket={}", exported.socket().display()));
+        command.arg("--name").arg(format!("crash-{}-{parent}-{name}", std::process::id())).arg("--ublk");
+        let mut server =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(|why| why.to_string())?;
+        let mut line = String::new();
+        if let Some(stdout) = server.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line).map_err(|why| why.to_string())?;
+        }
+        let node = line.split_whitespace().last().filter(|node| node.starts_with("/dev/")).map(PathBuf::from);
+        // Created before an error is returned, so that the server ends.
+        let device = Device { node, server: Some(server), served: None, _exported: Some(exported) };
+        if device.node.is_none() {
+            return Err("the ublk device could not be created (the error is above; --device loop)".to_owned());
+        }
+        Ok(device)
+    }
+
+    /// Returns what programs open.
     pub(super) fn path(&self) -> &Path {
         let file = self.served.as_ref().map(Served::path);
         self.node.as_deref().or(file).unwrap_or(Path::new("/dev/null"))
     }
 
-    /// Drops the kernel's cached pages of the block device.
+    /// Drops what the kernel has cached of the block device.
     pub(super) fn forget(&self) -> Result<(), String> {
         let Some(node) = &self.node else { return Ok(()) };
         helper(&["flush-cache".as_ref(), node.as_os_str()]).map(drop)
@@ -104,7 +158,7 @@ impl Mounted {
             command.args(["-t", fs]);
         }
         if fs == Some("xfs") {
-            // XFS refuses a second file system with one UUID, which the devices of several states have.
+            // Devices of several states have one UUID.
             command.args(["-o", "nouuid"]);
         }
         tool(command.arg(device).arg(at))?;

@@ -1,4 +1,4 @@
-//! Records a workload into a log.
+//! Recording a workload.
 
 use super::base::Base;
 use super::command::{Outcome, run, tail};
@@ -48,8 +48,8 @@ pub(super) fn record(to: &Run, base: &Base, size: u64, how: &How<'_>, work: &Pat
         None
     };
     let (reader, writer) = std::io::pipe().map_err(|why| why.to_string())?;
-    // The shell duplicates the descriptor to number 3, which scripts of every shell can name.
-    let script = format!("exec 3>/dev/fd/{}\n{workload}", writer.as_raw_fd());
+    // Opened by its number, the descriptor becomes number 3, which every shell can name.
+    let script = format!("exec 3>/dev/fd/{}\n{}", writer.as_raw_fd(), how.workload);
     rustix::io::fcntl_setfd(&writer, rustix::io::FdFlags::empty()).map_err(|why| why.to_string())?;
     let marks = recorder.clone();
     let lines = Lines::new(reader).map_err(|why| why.to_string())?;

@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The run ends after this many random states in a row that were seen before.
+/// Random states in a row that were known, after which no more are expected.
 const KNOWN_MAX: u32 = 20_000;
-/// Most checks to minimise one state.
+/// Checks to minimise one state at most.
 const MINIMISE_MAX: u32 = 300;
 
 /// Limits of a run.
@@ -26,14 +26,14 @@ pub(super) struct Limits {
     pub(super) jobs: usize,
 }
 
-/// State that the workers share.
+/// What the workers share.
 struct Shared {
     explorer: Explorer,
     seen: Seen,
-    /// The results of checks by the chunks that they read: `None` if passed, else the index of the finding.
+    /// The results by what was read: whether the check passed, else the index of the finding.
     verdicts: Verdicts<Option<usize>>,
     summary: Summary,
-    /// The minimised states of the findings, each with its outcome.
+    /// The minimised states of findings with the outcome.
     causes: Vec<(State, String)>,
     known_in_a_row: u32,
     ended: Option<String>,
@@ -223,10 +223,9 @@ impl Worker<'_> {
         }
         drop(shared);
         let read = checked.read.clone();
-        let (smallest, _) = self.minimise(checker, state, checked)?;
-        // The state is checked again: a check that fails only sometimes, or was slow on a busy machine, is
-        // no finding.
-        let again = checker.check(&smallest, &format!("{}-again", self.run.name))?;
+        let (smallest, _) = self.minimise(checker, state, checked, was_late)?;
+        // A check that fails only at times, or was slow on a busy machine, would be no finding.
+        let again = checker.check_patiently(&smallest, &format!("{}-again", self.run.name))?;
         self.lock().summary.minimising += 1;
         if again.outcome == Outcome::Passed {
             self.lock().summary.unstable += 1;
@@ -238,7 +237,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Returns the finding with this outcome whose lost writes are all lost in this state, too.
+    /// Returns the finding whose lost pieces this state has lost as well, with the same outcome.
     fn known(&self, shared: &Shared, state: &State, outcome: &str) -> Option<usize> {
         let epoch = |cut: u32| {
             let before = |flush: &&crash::Flush| flush.completed.is_some_and(|done| done < cut);
@@ -295,7 +294,7 @@ impl Worker<'_> {
         problem.map_or(Ok((smallest, best)), Err)
     }
 
-    /// Adds a finding, or counts another occurrence if a worker has found its cause already.
+    /// Adds a finding, or counts it if another worker has found its cause.
     fn found(&self, checker: &mut Checker, state: &State, checked: &Checked) -> Result<usize, String> {
         let Outcome::Failed(outcome) = &checked.outcome else {
             return Err("a passed check was found".to_owned());
