@@ -116,6 +116,10 @@ fn a_finding_is_reproduced_and_attached() {
     for file in ["finding.json", "finding.txt", "output.txt", "timeline.html", "reproduce.sh"] {
         assert!(dir.join(file).exists(), "{file}");
     }
+    // The script changes to the run's directory; the check runs where it ran.
+    let run_json =
+        std::fs::read_to_string(sandbox.path("crash").join(run).join("run.json")).expect("options");
+    assert!(run_json.contains("\"dir\""), "{run_json}");
     let mut script = sandbox.command(dir.join("reproduce.sh"));
     script.env("BLOCKYARD", blockyard_tests::server::binary());
     let again = run_within(&mut script, PATIENCE);
@@ -125,6 +129,10 @@ fn a_finding_is_reproduced_and_attached() {
     let erase =
         "dd if=/dev/zero of=$DEV bs=4096 count=3 conv=notrunc status=none; cmp -n 12288 $DEV /dev/zero";
     assert!(crash(&sandbox, &["replay", &id, "--check", erase]).status.success());
+    assert_eq!(
+        crash(&sandbox, &["replay", &id, "--check", "pwd"]).ok().trim(),
+        sandbox.path(".").canonicalize().expect("it exists").display().to_string()
+    );
     assert_eq!(crash(&sandbox, &["replay", &id, "--again"]).status.code(), Some(1));
     let unknown = crash(&sandbox, &["replay", &format!("{run}-99"), "--again"]).failed();
     assert!(unknown.contains("it has no finding"), "{unknown}");

@@ -20,6 +20,8 @@ const PATIENCE: u32 = 3;
 #[derive(Clone, Debug)]
 pub(super) struct Check {
     pub(super) command: String,
+    /// Where it runs; `None`: here.
+    pub(super) dir: Option<PathBuf>,
     pub(super) deadline: Duration,
     /// The state is mounted before the command runs.
     pub(super) mounts: bool,
@@ -97,6 +99,11 @@ impl Checker {
         Ok(path)
     }
 
+    /// Returns the end of the output of the last check.
+    pub(super) fn output(&self) -> String {
+        tail(&self.output)
+    }
+
     /// Returns the longest time of a check.
     pub(super) const fn deadline(&self) -> Duration {
         self.check.deadline
@@ -139,7 +146,8 @@ impl Checker {
             }
             environment.push(("MNT", self.mount_point().into_os_string()));
         }
-        let outcome = run(&self.check.command, &environment, Some(deadline), &self.output);
+        let outcome =
+            run(&self.check.command, &environment, Some(deadline), &self.output, self.check.dir.as_deref());
         let kept = mounted.map_or(Ok(()), Mounted::unmount);
         let read = self.slot.take_read();
         if kept.is_err() {

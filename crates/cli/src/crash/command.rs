@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,17 +34,21 @@ const OUTPUT_MAX: u64 = 8 << 10;
 /// The environment of a command.
 pub(super) type Environment = Vec<(&'static str, OsString)>;
 
-/// Runs a command of the shell with a deadline; its output goes to a file.
+/// Runs a command of the shell with a deadline, in `dir` if it is given; its output goes to a file.
 pub(super) fn run(
     script: &str,
     environment: &Environment,
     deadline: Option<Duration>,
     output: &File,
+    dir: Option<&Path>,
 ) -> Result<Outcome, String> {
     let file = || output.try_clone().map(Stdio::from).map_err(|why| why.to_string());
     let mut command = Command::new("/bin/sh");
     command.args(["-c", script]).envs(environment.iter().cloned()).process_group(0);
     command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
+    if let Some(dir) = dir {
+        command.current_dir(dir);
+    }
     let mut child = command.spawn().map_err(|why| format!("/bin/sh: {why}"))?;
     let pid = Pid::from_child(&child);
     let ended = wait(pid, deadline)?;
@@ -75,6 +80,7 @@ fn wait(pid: Pid, deadline: Option<Duration>) -> Result<bool, String> {
 fn outcome(status: ExitStatus) -> Outcome {
     match (status.code(), status.signal()) {
         (Some(0), _) => Outcome::Passed,
+        (Some(127), _) => Outcome::Failed("failed with status 127 (a command was not found)".to_owned()),
         (Some(code), _) => Outcome::Failed(format!("failed with status {code}")),
         (None, Some(signal)) => Outcome::Failed(format!("was ended by signal {signal}")),
         (None, None) => Outcome::Failed(format!("ended with {status}")),

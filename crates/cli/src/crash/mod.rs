@@ -125,6 +125,7 @@ fn laboratory(args: &CrashArgs, check: &str) -> Result<ExitCode, String> {
         atomic: args.atomic,
         cache: args.cache,
         check: check.to_owned(),
+        dir: std::env::current_dir().unwrap_or_default(),
         mounts: mount_check,
         block: mount_check || args.device.is_some(),
         deadline_ms: args.deadline.as_millis() as u64,
@@ -205,6 +206,8 @@ impl Options {
     fn check(&self) -> Check {
         Check {
             command: self.check.clone(),
+            // On another machine it is run where the user is.
+            dir: self.dir.is_dir().then(|| self.dir.clone()),
             deadline: std::time::Duration::from_millis(self.deadline_ms),
             mounts: self.mounts,
             fs: self.fs.clone(),

@@ -55,7 +55,7 @@ pub(super) fn record(to: &Run, base: &Base, size: u64, how: &How<'_>, work: &Pat
     let lines = Lines::new(reader).map_err(|why| why.to_string())?;
     marks.lock().unwrap_or_else(PoisonError::into_inner).read_lines(lines);
     let lines = std::thread::spawn(move || follow(&marks));
-    let outcome = run(&script, &environment, None, &output)?;
+    let outcome = run(&script, &environment, None, &output, None)?;
     drop(writer);
     let _ = lines.join();
     if let Some(mounted) = mounted {

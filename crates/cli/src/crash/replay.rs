@@ -38,6 +38,7 @@ fn attach(id: &str, save: &Path, check: Option<&str>, again: bool) -> Result<Exi
     let mut settings = options.check();
     if let Some(check) = check {
         check.clone_into(&mut settings.command);
+        settings.dir = None;
         settings.deadline = DEADLINE;
     }
     let may_mount = rustix::process::geteuid().is_root();
@@ -45,7 +46,7 @@ fn attach(id: &str, save: &Path, check: Option<&str>, again: bool) -> Result<Exi
     let mut checker = Checker::new(settings, Arc::new(view), &work.path().join("job0"))?;
     if check.is_some() || again {
         let checked = checker.check(&state, id)?;
-        print(&checked.output);
+        print(if checked.output.is_empty() { checker.output() } else { checked.output }.as_str());
         return Ok(match checked.outcome {
             Outcome::Passed => {
                 eprintln!("{id}: the check passed");
@@ -61,7 +62,7 @@ fn attach(id: &str, save: &Path, check: Option<&str>, again: bool) -> Result<Exi
     let device = checker.set(&state)?;
     eprint!("{}", finding.text());
     print(&format!("{id} {}\n", device.display()));
-    eprintln!("Writes to it are kept in memory. Ctrl-C detaches it.");
+    eprintln!("What is written to it is dropped when it is detached, by Ctrl-C.");
     while !STOP.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -23,6 +23,9 @@ pub(super) struct Options {
     pub(super) atomic: u64,
     pub(super) cache: Option<u64>,
     pub(super) check: String,
+    /// The directory in which the check ran.
+    #[serde(default)]
+    pub(super) dir: PathBuf,
     pub(super) mounts: bool,
     pub(super) block: bool,
     pub(super) deadline_ms: u64,
