@@ -37,7 +37,7 @@ pub(crate) fn devices_below_file(
     walk.visit.0
 }
 
-/// What a walk does at one of our devices.
+/// The step of a walk at a device of this process.
 trait Visit: Sized {
     /// Returns whether the walk has found its target.
     fn device(walk: &mut Walk<'_, Self>, number: usize) -> bool;

@@ -57,7 +57,7 @@ impl<R: Ring> Queues<R> {
     /// Returns a queue, without making it take part in this turn.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the queue does not exist.
     pub fn get_mut(&mut self, id: QueueId) -> &mut Queue<R> {
         self.queues[usize::from(id.0)]
             .as_mut()
@@ -67,7 +67,7 @@ impl<R: Ring> Queues<R> {
     /// Returns a queue that gets work: it takes part in this turn.
     ///
     /// # Panics
-    /// If it does not exist.
+    /// If the queue does not exist.
     #[inline]
     pub fn touch(&mut self, id: QueueId) -> &mut Queue<R> {
         let index = usize::from(id.0);

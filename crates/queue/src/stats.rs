@@ -177,7 +177,7 @@ impl QueueStats {
         }
     }
 
-    /// What was counted so far. `now` is on the ring's clock: it closes the busy time of a queue that
+    /// Returns the counters. `now` is on the ring's clock: it closes the busy time of a queue that
     /// has requests in flight.
     pub fn snapshot(&self, now: Nanos) -> Snapshot {
         let mut snapshot = Snapshot::default();

@@ -89,11 +89,11 @@ struct Timer {
 pub struct TestRing<F = NoFiles> {
     /// The time.
     pub now: Nanos,
-    /// Its memory.
+    /// Memory of the ring's requests.
     pub memory: TestMemory,
-    /// Its files.
+    /// Files of the ring.
     pub files: F,
-    /// What it was asked to cancel, in order.
+    /// Requests that were to be cancelled, in order.
     pub cancelled: Vec<Cookie>,
     timers: Vec<Timer>,
 }

@@ -1,7 +1,7 @@
 //! Memory that is shared with another process: a memfd, mapped here for as long as a ring holds it.
 //!
-//! The other process may write to it at any time, so its bytes are never accessed as such: a ring copies from
-//! and to it, as it does with a guest's memory.
+//! The process that shares the memory may write to it at any time, so its bytes are never accessed as such: a
+//! ring copies from and to it, as it does with a guest's memory.
 
 use crate::ForeignMemory;
 use std::any::Any;

@@ -77,7 +77,7 @@ impl<S> Sockets<S> {
     /// The socket with this id.
     ///
     /// # Panics
-    /// If it does not exist: it was used after its `Closed` event.
+    /// If the socket does not exist: it was used after its `Closed` event.
     #[inline]
     #[track_caller]
     pub(crate) fn of(&mut self, id: SocketId) -> &mut S {

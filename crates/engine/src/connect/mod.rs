@@ -56,7 +56,7 @@ pub(crate) struct Remote {
     is_nbdkit: bool,
 }
 
-/// What an export is assumed to be while it cannot be reached.
+/// The assumed properties of an export while its server is unreachable.
 pub(crate) struct AssumedExport {
     pub(crate) size: Bytes,
     /// The export over another path, if known.

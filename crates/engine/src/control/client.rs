@@ -234,7 +234,7 @@ impl ControlClient {
         serde_json::from_slice(&answer).map_err(|why| self.broken(why))
     }
 
-    /// What the process serves, as text of a topology.
+    /// Returns the devices that the process serves, as text of a topology.
     ///
     /// # Errors
     /// See [`ClientError`].

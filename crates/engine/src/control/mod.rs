@@ -178,7 +178,7 @@ pub trait HostView: Send + Sync + 'static {
         Box::pin(async { Err(ControlError::Failed("its devices have no tables".to_owned())) })
     }
 
-    /// What the process serves, as text of a topology.
+    /// Returns the devices that the process serves, as text of a topology.
     fn topology(&self) -> TopologyText {
         TopologyText::default()
     }

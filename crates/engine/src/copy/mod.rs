@@ -142,7 +142,7 @@ impl Side {
     }
 }
 
-/// What a slot does.
+/// The operation of a slot in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Idle,

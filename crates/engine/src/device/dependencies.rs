@@ -5,7 +5,7 @@ use super::tree::Tree;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a tree depends on that may be, or lead to, another device of this process.
+/// The dependencies of a tree that may be, or lead to, another device of this process.
 #[derive(Default)]
 pub(crate) struct Dependencies {
     /// Devices that it uses by name.

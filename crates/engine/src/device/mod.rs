@@ -159,7 +159,7 @@ pub(crate) struct ReportedLimits {
     pub(crate) sysfs: BTreeMap<PathBuf, (u64, u64)>,
 }
 
-/// What a device consists of, which may change while it is served (see the folder `change`).
+/// The parts of a device, which may change while it is served (see the folder `change`).
 pub(crate) struct Composition {
     /// The stack, as it would be typed.
     pub(crate) stack: StackSpec,

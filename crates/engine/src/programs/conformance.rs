@@ -135,7 +135,7 @@ fn pattern(seed: u8, len: u32) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed).collect()
 }
 
-/// What the checks work on.
+/// The driver under test, with its connection.
 struct Bench {
     program: Program,
     ready: Ready,

@@ -48,7 +48,7 @@ pub struct QueueHandle {
     pub queue: QueueId,
     /// Queue depth: most front-end requests in flight.
     pub depth: u16,
-    /// What the front-end may rely on.
+    /// Properties that the front-end may rely on.
     pub facts: DeviceFacts,
     /// Counters and number of clients, shared with the control plane.
     pub counters: Arc<device::HardwareQueue>,

@@ -52,7 +52,7 @@ struct PendingStep {
     done: oneshot::Sender<()>,
 }
 
-/// What a queue will have after the change.
+/// The nodes and resources of a queue after the change.
 pub(super) struct PreparedQueue {
     stack: Prepared<KernelRing>,
     resources: RingResources,

@@ -41,7 +41,7 @@ const EVENT_POLL: Duration = Duration::from_millis(10);
 pub enum TableCall {
     /// Load a table into the inactive slot.
     Load {
-        /// Its text.
+        /// The table's lines, as typed.
         text: String,
         /// Directory that its relative paths start from.
         base: PathBuf,

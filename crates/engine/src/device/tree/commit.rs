@@ -62,7 +62,7 @@ fn at(doing: &'static str) -> impl Fn(io::Error) -> CommitError {
     move |source| CommitError::Io { doing, source }
 }
 
-/// What the device's clients do during a copy.
+/// The activity of the device's clients during a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Clients {
     /// They write on, also past the origin's end: chunks without room there are left for the last copy.

@@ -60,9 +60,9 @@ use std::sync::Arc;
 pub(crate) struct BuiltNodes {
     /// The nodes of its queue.
     pub(crate) stack: Stack<KernelRing>,
-    /// What the front-end may rely on.
+    /// Properties that the front-end may rely on.
     pub(crate) facts: DeviceFacts,
-    /// What the ring holds for it.
+    /// Files and memory that the ring holds for it.
     pub(crate) resources: RingResources,
 }
 
@@ -118,7 +118,7 @@ pub(crate) struct Rebuild {
     pub(crate) tables: PartitionTables,
 }
 
-/// What a change does to the size of an image of a cluster.
+/// The effect of a change on the size of an image of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RbdSize {
     /// The size stays as it is.
@@ -129,7 +129,7 @@ pub(crate) enum RbdSize {
     Given(Bytes),
 }
 
-/// What a change does to partition tables.
+/// The effect of a change on partition tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PartitionTables {
     /// They are not read: partitions keep their place and size.
@@ -289,7 +289,7 @@ impl Tree {
         below: Vec<Tree>,
     ) -> Result<Tree, LimitsError> {
         let mut tree = Tree::over(layer.clone(), below)?.with_extent(self.extent.clone());
-        // What a table's rules removed or forbade stays so.
+        // Properties that a table's rules removed stay removed.
         tree.profile.opaque &= self.profile.opaque;
         tree.profile.zero_copy_reads &= self.profile.zero_copy_reads;
         tree.profile.read_only |= self.profile.read_only;
@@ -447,7 +447,7 @@ impl Tree {
         match &self.element {
             Element::Backend(source) => source.backend().deleted(),
             Element::Layer(_, below) => below.iter().flat_map(Tree::deleted).collect(),
-            // The other device reports them.
+            // The other device reports its own deleted files.
             Element::Device(..) => Vec::new(),
         }
     }
