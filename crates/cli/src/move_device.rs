@@ -5,7 +5,7 @@ use crate::failure::{Failure, print};
 use crate::holder;
 use crate::listing::{block_on, client_of, run_dir};
 use crate::plan;
-use engine::change::Change;
+use engine::change::MoveRequest;
 use engine::control::ControlClient;
 use engine::spec::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -21,7 +21,7 @@ pub(crate) fn move_device(args: &MoveArgs) -> Result<ExitCode, Failure> {
     let client = client_of(&run, "move", &args.name)?;
     let failed = |why: String| Failure::new("move", &args.name, why);
     if args.cancel {
-        let done = block_on("move", client.change(&args.name, &Change::CancelMove))?;
+        let done = block_on("move", client.move_contents(&args.name, &MoveRequest::CancelMove))?;
         return done.map(|()| ExitCode::SUCCESS).map_err(|why| failed(why.to_string()));
     }
     let Some(target) = &args.target else {
@@ -30,9 +30,9 @@ pub(crate) fn move_device(args: &MoveArgs) -> Result<ExitCode, Failure> {
     let to = plan::device("move", target, &[])?.stack.to_string();
     let rate = args.rate.as_ref().map(|rate| rate.parse::<Bytes>()).transpose();
     let rate = rate.map_err(|why| Failure::usage("move", "--rate", why))?.map(|rate| rate.0.max(1));
-    let change = Change::Move { to: to.clone(), rate };
+    let change = MoveRequest::Move { to: to.clone(), rate };
     let done = block_on("move", async {
-        let moved = with_progress(&client, &args.name, client.change(&args.name, &change)).await;
+        let moved = with_progress(&client, &args.name, client.move_contents(&args.name, &change)).await;
         match moved {
             Ok(()) => Ok(()),
             Err(why) => Err(holder::with_holder(&run, why.to_string()).await),

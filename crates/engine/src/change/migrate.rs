@@ -6,7 +6,7 @@
 //! destination, and leaves the destination alone. Up to then the source has every acknowledged write: a move that
 //! fails, is cancelled or dies with the process leaves the device as it was.
 
-use crate::change::{ChangeError, blocking};
+use crate::change::{ChangeError, MoveRequest, blocking};
 use crate::device::tree::migration::{MovePlan, plan};
 use crate::device::tree::targets;
 use crate::device::{Composition, Device, MoveState};
@@ -71,8 +71,21 @@ pub(crate) fn cancel(device: &Device) -> bool {
 }
 
 impl Host {
+    /// Moves the contents of a device, and returns when that is done; or cancels a move.
+    ///
+    /// # Errors
+    /// There is no such device, the move is refused, fails or is cancelled: the device is served from its source as
+    /// before. Or there is no move to cancel.
+    pub async fn move_contents(&self, name: &str, request: MoveRequest) -> Result<(), HostError> {
+        let device = self.device(name).ok_or_else(HostError::no_device)?;
+        match request {
+            MoveRequest::Move { to, rate } => self.move_to(&device, &to, rate).await,
+            MoveRequest::CancelMove => Host::cancel_move(&device),
+        }
+    }
+
     /// Cancels the move of a device.
-    pub(crate) fn cancel_move(device: &Device) -> Result<(), HostError> {
+    fn cancel_move(device: &Device) -> Result<(), HostError> {
         match cancel(device) {
             true => Ok(()),
             false => Err(refused(libc::EINVAL, "its contents do not move")),
@@ -80,12 +93,7 @@ impl Host {
     }
 
     /// Moves the contents of a device to another stack, and returns when that is done.
-    pub(crate) async fn move_to(
-        &self,
-        device: &Arc<Device>,
-        to: &str,
-        rate: Option<u64>,
-    ) -> Result<(), HostError> {
+    async fn move_to(&self, device: &Arc<Device>, to: &str, rate: Option<u64>) -> Result<(), HostError> {
         let to: StackSpec = to.parse().map_err(|why| refused(libc::EINVAL, format!("{to}: {why}")))?;
         let lock = device.change_lock.lock().await;
         if device.is_being_removed() {

@@ -71,15 +71,6 @@ pub enum Change {
     Timeout(Option<u64>),
     /// Commit the overlay into its origin.
     Commit,
-    /// Move the contents to another stack.
-    Move {
-        /// The stack, as it would be typed, with absolute paths.
-        to: String,
-        /// Bytes to copy a second; `None`: as fast as possible.
-        rate: Option<u64>,
-    },
-    /// Cancel the move.
-    CancelMove,
     /// Hold requests until the device is resumed.
     Suspend {
         /// First let requests in flight finish, and write everything to stable storage.
@@ -112,6 +103,21 @@ pub enum Change {
     /// Hand the device over to another process; this process ends.
     #[serde(rename = "leave")]
     HandOver,
+}
+
+/// A move of a device's contents. It is no [`Change`]: it makes two, and locks the device for each of them only.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MoveRequest {
+    /// Move the contents to another stack.
+    Move {
+        /// The stack, as it would be typed, with absolute paths.
+        to: String,
+        /// Bytes to copy a second; `None`: as fast as possible.
+        rate: Option<u64>,
+    },
+    /// Cancel the move.
+    CancelMove,
 }
 
 /// Why a device is not changed.
@@ -213,9 +219,6 @@ impl Host {
     pub async fn change(&self, name: &str, change: Change) -> Result<(), HostError> {
         let device = self.device(name).ok_or_else(HostError::no_device)?;
         match &change {
-            // The device changes twice, and is not locked in between.
-            Change::Move { to, rate } => return self.move_to(&device, to, *rate).await,
-            Change::CancelMove => return Host::cancel_move(&device),
             Change::Trace(_) | Change::Slow(_) | Change::Timeout(_) => {}
             _ => migrate::check_not_moving(&device)?,
         }
@@ -321,8 +324,6 @@ impl Host {
             }
             Change::Limits { set, reset } => self.change_limits(device, &set, reset).await,
             Change::Commit => self.commit(device).await,
-            Change::Move { to, rate } => self.move_to(device, &to, rate).await,
-            Change::CancelMove => Host::cancel_move(device),
             Change::Resume => self.resume_with_inactive(device).await,
         }
     }

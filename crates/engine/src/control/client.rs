@@ -1,6 +1,6 @@
 //! The client of the control API: one request per connection.
 
-use super::{Change, ControlError, DeviceInfo, DeviceStats, TableAnswer, TableCall, Version};
+use super::{Change, ControlError, DeviceInfo, DeviceStats, MoveRequest, TableAnswer, TableCall, Version};
 use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
 use crate::control::inflight::InFlightList;
 use crate::observe::trace::TraceOptions;
@@ -200,6 +200,15 @@ impl ControlClient {
     /// See [`ClientError`].
     pub async fn change(&self, name: &str, change: &Change) -> Result<(), ClientError> {
         let body = serde_json::to_vec(change).map_err(|why| self.broken(why))?;
+        self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
+    }
+
+    /// Moves the contents of a device, which takes as long as that does; or cancels a move.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn move_contents(&self, name: &str, request: &MoveRequest) -> Result<(), ClientError> {
+        let body = serde_json::to_vec(request).map_err(|why| self.broken(why))?;
         self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
     }
 

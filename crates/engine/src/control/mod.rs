@@ -7,7 +7,7 @@
 //! GET    /devices/NAME/stats    its counters
 //! GET    /devices/NAME/inflight its requests in flight
 //! POST   /devices/NAME/trace    trace it: `TraceOptions` in, a stream of `trace::wire` frames out
-//! PATCH  /devices/NAME          change it while it is served: a `Change`
+//! PATCH  /devices/NAME          change it while it is served: a `Change` or a `MoveRequest`
 //! POST   /devices/NAME/table    query or change its table: a `TableCall`
 //! DELETE /devices/NAME          drain, flush and remove it; with ?force also while it is in use
 //! GET    /metrics               metrics for Prometheus
@@ -39,7 +39,7 @@ pub use server::serve;
 pub use stats::{DeviceStats, Latency, LayerStats, OpStats, QueueFields, children, own_times};
 
 use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
-use crate::change::Change;
+use crate::change::{Change, MoveRequest};
 use crate::control::inflight::InFlightList;
 use crate::observe::trace::TraceOptions;
 use crate::tables::{TableAnswer, TableCall};
@@ -151,6 +151,16 @@ pub trait HostView: Send + Sync + 'static {
     ///
     /// The future resolves when that is done, or with an error if nothing has changed.
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>>;
+
+    /// Moves the contents of a device, and resolves when that is done; or cancels a move.
+    fn move_contents<'a>(
+        &'a self,
+        name: &'a str,
+        request: MoveRequest,
+    ) -> BoxFuture<'a, Result<(), ControlError>> {
+        let _ = (name, request);
+        Box::pin(async { Err(ControlError::NotFound) })
+    }
 
     /// Starts a trace of a device. Returns a stream of [`trace::wire`] frames, until the trace ends or the
     /// receiver is dropped.

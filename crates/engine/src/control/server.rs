@@ -1,8 +1,8 @@
 //! The server of the control API: routes to a [`HostView`].
 
 use super::{
-    Change, ControlError, DeviceInfo, DeviceStats, Exposition, HostView, TableAnswer, TableCall, Version,
-    metrics,
+    Change, ControlError, DeviceInfo, DeviceStats, Exposition, HostView, MoveRequest, TableAnswer, TableCall,
+    Version, metrics,
 };
 use crate::apply::{ApplyAnswer, ApplyRequest, TopologyText};
 use crate::connection_slots::{ConnectionSlot, ConnectionSlots};
@@ -162,13 +162,26 @@ async fn in_flight(
     view.in_flight(&name).await.map(Json)
 }
 
+/// The body of a PATCH. The names of the variants of both types differ.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Patch {
+    Move(MoveRequest),
+    Change(Change),
+}
+
 async fn change(
     State(view): Shared,
     Path(name): Path<String>,
-    Json(change): Json<Change>,
+    Json(patch): Json<Patch>,
 ) -> Result<StatusCode, ControlError> {
     // As with a removal: once begun, it is finished.
-    let task = tokio::spawn(async move { view.change(&name, change).await });
+    let task = tokio::spawn(async move {
+        match patch {
+            Patch::Move(request) => view.move_contents(&name, request).await,
+            Patch::Change(change) => view.change(&name, change).await,
+        }
+    });
     let done = task.await.unwrap_or_else(|why| Err(ControlError::Failed(why.to_string())));
     done.map(|()| StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,7 @@
 //! [`Host`] as the control API sees it.
 
-use crate::change::Change;
 use crate::change::limits;
+use crate::change::{Change, MoveRequest};
 use crate::control::inflight::InFlightList;
 use crate::control::sample::Sampling;
 use crate::control::{BoxFuture, ControlError, Counted, DeviceInfo, HostView, QueueInfo};
@@ -58,6 +58,14 @@ impl HostView for Host {
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
         Box::pin(async move { Host::change(self, name, change).await.map_err(refusal) })
+    }
+
+    fn move_contents<'a>(
+        &'a self,
+        name: &'a str,
+        request: MoveRequest,
+    ) -> BoxFuture<'a, Result<(), ControlError>> {
+        Box::pin(async move { Host::move_contents(self, name, request).await.map_err(refusal) })
     }
 
     fn trace(self: Arc<Self>, name: &str, options: TraceOptions) -> Result<Receiver<Vec<u8>>, ControlError> {

@@ -8,7 +8,7 @@ use crate::Layer;
 use block::{Bytes, Cookie, Data, Flags, Op, Profile, Request, Sectors, Segment, Status};
 use queue::testing::TestRing;
 use queue::{Cx, Nanos, Node, NodeId, Owner, Queue, QueueConfig, QueueId, Ring, Stack, Verdict};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
@@ -34,6 +34,64 @@ pub(crate) struct Disk {
     number: usize,
     /// The first sectors of writes by constructors, in order.
     pub(crate) written: Vec<u64>,
+    /// Its power supply; disks of most tests have one of their own, which never fails.
+    power: Rc<Power>,
+    /// The previous content of sectors that were written since the last flush, in order.
+    unflushed: Vec<(usize, Vec<u8>)>,
+}
+
+/// The power supply of disks: it fails before an operation that a test chooses.
+struct Power {
+    operations: Cell<u64>,
+    limit: Cell<u64>,
+}
+
+impl Default for Power {
+    fn default() -> Power {
+        Power { operations: Cell::new(0), limit: Cell::new(u64::MAX) }
+    }
+}
+
+impl Power {
+    fn is_on(&self) -> bool {
+        self.operations.get() <= self.limit.get()
+    }
+
+    /// Counts an operation. `false`: the power is off.
+    fn count(&self) -> bool {
+        self.operations.set(self.operations.get() + 1);
+        self.is_on()
+    }
+}
+
+const SECTOR: usize = 512;
+
+impl Disk {
+    /// Remembers what a write without FUA replaces. Only disks with a limited power supply lose it.
+    fn remember(&mut self, range: std::ops::Range<usize>) {
+        if self.power.limit.get() != u64::MAX {
+            for at in range.step_by(SECTOR) {
+                self.unflushed.push((at, self.content[at..at + SECTOR].to_vec()));
+            }
+        }
+    }
+
+    /// Loses a random part of the sectors that were written since the last flush: each has any of the values it had
+    /// since then.
+    fn lose_unflushed(&mut self, random: &mut fastrand::Rng) {
+        let mut kept = std::collections::BTreeSet::new();
+        // The newest first: a sector whose newest value is kept keeps it.
+        for (at, previous) in std::mem::take(&mut self.unflushed).into_iter().rev() {
+            if kept.contains(&at) {
+                continue;
+            }
+            if random.bool() {
+                self.content[at..at + SECTOR].copy_from_slice(&previous);
+            } else {
+                kept.insert(at);
+            }
+        }
+    }
 }
 
 type Shared = Rc<RefCell<Disk>>;
@@ -49,6 +107,9 @@ impl Node<Memory> for DiskNode {
             && !status.is_ok()
         {
             return Verdict::Up(status);
+        }
+        if !disk.power.count() {
+            return Verdict::Up(Status::IoError);
         }
         let range = req.offset.0 as usize..req.end().0 as usize;
         match req.op {
@@ -67,10 +128,18 @@ impl Node<Memory> for DiskNode {
                     .flat_map(|segment| cx.ring.bytes(segment))
                     .copied()
                     .collect();
-                disk.content[range].copy_from_slice(&bytes);
+                disk.remember(range.clone());
+                disk.content[range.clone()].copy_from_slice(&bytes);
             }
-            Op::Discard | Op::WriteZeroes => disk.content[range].fill(0),
+            Op::Discard | Op::WriteZeroes => {
+                disk.remember(range.clone());
+                disk.content[range.clone()].fill(0);
+            }
+            Op::Flush => disk.unflushed.clear(),
             _ => {}
+        }
+        if req.flags.contains(Flags::FUA) {
+            disk.unflushed.retain(|(at, _)| !range.contains(at));
         }
         Verdict::Up(Status::Ok)
     }
@@ -95,6 +164,8 @@ impl Devices for TestDevices {
                     failures: VecDeque::new(),
                     number,
                     written: Vec::new(),
+                    power: Rc::default(),
+                    unflushed: Vec::new(),
                 }))
             }
         };
@@ -137,8 +208,10 @@ pub(crate) struct TestDisks(Vec<Shared>);
 
 impl TestDisks {
     fn next_failure(&mut self, device: usize) -> io::Result<()> {
-        match self.0[device].borrow_mut().failures.pop_front() {
+        let mut disk = self.0[device].borrow_mut();
+        match disk.failures.pop_front() {
             Some(status) if !status.is_ok() => Err(io::Error::from_raw_os_error(status.errno())),
+            _ if !disk.power.count() => Err(io::Error::from_raw_os_error(libc::EIO)),
             _ => Ok(()),
         }
     }
@@ -155,12 +228,16 @@ impl Disks for TestDisks {
     fn write(&mut self, device: usize, at: Bytes, from: &[u8]) -> io::Result<()> {
         self.next_failure(device)?;
         let at = at.0 as usize;
-        self.0[device].borrow_mut().content[at..at + from.len()].copy_from_slice(from);
+        let mut disk = self.0[device].borrow_mut();
+        disk.remember(at..at + from.len());
+        disk.content[at..at + from.len()].copy_from_slice(from);
         Ok(())
     }
 
     fn flush(&mut self, device: usize) -> io::Result<()> {
-        self.next_failure(device)
+        self.next_failure(device)?;
+        self.0[device].borrow_mut().unflushed.clear();
+        Ok(())
     }
 }
 
@@ -287,6 +364,36 @@ impl Harness {
     /// Returns the disks, for a test that runs background work itself.
     pub(crate) fn test_disks(&self) -> TestDisks {
         TestDisks(self.disks.clone())
+    }
+
+    /// Gives the disks one power supply, which fails after this many operations.
+    pub(crate) fn power_off_after(&self, operations: u64) {
+        let power = Rc::new(Power { operations: Cell::new(0), limit: Cell::new(operations) });
+        for disk in &self.disks {
+            disk.borrow_mut().power = power.clone();
+        }
+    }
+
+    /// Returns whether no operation was refused for the lack of power.
+    pub(crate) fn has_power(&self) -> bool {
+        self.disks[0].borrow().power.is_on()
+    }
+
+    /// Counts an operation beside those of the disks. `false`: the power is off.
+    pub(crate) fn use_power(&self) -> bool {
+        self.disks[0].borrow().power.count()
+    }
+
+    /// Returns the number of operations since the power supply was set.
+    pub(crate) fn operations(&self) -> u64 {
+        self.disks[0].borrow().power.operations.get()
+    }
+
+    /// Loses a random part of what was written to the disks since their last flushes.
+    pub(crate) fn lose_unflushed(&self, random: &mut fastrand::Rng) {
+        for disk in &self.disks {
+            disk.borrow_mut().lose_unflushed(random);
+        }
     }
 
     /// Queues a status for the next request to a disk.

@@ -34,6 +34,8 @@ mod linear;
 pub mod log_writes;
 pub mod migration;
 #[cfg(test)]
+mod migration_cut_tests;
+#[cfg(test)]
 mod migration_tests;
 mod mirror;
 mod names;
