@@ -263,14 +263,17 @@ fn iscsi_gateways_share_reservations_and_report_who_has_the_lock() {
     until(PATIENCE, || (access_state(&mut owner) == 0).then_some(())).expect("the owner is optimized");
     until(PATIENCE, || (access_state(&mut other) == 1).then_some(())).expect("the other one is not");
 
-    // A registration and a reservation at one gateway exclude initiators of the other one, at once.
+    // A registration and a reservation at one gateway exclude initiators of the other one, when that has read
+    // them: at once, unless the machine is too busy for it (docs/adr/0050-gateways-share-the-cluster.md).
     assert_eq!(reserve_out(&mut owner, 0, 0, 1), GOOD);
     assert_eq!(reserve_out(&mut owner, 1, 1, 0), GOOD);
-    assert_eq!(write_block(&mut other), CONFLICT);
+    until(PATIENCE, || (write_block(&mut other) == CONFLICT).then_some(()))
+        .expect("the other one is excluded");
     // The other gateway changes them, from the state of the first one.
     assert_eq!(reserve_out(&mut other, 0, 0, 2), GOOD);
     assert_eq!(reserve_out(&mut other, 4, 2, 1), GOOD, "a preemption");
-    assert_eq!(write_block(&mut owner), CONFLICT, "the preempted initiator cannot write");
+    until(PATIENCE, || (write_block(&mut owner) == CONFLICT).then_some(()))
+        .expect("the preempted one is excluded");
     assert_eq!(write_block(&mut other), GOOD);
     until(PATIENCE, || (access_state(&mut other) == 0).then_some(())).expect("the lock has moved");
     until(PATIENCE, || (access_state(&mut owner) == 1).then_some(())).expect("the state follows");

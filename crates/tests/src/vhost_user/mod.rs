@@ -136,17 +136,20 @@ impl FrontEnd {
     pub fn keep_inflight(&mut self, queues: u16, queue_size: u16) {
         let wanted = InflightArea { queues, queue_size, ..InflightArea::default() };
         self.send(&Request::GetInflightFd(wanted), &[]);
-        let mut bytes = [0; HEADER_LEN + InflightArea::LEN];
+        let mut head = [0; HEADER_LEN];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let room = &mut [IoSliceMut::new(&mut bytes)];
+        let room = &mut [IoSliceMut::new(&mut head)];
         let received = recvmsg(&self.stream, room, &mut control, RecvFlags::WAITALL).expect("a reply");
-        assert_eq!(received.bytes, bytes.len());
+        assert_eq!(received.bytes, head.len());
         let file = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,
         });
-        let area = InflightArea::parse(&bytes[HEADER_LEN..]).expect("an area");
+        let header = Header::parse(&head).expect("a well-formed header");
+        let mut payload = vec![0; header.len as usize];
+        self.stream.read_exact(&mut payload).expect("a payload");
+        let area = InflightArea::parse(&payload).expect("an area");
         let file = file.expect("a descriptor");
         self.done(&Request::SetInflightFd(area), &[file.as_fd()]);
         self.inflight = Some((area, file));
