@@ -6,7 +6,7 @@ use crate::listing::devices;
 use crate::process;
 use crate::targetcli::{self, Lio};
 use engine::apply::{ApplyAnswer, ApplyRequest, TopologyText};
-use engine::change::Change;
+use engine::change::{Change, MoveRequest};
 use engine::control::inflight::InFlightList;
 use engine::control::sample::Sampling;
 use engine::control::{BoxFuture, ControlError, Counted, DeviceInfo, HostView};
@@ -189,6 +189,14 @@ impl HostView for Served {
 
     fn in_flight<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<InFlightList, ControlError>> {
         HostView::in_flight(&*self.host, name)
+    }
+
+    fn move_contents<'a>(
+        &'a self,
+        name: &'a str,
+        request: MoveRequest,
+    ) -> BoxFuture<'a, Result<(), ControlError>> {
+        HostView::move_contents(&*self.host, name, request)
     }
 
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>> {
