@@ -81,7 +81,7 @@ fn a_killed_copy_resumes_where_it_was_flushed() {
     assert!(offset < 48 * MIB);
     let (ours, theirs) = (std::fs::read(&source).unwrap(), std::fs::read(&target).unwrap());
     assert!(ours[..offset as usize] == theirs[..offset as usize], "what was recorded is copied");
-    // What is before the checkpoint is not copied again.
+    // Data before the checkpoint is not copied again.
     std::fs::OpenOptions::new().write(true).open(&target).unwrap().write_all_at(&[0; 512], 0).unwrap();
     copied(&sandbox, &words[1..]);
     let theirs = std::fs::read(&target).unwrap();

@@ -1,4 +1,4 @@
-//! What is seen of iSCSI sessions (`show`, `/metrics`, the page, traces, logs), and that no secret is among it.
+//! iSCSI sessions in `show`, `/metrics`, the page, traces and logs, none of which contains a secret.
 
 use blockyard_tests::browser::Browser;
 use blockyard_tests::iscsi::initiator::Initiator;

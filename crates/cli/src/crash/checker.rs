@@ -94,7 +94,7 @@ impl Checker {
         if let Some(device) = &self.device {
             device.forget()?;
         }
-        // What was written back on the way belongs to the state before.
+        // The kernel may have written cached pages of the previous state meanwhile: the state is set again.
         self.slot.set(state);
         Ok(path)
     }

@@ -481,7 +481,7 @@ impl Session {
             Response::NopIn(pdu) => {
                 self.commands.remove(&pdu.itt);
             }
-            // What was damaged.
+            // The target rejects a PDU that was damaged on its way.
             Response::Reject(_) if self.is_damaged => {}
             Response::AsyncMessage(_) => {}
             other => return Err(format!("unexpected {other:?}")),
