@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         Command::Serve(_) | Command::TargetcliHost(_) | Command::Up(UpArgs { reload: false, .. })
     );
     let ended = run(cli.command);
+    process::wait_for_clusters();
     log::finish();
     match ended {
         Ok(code) if serves => code,

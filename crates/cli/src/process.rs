@@ -8,6 +8,9 @@ use std::io;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// How long the end of the process waits for images of clusters: one that cannot be reached does not keep it.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
 /// Sends a state (`READY=1`) to the service manager if `NOTIFY_SOCKET` is set (sd_notify(3)).
 pub(crate) fn notify(state: &str) {
     let Some(target) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -96,6 +99,14 @@ pub(crate) fn serve_the_kernel() {
 pub(crate) fn let_go_when_stuck() {
     if attach::ublk::is_stuck() {
         let _ = leave_outputs();
+    }
+}
+
+/// Waits until images of clusters are closed, which happens on threads of librbd: at the end of the process its
+/// destructors must not meet them.
+pub(crate) fn wait_for_clusters() {
+    if !engine::host::wait_for_clusters(CLOSE_LIMIT) {
+        tracing::warn!("an image of a cluster could not be closed in {} s", CLOSE_LIMIT.as_secs());
     }
 }
 

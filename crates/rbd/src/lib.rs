@@ -24,4 +24,4 @@ mod sys;
 
 pub use device::{Cache, Rbd, RbdError, RbdSpec};
 pub use node::RbdNode;
-pub use sys::{Declaration, Library, LibraryError, declarations, values};
+pub use sys::{Declaration, Library, LibraryError, declarations, values, wait_until_closed};

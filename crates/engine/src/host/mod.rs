@@ -10,6 +10,7 @@ mod removal;
 
 pub use error::{HostError, HostErrorKind};
 pub use export::{Export, Handover};
+pub use rbd::wait_until_closed as wait_for_clusters;
 
 use crate::device::tree::{OpenContext, SourcePool};
 use crate::device::{Device, DeviceConfig};

@@ -3,6 +3,7 @@
 use super::api::{
     EVENT_TYPE_EVENTFD, FEATURE_EXCLUSIVE_LOCK, Functions, Handle, IMAGE_OPTION_ORDER, LOCK_MODE_EXCLUSIVE,
 };
+use super::connections::{CONNECTIONS, Connection};
 use super::flights::Mailboxes;
 use super::library::Library;
 use rustix::event::{EventfdFlags, eventfd};
@@ -54,6 +55,8 @@ struct Cluster {
     functions: &'static Functions,
     rados: Handle,
     pool: Handle,
+    /// Dropped last.
+    _connection: Connection,
 }
 
 impl Drop for Cluster {
@@ -114,7 +117,7 @@ impl Image {
         let cluster = unsafe {
             let created = (functions.rados_create2)(&raw mut rados, c"ceph".as_ptr(), user.as_ptr(), 0);
             check("creating a client", created)?;
-            Cluster { functions, rados, pool: null_mut() }
+            Cluster { functions, rados, pool: null_mut(), _connection: CONNECTIONS.open() }
         };
         let mut cluster = cluster;
         // SAFETY: the handle is open, and the strings are valid during the calls.

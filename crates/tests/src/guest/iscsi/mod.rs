@@ -155,6 +155,7 @@ impl Node {
         let before = sessions();
         self.record(&["--login"]).ok();
         let path = sessions().into_iter().find(|session| !before.contains(session)).expect("a new session");
+        keep_awake(&path);
         let disk = until(PATIENCE, || disk_of(&path)).expect("the session has a disk");
         let session = Session { path, disk: Disk::at(disk) };
         until(PATIENCE, || (!session.disk.is_empty()).then_some(())).expect("it has a size");
@@ -172,6 +173,21 @@ fn sessions() -> Vec<PathBuf> {
     paths
 }
 
+/// Disables runtime power management of a session's target. Linux 7.3 warns about its own work queues (`iscsi_ctrl`
+/// is flushing `pm_runtime_work`) if that has work left when the initiator logs out.
+fn keep_awake(session: &Path) {
+    let control = |target: &PathBuf| target.join("power/control");
+    let target = until(PATIENCE, || targets_of(session).into_iter().find(|target| control(target).exists()));
+    std::fs::write(control(&target.expect("the session has a target")), "on").expect("root may");
+}
+
+/// Returns the folders of a session's SCSI targets.
+fn targets_of(session: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(session.join("device")).into_iter().flatten().flatten();
+    let targets = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("target"));
+    targets.map(|target| target.path()).collect()
+}
+
 /// Returns the state of a session, by its folder in sysfs.
 fn state_of(session: &Path) -> String {
     std::fs::read_to_string(session.join("state")).unwrap_or_default().trim().to_owned()
@@ -185,9 +201,7 @@ fn disk_of(session: &Path) -> Option<PathBuf> {
 /// Returns the nodes of a session's disks.
 fn disks_of(session: &Path) -> Vec<PathBuf> {
     let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
-    let targets = entries(session.join("device"));
-    let targets = targets.filter(|entry| entry.file_name().to_string_lossy().starts_with("target"));
-    let units = targets.flat_map(|target| entries(target.path()));
+    let units = targets_of(session).into_iter().flat_map(entries);
     let disks = units.flat_map(|unit| entries(unit.path().join("block")));
     // The class's link to a disk appears later.
     let known = disks.filter(|disk| Path::new("/sys/block").join(disk.file_name()).join("size").exists());
