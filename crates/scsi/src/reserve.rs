@@ -15,7 +15,9 @@ use crate::sanitize::Sanitize;
 use crate::sense::{Key, Sense};
 use crate::{Begin, LogicalUnit, Nexus, Outcome};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 /// Store for the image of reservations that survive a power loss (APTPL).
 pub trait AptplStore: Send + Sync {
@@ -25,9 +27,10 @@ pub trait AptplStore: Send + Sync {
     /// The image was not stored; the command that changed the reservations then fails without effect.
     fn store(&self, image: Option<&str>) -> io::Result<()>;
 
-    /// Returns whether other servers of the unit also change the image; if so, all registrations persist.
-    fn is_shared(&self) -> bool {
-        false
+    /// Returns how long an image that was read may be relied on, if other servers of the unit change it as
+    /// well; all registrations persist then.
+    fn valid_for(&self) -> Option<Duration> {
+        None
     }
 
     /// Returns the stored image of a shared store. May block.
@@ -46,8 +49,11 @@ pub trait AptplStore: Send + Sync {
         Ok(())
     }
 
-    /// Admits other servers again. If `changed` is set, waits until they have adopted the image. May block.
-    fn end(&self, _changed: bool) {}
+    /// Admits other servers again. May block.
+    fn end(&self) {}
+
+    /// Waits until no other server relies on an older image. May block.
+    fn await_others(&self) {}
 }
 
 /// Reservations, access states, and the store of reservations.
@@ -58,10 +64,19 @@ pub(crate) struct Guards {
     store: Mutex<Option<Arc<dyn AptplStore>>>,
     /// Held while PERSISTENT RESERVE OUT computes, stores and enforces the next state.
     order: Mutex<()>,
+    validity: Validity,
     /// Results of EXTENDED COPY.
     pub(crate) copies: CopyResults,
     /// State of the sanitize operation.
     pub(crate) sanitize: Arc<Sanitize>,
+}
+
+/// How long the reservations of a shared store may be relied on.
+#[derive(Default)]
+struct Validity {
+    is_limited: AtomicBool,
+    /// `None`: they were not read since the store was set.
+    until: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for Guards {
@@ -78,7 +93,18 @@ impl LogicalUnit {
     /// Sets the store for reservations that survive a power loss. Without a store APTPL is refused, and not
     /// reported as supported.
     pub fn set_aptpl_store(&self, store: Option<Arc<dyn AptplStore>>) {
+        let is_limited = store.as_ref().is_some_and(|store| store.valid_for().is_some());
         *lock(&self.guards.store) = store;
+        *lock(&self.guards.validity.until) = None;
+        self.guards.validity.is_limited.store(is_limited, Ordering::Release);
+    }
+
+    /// Returns whether another server of the unit may have changed the reservations so long ago that its
+    /// initiator relies on the change. Commands must not begin before [`LogicalUnit::refresh_reservations`].
+    #[inline]
+    pub fn is_outdated(&self) -> bool {
+        self.guards.validity.is_limited.load(Ordering::Acquire)
+            && lock(&self.guards.validity.until).is_none_or(|until| Instant::now() > until)
     }
 
     /// Returns the reservations, for display and storage.
@@ -92,20 +118,24 @@ impl LogicalUnit {
         self.enforce();
     }
 
-    /// Puts reservations into force that another server of the unit has stored, unless a command is
-    /// changing them. May block.
+    /// Puts reservations into force that another server of the unit has stored. Waits for a command that
+    /// changes them. May block.
     ///
     /// # Errors
     /// The stored reservations cannot be read.
     pub fn refresh_reservations(&self) -> io::Result<()> {
         let Some(store) = self.shared_store() else { return Ok(()) };
         // An image that is read while a command stores its change could be older than the change.
-        let _order = match self.guards.order.try_lock() {
-            Ok(order) => order,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(()),
-        };
+        let _order = lock(&self.guards.order);
+        self.load_reservations(&*store)
+    }
+
+    /// Puts the stored reservations of a shared store into force.
+    fn load_reservations(&self, store: &dyn AptplStore) -> io::Result<()> {
+        // A change that is stored from now on may be missing.
+        let begun = Instant::now();
         self.adopt_reservations(store.load()?);
+        *lock(&self.guards.validity.until) = store.valid_for().map(|time| begun + time);
         Ok(())
     }
 
@@ -209,7 +239,7 @@ impl LogicalUnit {
     }
 
     fn shared_store(&self) -> Option<Arc<dyn AptplStore>> {
-        lock(&self.guards.store).clone().filter(|store| store.is_shared())
+        lock(&self.guards.store).clone().filter(|store| store.valid_for().is_some())
     }
 
     fn can_persist(&self) -> bool {
@@ -314,22 +344,24 @@ impl StoreReservations {
     /// Executes the command. Blocks while the image is stored, so it must not run on a reactor's thread.
     pub fn run(&self) -> Outcome {
         let unit = self.nexus.unit();
-        let _order = lock(&unit.guards.order);
+        let order = lock(&unit.guards.order);
         let Some(shared) = unit.shared_store() else { return self.run_alone(unit) };
         let failed = || self.nexus.finish(Sense::new(Key::HardwareError, 0x44, 0x00).into());
         if shared.begin().is_err() {
             return failed();
         }
-        match shared.load() {
-            Ok(stored) => unit.adopt_reservations(stored),
-            Err(_) => {
-                shared.end(false);
-                return failed();
-            }
+        if unit.load_reservations(&*shared).is_err() {
+            shared.end();
+            return failed();
         }
         let before = unit.reservations();
         let outcome = self.run_alone(unit);
-        shared.end(unit.reservations() != before);
+        shared.end();
+        let has_changed = unit.reservations() != before;
+        drop(order);
+        if has_changed {
+            shared.await_others();
+        }
         outcome
     }
 

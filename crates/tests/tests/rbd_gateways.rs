@@ -220,9 +220,14 @@ fn an_osd_killed_and_restarted_makes_requests_wait_and_continue() {
 const GOOD: u8 = 0x00;
 const CONFLICT: u8 = 0x18;
 
-/// PERSISTENT RESERVE OUT: REGISTER, RESERVE and PREEMPT, the last two for write exclusive.
-fn reserve_out(session: &mut Initiator, action: u8, key: u64, action_key: u64) -> u8 {
-    let cdb = [0x5F, action, u8::from(action != 0), 0, 0, 0, 0, 0, 24, 0];
+/// Types of reservations.
+const WRITE_EXCLUSIVE: u8 = 1;
+const EXCLUSIVE_ACCESS: u8 = 3;
+
+/// PERSISTENT RESERVE OUT: REGISTER (`kind` 0), RESERVE (1), RELEASE (2) and PREEMPT (4).
+fn reserve_out(session: &mut Initiator, action: u8, kind: u8, key: u64, action_key: u64) -> u8 {
+    session.attentions(0);
+    let cdb = [0x5F, action, kind, 0, 0, 0, 0, 0, 24, 0];
     let mut list = [0; 24];
     list[..8].copy_from_slice(&key.to_be_bytes());
     list[8..16].copy_from_slice(&action_key.to_be_bytes());
@@ -240,6 +245,12 @@ fn access_state(session: &mut Initiator) -> u8 {
 fn write_block(session: &mut Initiator) -> u8 {
     session.attentions(0);
     session.command(0, &[0x2A, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 512], 0).expect("an answer").status
+}
+
+/// READ(10) of a block.
+fn read_block(session: &mut Initiator) -> u8 {
+    session.attentions(0);
+    session.command(0, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], 512).expect("an answer").status
 }
 
 #[test]
@@ -263,19 +274,25 @@ fn iscsi_gateways_share_reservations_and_report_who_has_the_lock() {
     until(PATIENCE, || (access_state(&mut owner) == 0).then_some(())).expect("the owner is optimized");
     until(PATIENCE, || (access_state(&mut other) == 1).then_some(())).expect("the other one is not");
 
-    // A registration and a reservation at one gateway exclude initiators of the other one, when that has read
-    // them: at once, unless the machine is too busy for it (docs/adr/0050-gateways-share-the-cluster.md).
-    assert_eq!(reserve_out(&mut owner, 0, 0, 1), GOOD);
-    assert_eq!(reserve_out(&mut owner, 1, 1, 0), GOOD);
-    until(PATIENCE, || (write_block(&mut other) == CONFLICT).then_some(()))
-        .expect("the other one is excluded");
+    // A registration and a reservation at one gateway exclude initiators of the other one at once.
+    assert_eq!(reserve_out(&mut owner, 0, 0, 0, 1), GOOD);
+    assert_eq!(reserve_out(&mut owner, 1, WRITE_EXCLUSIVE, 1, 0), GOOD);
+    assert_eq!(write_block(&mut other), CONFLICT);
     // The other gateway changes them, from the state of the first one.
-    assert_eq!(reserve_out(&mut other, 0, 0, 2), GOOD);
-    assert_eq!(reserve_out(&mut other, 4, 2, 1), GOOD, "a preemption");
-    until(PATIENCE, || (write_block(&mut owner) == CONFLICT).then_some(()))
-        .expect("the preempted one is excluded");
+    assert_eq!(reserve_out(&mut other, 0, 0, 0, 2), GOOD);
+    assert_eq!(reserve_out(&mut other, 4, WRITE_EXCLUSIVE, 2, 1), GOOD, "a preemption");
+    assert_eq!(write_block(&mut owner), CONFLICT);
     assert_eq!(write_block(&mut other), GOOD);
     until(PATIENCE, || (access_state(&mut other) == 0).then_some(())).expect("the lock has moved");
     until(PATIENCE, || (access_state(&mut owner) == 1).then_some(())).expect("the state follows");
+
+    // A gateway that was stopped reads the reservations before it executes a command.
+    assert_eq!(read_block(&mut owner), GOOD);
+    let stopped = one.server.as_ref().expect("our own server");
+    stopped.freeze();
+    assert_eq!(reserve_out(&mut other, 2, WRITE_EXCLUSIVE, 2, 0), GOOD);
+    assert_eq!(reserve_out(&mut other, 1, EXCLUSIVE_ACCESS, 2, 0), GOOD);
+    stopped.signal(Signal::CONT);
+    assert_eq!(read_block(&mut owner), CONFLICT);
     assert!(image.rbd(&["image-meta", "ls", "rbd/gw-iscsi"]).contains("blockyard.reservations"));
 }

@@ -6,8 +6,8 @@
 //! image's exclusive lock: active/optimized while this gateway holds it, else active/non-optimized, where a
 //! write acquires the lock.
 //!
-//! A gateway that is stopped or cut off adopts no changes meanwhile. Its writes fail, because another
-//! gateway takes the lock away, but its reads do not.
+//! A gateway that has not read the reservations for longer than [`VALIDITY`], because it was stopped, cut
+//! off or busy, reads them before it begins another command.
 
 use super::unit::Unit;
 use engine::device::Device;
@@ -19,7 +19,9 @@ use std::time::Duration;
 
 /// How often a gateway reads the reservations.
 const PERIOD: Duration = Duration::from_millis(250);
-/// How long a command waits for other gateways: two periods, and the time of a read.
+/// How long a gateway relies on reservations that it has read.
+const VALIDITY: Duration = Duration::from_millis(600);
+/// How long a command waits for other gateways: longer than they rely on older reservations.
 const ADOPTION: Duration = Duration::from_millis(800);
 /// LIO's attribute of a group's access state.
 const ACCESS_STATE: &str = "alua_access_state";
@@ -51,8 +53,8 @@ impl AptplStore for SharedStore {
         image.set_shared_text(text).map_err(io::Error::other)
     }
 
-    fn is_shared(&self) -> bool {
-        true
+    fn valid_for(&self) -> Option<Duration> {
+        Some(VALIDITY)
     }
 
     fn load(&self) -> io::Result<Option<Reservations>> {
@@ -66,13 +68,14 @@ impl AptplStore for SharedStore {
         image.lock_shared_text().map_err(io::Error::other)
     }
 
-    fn end(&self, changed: bool) {
+    fn end(&self) {
         if let Some(image) = self.0.rbd_image() {
             image.unlock_shared_text();
         }
-        if changed {
-            std::thread::sleep(ADOPTION);
-        }
+    }
+
+    fn await_others(&self) {
+        std::thread::sleep(ADOPTION);
     }
 }
 

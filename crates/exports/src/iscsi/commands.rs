@@ -140,16 +140,21 @@ impl Front {
     fn begin_in_order(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let task = self.tasks.of_mut(id);
         task.phase = Phase::Begun;
-        let (session, attribute) = (task.session, task.attribute);
+        let (index, attribute) = (task.session, task.attribute);
         let lun = Lun(task.lun_field.to_be_bytes());
-        let Some(session) = self.sessions.get_mut(session as usize).and_then(Option::as_mut) else { return };
+        let Some(session) = self.sessions.get_mut(index as usize).and_then(Option::as_mut) else { return };
         if let Some(unit_index) = session.find(lun)
             && let Some(unit) = session.lun_mut(unit_index)
         {
             task.lun = unit_index;
             unit.tasks += 1;
+            let is_outdated = !unit.is_refreshing && unit.nexus.unit().is_outdated();
+            unit.is_refreshing |= is_outdated;
             if !unit.may_begin(id, attribute) {
                 task.phase = Phase::Ordered;
+                if is_outdated {
+                    self.refresh(index, unit_index);
+                }
                 return;
             }
             task.running = true;
@@ -489,17 +494,28 @@ impl Front {
     /// Begins waiting tasks of the LUNs in `kicks`, as far as their task attributes permit.
     pub(super) fn begin_waiting(&mut self, turn: &mut Turn<'_>) {
         for (session, lun) in std::mem::take(&mut self.kicks) {
-            loop {
-                let tasks = &self.tasks;
-                let unit = self.sessions.get_mut(session as usize).and_then(Option::as_mut);
-                let unit = unit.and_then(|session| session.lun_mut(lun));
-                let next = unit.and_then(|unit| unit.next_waiting(|id| tasks.of(id).attribute));
-                let Some(id) = next else { break };
-                let task = self.tasks.of_mut(id);
-                (task.phase, task.running) = (Phase::Begun, true);
-                self.begin_command(id, turn);
-                self.advance(id, turn);
+            self.begin_waiting_of(session, lun, 0, turn);
+        }
+    }
+
+    /// Begins waiting tasks of a LUN. The unit's reservations have just been read for those that arrived before
+    /// `refreshed`.
+    pub(super) fn begin_waiting_of(&mut self, session: u32, lun: u16, refreshed: u64, turn: &mut Turn<'_>) {
+        loop {
+            let tasks = &self.tasks;
+            let unit = self.sessions.get_mut(session as usize).and_then(Option::as_mut);
+            let Some(unit) = unit.and_then(|session| session.lun_mut(lun)) else { return };
+            let Some(first) = unit.waiting().next() else { return };
+            if tasks.of(first).arrival >= refreshed && !unit.is_refreshing && unit.nexus.unit().is_outdated()
+            {
+                unit.is_refreshing = true;
+                return self.refresh(session, lun);
             }
+            let Some(id) = unit.next_waiting(|id| tasks.of(id).attribute) else { return };
+            let task = self.tasks.of_mut(id);
+            (task.phase, task.running) = (Phase::Begun, true);
+            self.begin_command(id, turn);
+            self.advance(id, turn);
         }
     }
 

@@ -41,6 +41,8 @@ pub(super) enum Mail {
     Aborted { token: u64 },
     /// Reservations were stored for the task with this number and order of arrival.
     Stored { id: u32, arrival: u64, outcome: Box<Outcome> },
+    /// The reservations of a LUN were read, or could not be, for its tasks that arrived before `refreshed`.
+    Refreshed { unit: Arc<LogicalUnit>, session: u32, lun: u16, refreshed: u64, is_ok: bool },
 }
 
 /// Unread messages to a front-end.

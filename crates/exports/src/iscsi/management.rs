@@ -374,6 +374,11 @@ impl Front {
                 }
                 Mail::Abort { scope: Scope::Target(target), .. } => self.end_target(&target, turn),
                 Mail::Stored { id, arrival, outcome } => self.stored(id, arrival, outcome, turn),
+                Mail::Refreshed { unit, session, lun, refreshed, is_ok } => {
+                    if self.is_refreshing(session, lun, &unit) {
+                        self.refreshed((session, lun), refreshed, is_ok, turn);
+                    }
+                }
                 Mail::Aborted { token } => {
                     let waiting = self.management.iter_mut().find(|waiting| waiting.token == token);
                     if let Some(waiting) = waiting {

@@ -30,8 +30,10 @@ pub(super) struct LunEntry {
     running: u32,
     /// Whether one of the running tasks is ORDERED.
     barrier: bool,
-    /// Tasks that wait for others, in order of arrival.
+    /// Tasks that wait for others or for the refresh, in order of arrival.
     waiting: VecDeque<TaskId>,
+    /// Whether the unit's reservations are being read again; no task begins meanwhile.
+    pub(super) is_refreshing: bool,
 }
 
 impl LunEntry {
@@ -42,6 +44,7 @@ impl LunEntry {
     #[inline]
     pub(super) fn may_begin(&mut self, id: TaskId, attribute: TaskAttribute) -> bool {
         let free = match attribute {
+            _ if self.is_refreshing => false,
             TaskAttribute::HeadOfQueue => true,
             TaskAttribute::Ordered => self.waiting.is_empty() && self.running == 0,
             TaskAttribute::Untagged | TaskAttribute::Simple | TaskAttribute::Aca => {
@@ -72,10 +75,15 @@ impl LunEntry {
         !self.waiting.is_empty()
     }
 
+    /// Returns the tasks that wait, in order of arrival.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = TaskId> + '_ {
+        self.waiting.iter().copied()
+    }
+
     /// Returns the next task that may begin, and counts it as running. `attribute_of` returns a task's
     /// attribute.
     pub(super) fn next_waiting(&mut self, attribute_of: impl Fn(TaskId) -> TaskAttribute) -> Option<TaskId> {
-        let first = *self.waiting.front()?;
+        let first = *self.waiting.front().filter(|_| !self.is_refreshing)?;
         let attribute = attribute_of(first);
         let free = match attribute {
             TaskAttribute::Ordered => self.running == 0,
@@ -235,6 +243,7 @@ impl Session {
                 running: 0,
                 barrier: false,
                 waiting: VecDeque::new(),
+                is_refreshing: false,
             };
             match self.luns.iter().position(Option::is_none) {
                 Some(free) => self.luns[free] = Some(entry),

@@ -6,6 +6,7 @@ use crate::reservation::Kind;
 use crate::sense::{Key, Specific};
 use std::io;
 use std::sync::Mutex;
+use std::time::Duration;
 
 const CONFLICT: ScsiStatus = ScsiStatus::ReservationConflict;
 
@@ -121,6 +122,69 @@ fn nothing_is_acknowledged_before_it_is_stored() {
     assert_eq!(read(&mut world, &b), CONFLICT);
     out(&mut world, &a, 6, 0, [0, 1], 0).good();
     assert_eq!(store.images.lock().unwrap().last(), Some(&None), "APTPL 0 removes the image");
+}
+
+/// A store that other servers change as well.
+#[derive(Default)]
+struct Common {
+    image: Mutex<Option<String>>,
+    valid_for: Mutex<Duration>,
+    waits: Mutex<u32>,
+    fails: Mutex<bool>,
+}
+
+impl AptplStore for Common {
+    fn store(&self, image: Option<&str>) -> io::Result<()> {
+        *self.image.lock().unwrap() = image.map(str::to_owned);
+        Ok(())
+    }
+
+    fn valid_for(&self) -> Option<Duration> {
+        Some(*self.valid_for.lock().unwrap())
+    }
+
+    fn load(&self) -> io::Result<Option<reservation::Reservations>> {
+        if *self.fails.lock().unwrap() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let image = self.image.lock().unwrap().clone();
+        image
+            .map(|image| reservation::Reservations::parse_image(&image).map_err(io::Error::other))
+            .transpose()
+    }
+
+    fn await_others(&self) {
+        *self.waits.lock().unwrap() += 1;
+    }
+}
+
+#[test]
+fn reservations_of_a_common_store_are_outdated_until_they_are_read() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (mut one, mut two) = (World::new(), World::new());
+    let [a, b] = [one.nexus.clone(), two.other.clone()];
+    assert!(!one.unit.is_outdated(), "it has no common store");
+    let store = Arc::new(Common { valid_for: Mutex::new(HOUR), ..Common::default() });
+    for unit in [&one.unit, &two.unit] {
+        unit.set_aptpl_store(Some(store.clone()));
+        assert!(unit.is_outdated(), "it was never read");
+        unit.refresh_reservations().unwrap();
+        assert!(!unit.is_outdated());
+    }
+    out(&mut one, &a, 0, 0, [0, 1], 0).good();
+    out(&mut one, &a, 1, 3, [1, 0], 0).good();
+    assert_eq!(*store.waits.lock().unwrap(), 2, "each change is announced");
+    assert_eq!(read(&mut two, &b), ScsiStatus::Good, "the other server has not read it");
+    two.unit.refresh_reservations().unwrap();
+    assert_eq!(read(&mut two, &b), CONFLICT);
+
+    // What was read at once is old if it is valid for no time.
+    *store.valid_for.lock().unwrap() = Duration::ZERO;
+    two.unit.refresh_reservations().unwrap();
+    std::thread::sleep(Duration::from_millis(1));
+    assert!(two.unit.is_outdated() && !one.unit.is_outdated());
+    *store.fails.lock().unwrap() = true;
+    assert!(one.unit.refresh_reservations().is_err() && one.unit.reservations().held().is_some());
 }
 
 #[test]

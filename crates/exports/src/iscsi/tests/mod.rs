@@ -4,6 +4,7 @@ mod client;
 mod data;
 mod programs;
 mod random;
+mod reservations;
 mod rig;
 mod sanitize;
 mod sessions;
