@@ -118,8 +118,8 @@ impl<'a> Task<'a> {
 
     /// Builds all test programs in that environment and runs them in parallel, including the guest's suite;
     /// then runs the simulation with new seeds.
-    /// `machines`: those of whole virtual machines as well, which emulate a boot several times.
-    fn programs(&mut self, environment: &[(&str, &str)], binary: &str, machines: bool) -> bool {
+    /// `full`: those of whole virtual machines as well, which emulate a boot several times, and all of the guest's.
+    fn programs(&mut self, environment: &[(&str, &str)], binary: &str, full: bool) -> bool {
         self.announce("cargo test --workspace, compiled by clippy");
         let programs = match programs::programs(self.root, environment) {
             Ok(programs) => programs,
@@ -132,9 +132,9 @@ impl<'a> Task<'a> {
         let cluster = self.cluster();
         let folder = cluster.as_ref().map(Cluster::folder);
         // A guest waits for its disks and timers about as often as the other programs do.
-        let guest: Vec<programs::Program> = guest_suite(self, "newest").into_iter().collect();
-        let machine = if machines { self.machine(environment) } else { None };
-        if machines && machine.is_none() {
+        let guest: Vec<programs::Program> = guest_suite(self, "newest", full).into_iter().collect();
+        let machine = if full { self.machine(environment) } else { None };
+        if full && machine.is_none() {
             return false;
         }
         let with = if guest.is_empty() { "" } else { ", and the tests on a kernel of their own" };
@@ -272,9 +272,8 @@ pub fn check(root: &Path) -> bool {
     task.end(done)
 }
 
-/// Everything that CI runs; `full` adds virtual machines on vhost-user exports, and the guest tests on an older
-/// kernel. Tests use the release binary,
-/// passed as `BLOCKYARD_BIN`; the test programs themselves are built without optimisation, to have overflow
+/// Everything that CI runs; `full` adds virtual machines on vhost-user exports, the guest's longest rows, and
+/// its suite on an older kernel. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs themselves are built without optimisation, to have overflow
 /// checks and debug assertions. Clippy compiles them ([`lints`]), so that nothing is compiled twice.
 pub fn test(root: &Path, full: bool) -> bool {
     let mut task = Task::begin(root);
@@ -370,15 +369,17 @@ pub(crate) const MODELS: [&str; 11] = [
 const PACKAGE: [&str; 9] =
     ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "package", "check"];
 
-/// The arguments of cargo that run the guest's suite on a kernel.
-fn guest_arguments(kernel: &str) -> Vec<String> {
+/// The arguments of cargo that run the guest's suite on a kernel. `full`: with the rows of features that other
+/// rows test as well.
+fn guest_arguments(kernel: &str, full: bool) -> Vec<String> {
     const RUN: [&str; 8] =
         ["run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest", "--kernel"];
-    RUN.into_iter().chain([kernel, "--suite"]).map(str::to_owned).collect()
+    let quick = (!full).then_some("--quick");
+    RUN.into_iter().chain([kernel, "--suite"]).chain(quick).map(str::to_owned).collect()
 }
 
 /// Returns the tests that need a kernel of their own. A developer may skip them; CI may not.
-fn guest_suite(task: &mut Task<'_>, kernel: &str) -> Option<programs::Program> {
+fn guest_suite(task: &mut Task<'_>, kernel: &str, full: bool) -> Option<programs::Program> {
     const SKIP: &str = "BLOCKYARD_SKIP_GUEST";
     if std::env::var_os(SKIP).is_some() && std::env::var_os("CI").is_none() {
         task.announce(&format!("skipped: the tests on Linux {kernel}: {SKIP} is set"));
@@ -387,7 +388,7 @@ fn guest_suite(task: &mut Task<'_>, kernel: &str) -> Option<programs::Program> {
     }
     Some(programs::Program {
         path: "cargo".into(),
-        arguments: guest_arguments(kernel),
+        arguments: guest_arguments(kernel, full),
         folder: task.root.to_owned(),
         title: Some(format!("guest: the suite on the {kernel} kernel")),
     })
@@ -395,7 +396,7 @@ fn guest_suite(task: &mut Task<'_>, kernel: &str) -> Option<programs::Program> {
 
 /// Runs the guest's suite on an older kernel, alone.
 fn guest(task: &mut Task<'_>, binary: &str, kernel: &str, environment: &[(&str, &str)]) -> bool {
-    let Some(suite) = guest_suite(task, kernel) else { return true };
+    let Some(suite) = guest_suite(task, kernel, true) else { return true };
     let command: Vec<&str> =
         ["cargo"].into_iter().chain(suite.arguments.iter().map(String::as_str)).collect();
     task.step(&command, &[environment, &[("BLOCKYARD_BIN", binary)]].concat())

@@ -28,6 +28,8 @@ const UNSAFE: [&str; 6] = [
 const SHARED: [&str; 3] = ["blockyard-queue", "blockyard-layers", "blockyard-backends"];
 /// Target of sanitizer builds: with `--target`, their flags do not apply to build scripts.
 const TARGET: [&str; 2] = ["--target", "x86_64-unknown-linux-gnu"];
+/// Line numbers for the reports, which test builds leave out.
+const LINES: (&str, &str) = ("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
 
 fn has_nightly() -> bool {
     let mut miri = Command::new("cargo");
@@ -58,12 +60,13 @@ pub(crate) fn soak(root: &Path) -> bool {
     let miri = task.step(&miri, &[("MIRIFLAGS", flags), ("CARGO_TARGET_DIR", "target/miri")]);
     let test = [&["cargo", "+nightly", "test", "--locked", "--lib"][..], &TARGET].concat();
     let address = [&test[..], &of(&UNSAFE)].concat();
-    let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan")];
+    let environment = [("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"), LINES];
     let address = task.step(&address, &environment);
     // The standard library is instrumented as well: otherwise false races are reported.
     let thread = [&test[..], &["-Zbuild-std"], &of(&SHARED)].concat();
     let known = format!("suppressions={}", root.join("crates/xtask/thread-sanitizer.txt").display());
     let environment = [
+        LINES,
         ("RUSTFLAGS", "-Zsanitizer=thread"),
         ("CARGO_TARGET_DIR", "target/tsan"),
         ("TSAN_OPTIONS", known.as_str()),

@@ -52,6 +52,8 @@ pub struct Test {
 pub enum When {
     /// Always: a few seconds, emulated.
     Always,
+    /// Except with `--quick`: rows of a feature that another row tests as well, and those that take longest.
+    Full,
     /// In long runs only.
     Soak,
 }
@@ -59,6 +61,11 @@ pub enum When {
 /// Creates a row that always runs.
 pub const fn test(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Always, run }
+}
+
+/// Creates a row that runs except with `--quick`.
+pub const fn full(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
+    Test { name, what, when: When::Full, run }
 }
 
 /// Creates a row for long runs.

@@ -30,20 +30,25 @@ enum Outcome {
     Failed(String),
 }
 
-/// Selects the tests whose names begin with one of `words`; without words all. Tests for long runs are
-/// selected only on request, and then without the others.
-pub fn chosen<'a>(tests: &'a [Test], when: When, words: &[String]) -> Vec<&'a Test> {
+/// Selects the tests of `when` whose names begin with one of `words`; without words all.
+pub fn chosen<'a>(tests: &'a [Test], when: &[When], words: &[String]) -> Vec<&'a Test> {
     let is_named =
         |test: &Test| words.is_empty() || words.iter().any(|word| test.name.starts_with(word.as_str()));
-    tests.iter().filter(|test| test.when == when && is_named(test)).collect()
+    tests.iter().filter(|test| when.contains(&test.when) && is_named(test)).collect()
 }
 
-/// Runs the command line: `--list`, `--one NAME`, or the beginnings of names, after `--long` of long tests.
+/// Runs the command line: `--list`, `--one NAME`, or the beginnings of names; after `--long` of long tests, after
+/// `--quick` of those that always run.
 pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
     match words {
         [word] if word == "--list" => {
             for Test { name, what, when, .. } in tests {
-                println!("{name:28} {what}{}", if *when == When::Soak { " (long)" } else { "" });
+                let note = match when {
+                    When::Always => "",
+                    When::Full => " (not with --quick)",
+                    When::Soak => " (long)",
+                };
+                println!("{name:28} {what}{note}");
             }
             ExitCode::SUCCESS
         }
@@ -51,7 +56,7 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
             Some(test) => one(test),
             None => usage(&format!("no such test: {name}")),
         },
-        words if words.iter().any(|word| word.starts_with('-') && word != "--long") => {
+        words if words.iter().any(|word| word.starts_with('-') && word != "--long" && word != "--quick") => {
             usage("no such option")
         }
         words => {
@@ -59,8 +64,9 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
                 return usage("not in a guest, and these tests take every block device that they find");
             }
             let (when, words) = match words {
-                [first, rest @ ..] if first == "--long" => (When::Soak, rest),
-                words => (When::Always, words),
+                [first, rest @ ..] if first == "--long" => (&[When::Soak][..], rest),
+                [first, rest @ ..] if first == "--quick" => (&[When::Always][..], rest),
+                words => (&[When::Always, When::Full][..], words),
             };
             let chosen = chosen(tests, when, words);
             if chosen.is_empty() {
@@ -72,7 +78,7 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
 }
 
 fn usage(why: &str) -> ExitCode {
-    eprintln!("guest: {why}\nusage: guest [--list | --one NAME | [--long] BEGINNING OF NAME...]");
+    eprintln!("guest: {why}\nusage: guest [--list | --one NAME | [--long | --quick] BEGINNING OF NAME...]");
     ExitCode::from(2)
 }
 
@@ -258,32 +264,34 @@ fn tool(words: &[&str]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{soak, test};
+    use super::super::{full, soak, test};
     use super::*;
 
     const TABLE: &[Test] = &[
         test("ublk/null_01", "", || Ok(())),
         test("nbd/one", "", || Ok(())),
+        full("ublk/null_02", "", || Ok(())),
         soak("ublk/long", "", || Ok(())),
     ];
 
-    fn names_for(when: When, words: &[&str]) -> Vec<&'static str> {
+    fn names_for(when: &[When], words: &[&str]) -> Vec<&'static str> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         chosen(TABLE, when, &words).iter().map(|test| test.name).collect()
     }
 
     #[test]
     fn tests_are_selected_by_name_prefix() {
-        assert_eq!(names_for(When::Always, &[]), ["ublk/null_01", "nbd/one"]);
-        assert_eq!(names_for(When::Always, &["ublk"]), ["ublk/null_01"]);
-        assert_eq!(names_for(When::Always, &["null"]), [""; 0]);
+        assert_eq!(names_for(&[When::Always], &[]), ["ublk/null_01", "nbd/one"]);
+        assert_eq!(names_for(&[When::Always], &["ublk"]), ["ublk/null_01"]);
+        assert_eq!(names_for(&[When::Always], &["null"]), [""; 0]);
+        assert_eq!(names_for(&[When::Always, When::Full], &["ublk"]), ["ublk/null_01", "ublk/null_02"]);
     }
 
     #[test]
     fn long_tests_run_only_on_request() {
-        assert_eq!(names_for(When::Always, &["ublk/lon"]), [""; 0]);
-        assert_eq!(names_for(When::Soak, &["ublk/lon", "nbd"]), ["ublk/long"]);
-        assert_eq!(names_for(When::Soak, &[]), ["ublk/long"]);
+        assert_eq!(names_for(&[When::Always], &["ublk/lon"]), [""; 0]);
+        assert_eq!(names_for(&[When::Soak], &["ublk/lon", "nbd"]), ["ublk/long"]);
+        assert_eq!(names_for(&[When::Soak], &[]), ["ublk/long"]);
     }
 
     #[test]

@@ -35,13 +35,14 @@ const LIMIT_SUITE: Duration = Duration::from_secs(800);
 const USAGE: &str = "\
 usage: ./x guest [OPTIONS] SCRIPT [ARGUMENTS...]
        ./x guest [OPTIONS] -- COMMAND [ARGUMENTS...]
-       ./x guest [OPTIONS] --suite [PREFIX...]
+       ./x guest [OPTIONS] --suite [--quick] [PREFIX...]
        ./x guest [OPTIONS] --shell
        ./x guest --machine DIR
        ./x guest --list
 
 Runs a job on a kernel of its own: fetched from this machine's Debian archive, emulated by QEMU, without root.
 --suite runs the tests of crates/tests/src/guest, or those whose names begin with a PREFIX; --list lists them.
+--quick leaves out the longest ones, and those of features that others test as well.
 --machine writes what a virtual machine boots from an exported disk to DIR, for the tests of vhost-user.
 The job has blockyard and the usual tools in PATH, itself and the files of --with in /job, and writes results to /out.
 

@@ -122,6 +122,7 @@ fn build(root: &Path) -> Result<PathBuf, String> {
     let target = root.join("target/package/build");
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--locked", "--release", "--package", "blockyard"]).current_dir(root);
+    cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
     cargo.env("CARGO_TARGET_DIR", &target).env("SOURCE_DATE_EPOCH", epoch);
     cargo.env("RUSTFLAGS", rust.join(" ") + " -Clink-arg=-Wl,--build-id=sha1").env("CFLAGS", c.join(" "));
     // The checks of a developer's environment are no part of the package.

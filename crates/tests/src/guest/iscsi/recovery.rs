@@ -3,7 +3,7 @@
 use super::{Initiator, PORTAL, Session, needs, serve};
 use crate::guest::disk::{Disk, module, tool};
 use crate::guest::writer::Writer;
-use crate::guest::{Done, Skip, Test, soak, test};
+use crate::guest::{Done, Skip, Test, full, soak, test};
 use crate::iscsi::{Target, file_stack};
 use crate::server::Sandbox;
 use crate::tools::{PATIENCE, until};
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 pub(super) const TESTS: &[Test] = &[
-    test("iscsi/multipath", "dm-multipath over two portals: one is lost under a verifying load", || {
+    full("iscsi/multipath", "dm-multipath over two portals: one is lost under a verifying load", || {
         lost_portals(1)
     }),
     test("iscsi/kill", "the server is killed under load and restarted: nothing acknowledged is lost", || {

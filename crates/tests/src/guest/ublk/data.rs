@@ -2,7 +2,7 @@
 
 use super::{Ublk, driver, needs, serve};
 use crate::guest::disk::{Disk, tool};
-use crate::guest::{Done, Test, test};
+use crate::guest::{Done, Test, full, test};
 use crate::server::{Sandbox, noise};
 use exports::ublk::DataMode;
 use std::collections::BTreeMap;
@@ -11,24 +11,24 @@ use ublk::Features;
 
 pub(super) const TESTS: &[Test] = &[
     test("ublk/null_01", "a null device takes reads and writes, copying", || null(DataMode::Copy)),
-    test("ublk/null_02", "a null device with registered buffers", || null(DataMode::ZeroCopy)),
-    test("ublk/null_03", "a null device with automatic registration", || null(DataMode::AutoZeroCopy)),
+    full("ublk/null_02", "a null device with registered buffers", || null(DataMode::ZeroCopy)),
+    full("ublk/null_03", "a null device with automatic registration", || null(DataMode::AutoZeroCopy)),
     test("ublk/loop_01", "a file reads back what was written, copying", || verify(DataMode::Copy)),
-    test("ublk/loop_02", "ext4 on a file, copying", || file_system("ext4", DataMode::Copy)),
-    test("ublk/loop_03", "a file reads back what was written, with registered buffers", || {
+    full("ublk/loop_02", "ext4 on a file, copying", || file_system("ext4", DataMode::Copy)),
+    full("ublk/loop_03", "a file reads back what was written, with registered buffers", || {
         verify(DataMode::ZeroCopy)
     }),
     test("ublk/loop_04", "ext4 on a file, with registered buffers", || {
         file_system("ext4", DataMode::ZeroCopy)
     }),
-    test("ublk/loop_05", "concurrent requests of a megabyte and of a block", mixed_sizes),
-    test("ublk/loop_06", "a file reads back what was written, with user copy", || verify(DataMode::UserCopy)),
+    full("ublk/loop_05", "concurrent requests of a megabyte and of a block", mixed_sizes),
+    full("ublk/loop_06", "a file reads back what was written, with user copy", || verify(DataMode::UserCopy)),
     test("ublk/loop_07", "ext4 on a file, with user copy", || file_system("ext4", DataMode::UserCopy)),
     test("ublk/generic_07", "a file with late buffers (NEED_GET_DATA)", || verify(DataMode::GetData)),
-    test("ublk/generic_08", "a file with automatic registration", || verify(DataMode::AutoZeroCopy)),
+    full("ublk/generic_08", "a file with automatic registration", || verify(DataMode::AutoZeroCopy)),
     test("ublk/best_mode", "the default mode is one that the kernel offers, and works", best_mode),
     test("ublk/xfs", "xfs: created, filled, checked, read again", || file_system("xfs", DataMode::Copy)),
-    test("ublk/btrfs", "btrfs: created, filled, checked, read again", || {
+    full("ublk/btrfs", "btrfs: created, filled, checked, read again", || {
         file_system("btrfs", DataMode::Copy)
     }),
     test("ublk/ram", "memory reads back what was written", ram),
@@ -36,12 +36,12 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/flush", "flushes reach the server, and FUA is as the device reports", flush),
     test("ublk/read_only", "a read-only device reports that and refuses writes", read_only),
     test("ublk/blocks_of_4096", "a device of 4096-byte blocks reports and accepts them", large_blocks),
-    test("ublk/generic_03", "segments and alignment are those of the mode", limits),
+    full("ublk/generic_03", "segments and alignment are those of the mode", limits),
     test("ublk/generic_02", "each hardware queue gets requests and serves them", queues),
-    test("ublk/generic_12", "with per-io-daemon, load on one CPU is shared by all threads", per_io_daemon),
+    full("ublk/generic_12", "with per-io-daemon, load on one CPU is shared by all threads", per_io_daemon),
     test("ublk/batch_01", "one command for many requests: a file reads back what was written", batch_verify),
-    test("ublk/batch_02", "batches with several queues and threads, under load", batch_queues),
-    test("ublk/batch_03", "ext4 on a device with batches", || {
+    full("ublk/batch_02", "batches with several queues and threads, under load", batch_queues),
+    full("ublk/batch_03", "ext4 on a device with batches", || {
         needs(Features::BATCH_IO)?;
         file_system_with("ext4", "batch=yes")
     }),
@@ -50,12 +50,12 @@ pub(super) const TESTS: &[Test] = &[
         "requests in shared huge pages are served without copies, on a null device",
         || shared_memory("null:64M", ""),
     ),
-    test(
+    full(
         "ublk/shmemzc_02",
         "requests in shared memory are served without copies, and a file reads back",
         || shared_memory("file:{image}", ""),
     ),
-    test("ublk/shmemzc_03", "shared memory on a device with automatic registration", || {
+    full("ublk/shmemzc_03", "shared memory on a device with automatic registration", || {
         shared_memory("file:{image}", "mode=auto-zero-copy,")
     }),
     test("ublk/integrity_01", "the kernel's integrity data reads back as written", integrity),

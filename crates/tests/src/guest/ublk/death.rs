@@ -5,7 +5,7 @@ use super::data::{Memory, in_place};
 use super::{Ublk, needs};
 use crate::guest::disk::Disk;
 use crate::guest::writer::Writer;
-use crate::guest::{Done, Skip, Test, soak, test};
+use crate::guest::{Done, Skip, Test, full, soak, test};
 use crate::server::{Sandbox, is_alive, signal};
 use crate::tools::{PATIENCE, run, until};
 use exports::ublk::DataMode;
@@ -16,8 +16,8 @@ use ublk::{Features, State};
 pub(super) const TESTS: &[Test] = &[
     test("ublk/002", "a server is killed and its device, once dead, deleted", || crash_and_delete(true)),
     test("ublk/004", "a server is killed and its device deleted at once", || crash_and_delete(false)),
-    test("ublk/005", "a device whose server was killed is recovered", || recovered(1)),
-    test("ublk/006", "a device is recovered twice", || recovered(2)),
+    full("ublk/005", "a device whose server was killed is recovered", || recovered(1)),
+    full("ublk/006", "a device is recovered twice", || recovered(2)),
     test(
         "ublk/stress_02",
         "kill -9 under load without recovery: requests end, the device goes",
@@ -28,7 +28,7 @@ pub(super) const TESTS: &[Test] = &[
         "kill -9 under load, requeue: waiting requests go on, those in flight fail or are kept",
         || kill(Recovery::Requeue, "mode=copy", 3),
     ),
-    test("ublk/recover_02", "kill -9 under load, reissue: every request is answered, none fails", || {
+    full("ublk/recover_02", "kill -9 under load, reissue: every request is answered, none fails", || {
         kill(Recovery::Reissue, "mode=copy", 3)
     }),
     test(
@@ -39,16 +39,16 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stress_04", "kill -9 under load, reissue, with user copy", || {
         kill(Recovery::Reissue, "mode=user-copy", 2)
     }),
-    test("ublk/stress_05", "kill -9 under load, reissue, with automatic registration", || {
+    full("ublk/stress_05", "kill -9 under load, reissue, with automatic registration", || {
         kill(Recovery::Reissue, "mode=auto-zero-copy", 2)
     }),
-    test("ublk/stress_07", "kill -9 under load, reissue, with every queue served by all threads", || {
+    full("ublk/stress_07", "kill -9 under load, reissue, with every queue served by all threads", || {
         kill(Recovery::Reissue, "per-io-daemon", 2)
     }),
-    test("ublk/stress_08", "deleting a device with batches under load: requests end, nothing hangs", || {
+    full("ublk/stress_08", "deleting a device with batches under load: requests end, nothing hangs", || {
         super::life::delete_under_load("batch=yes", Features::BATCH_IO)
     }),
-    test("ublk/stress_09", "kill -9 under load, reissue, with batches", || kill_with_batches(2)),
+    full("ublk/stress_09", "kill -9 under load, reissue, with batches", || kill_with_batches(2)),
     test(
         "ublk/shmemzc_recover",
         "memory shared with clients is known to the next server, too",
@@ -66,11 +66,11 @@ pub(super) const TESTS: &[Test] = &[
         "a device without a record or a server is removed by its node's name",
         lose_record,
     ),
-    test("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
+    full("ublk/recover_03", "another program takes a live device over under load: no request fails", || {
         upgrade("mode=copy", 2)
     }),
     test("ublk/recover_04", "an upgrade with automatic registration", || upgrade("mode=auto-zero-copy", 2)),
-    test("ublk/recover_batch", "an upgrade with batches", || {
+    full("ublk/recover_batch", "an upgrade with batches", || {
         needs_lone_threads()?;
         upgrade("batch=yes", 2)
     }),

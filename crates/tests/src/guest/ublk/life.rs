@@ -2,7 +2,7 @@
 
 use super::{Ublk, driver, needs, offered, serve};
 use crate::guest::disk::{Disk, tool};
-use crate::guest::{Done, Skip, Test, test};
+use crate::guest::{Done, Skip, Test, full, test};
 use crate::server::Sandbox;
 use crate::tools::{PATIENCE, run_within, until, wait_within};
 use exports::ublk::DataMode;
@@ -17,13 +17,13 @@ use ublk::{Features, State};
 pub(super) const TESTS: &[Test] = &[
     test("ublk/001", "a device is added, listed, shown and deleted", delete),
     test("ublk/003", "a file system on it is mounted while others list it", mounted),
-    test("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", || {
+    full("ublk/stress_01", "deleting a device under load: requests end, nothing hangs", || {
         delete_under_load("mode=copy", Features::NONE)
     }),
-    test("ublk/stress_03", "deleting a device with automatic registration under load", || {
+    full("ublk/stress_03", "deleting a device with automatic registration under load", || {
         delete_under_load("mode=auto-zero-copy", DataMode::AutoZeroCopy.features())
     }),
-    test("ublk/stress_06", "deleting a device whose queues are served by all threads under load", || {
+    full("ublk/stress_06", "deleting a device whose queues are served by all threads under load", || {
         delete_under_load("per-io-daemon", Features::PER_IO_DAEMON)
     }),
     test("ublk/delete_open", "an open device is not removed, and is removed when it is closed", delete_open),
@@ -34,7 +34,7 @@ pub(super) const TESTS: &[Test] = &[
         two_servers,
     ),
     test("ublk/generic_06", "a server that never answers is killed: all requests end at once", stuck_server),
-    test(
+    full(
         "ublk/part_02",
         "a server that does not answer the partition scan does not hold up add or del",
         stuck_scan,
@@ -55,7 +55,7 @@ pub(super) const TESTS: &[Test] = &[
     ),
     test("ublk/taken_number", "a used number is refused with the reason", taken_number),
     test("ublk/many", "forty devices in one process are created and removed", many),
-    test("ublk/memory", "writeback of more than fits in memory, through our own device", memory_pressure),
+    full("ublk/memory", "writeback of more than fits in memory, through our own device", memory_pressure),
 ];
 
 fn delete() -> Done {

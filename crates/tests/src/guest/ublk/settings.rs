@@ -2,7 +2,7 @@
 
 use super::{Ublk, driver, needs};
 use crate::guest::disk::Disk;
-use crate::guest::{Done, Test, test};
+use crate::guest::{Done, Test, full, test};
 use crate::server::{Sandbox, binary, noise};
 use crate::tools::{Outcome, run};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use std::path::Path;
 use ublk::{Features, State};
 
 pub(super) const TESTS: &[Test] = &[
-    test(
+    full(
         "ublk/recover_settings",
         "table, layers, scheduler and limits that were set live are the next server's, started elsewhere",
         recovered_settings,

@@ -2,7 +2,7 @@
 
 use super::{Ublk, driver, needs};
 use crate::guest::disk::{Disk, FOLDER};
-use crate::guest::{Done, Test, test};
+use crate::guest::{Done, Test, full, test};
 use crate::server::{Sandbox, noise};
 use exports::ublk::DataMode;
 use std::fs::File;
@@ -13,17 +13,17 @@ pub(super) const TESTS: &[Test] = &[
     test("ublk/stripe_01", "stripes over two files read back what was written, copying", || {
         verify(DataMode::Copy)
     }),
-    test("ublk/stripe_02", "ext4 on stripes, copying", || file_system(DataMode::Copy)),
-    test("ublk/stripe_03", "stripes read back what was written, with registered buffers", || {
+    full("ublk/stripe_02", "ext4 on stripes, copying", || file_system(DataMode::Copy)),
+    full("ublk/stripe_03", "stripes read back what was written, with registered buffers", || {
         verify(DataMode::AutoZeroCopy)
     }),
-    test("ublk/stripe_04", "ext4 on stripes, with registered buffers", || {
+    full("ublk/stripe_04", "ext4 on stripes, with registered buffers", || {
         file_system(DataMode::AutoZeroCopy)
     }),
-    test("ublk/stripe_05", "stripes read back what was written, with user copy", || {
+    full("ublk/stripe_05", "stripes read back what was written, with user copy", || {
         verify(DataMode::UserCopy)
     }),
-    test("ublk/stripe_06", "ext4 on stripes, with user copy", || file_system(DataMode::UserCopy)),
+    full("ublk/stripe_06", "ext4 on stripes, with user copy", || file_system(DataMode::UserCopy)),
 ];
 
 /// Bytes of each file.
