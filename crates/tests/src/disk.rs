@@ -5,6 +5,7 @@
 
 use crate::server::{Sandbox, Server};
 use crate::tools::{Outcome, PATIENCE, command, find, run, skip, until};
+use rustix::fs::{Mode, OFlags};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -101,12 +102,26 @@ impl<'a> Loop<'a> {
     }
 }
 
+/// Waits until no mount namespace has the device mounted any more. A namespace that another test created while it was
+/// mounted keeps it mounted after it was unmounted here.
+///
+/// # Panics
+/// If it stays mounted.
+#[track_caller]
+pub fn await_unmounted(device: &str) {
+    // The kernel refuses to open a block device exclusively while a file system is mounted on it.
+    let free =
+        || rustix::fs::open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()).ok();
+    drop(until(PATIENCE, free).unwrap_or_else(|| panic!("{device} is still mounted somewhere")));
+}
+
 /// Checks a file system that is not mounted.
 ///
 /// # Panics
-/// If it has errors.
+/// If it has errors, or stays mounted in another namespace.
 #[track_caller]
 pub fn check(device: &str, kind: &str) {
+    await_unmounted(device);
     let words: &[&str] = match kind {
         "ext4" => &["e2fsck", "-f", "-n", device],
         "xfs" => &["xfs_repair", "-n", device],

@@ -574,7 +574,7 @@ pub fn missing_root() -> bool {
 pub fn private_mounts() -> Option<Vec<&'static str>> {
     find("unshare")?;
     let as_root = rustix::process::geteuid().is_root();
-    let mut words = vec!["unshare", "--mount", "--propagation", "private"];
+    let mut words = vec!["unshare", "--mount", "--propagation", "slave"];
     words.extend((!as_root).then_some("--map-root-user"));
     let mut probe = crate::tools::command(&words);
     probe.args(["mount", "-t", "tmpfs", "none", "/mnt"]);

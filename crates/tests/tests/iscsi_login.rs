@@ -186,6 +186,21 @@ fn a_login_of_the_same_initiator_port_replaces_a_session_with_commands_under_way
     assert_eq!(other.command(0, &READY, &[], 0).expect("an answer").status, 0, "another port stays");
 }
 
+/// An initiator that closes its connection without a logout, and logs in by another port, is another nexus: the first
+/// one's reservation would refuse its commands.
+#[test]
+fn a_closed_session_has_ended_when_its_initiator_has_logged_in_again() {
+    const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+    let sandbox = Sandbox::default();
+    let target = Target::serve(&sandbox, "ram:1M", "", &["--queues", "2"]);
+    for round in 0..100 {
+        let port = Options { isid: Isid([0x80, 0, 0, 0, 1, round]), ..options(ONE) };
+        let mut session = Initiator::log_in(target.portal(), port).expect("a login");
+        session.attentions(0);
+        assert_eq!(session.command(0, &RESERVE, &[], 0).expect("an answer").status, 0, "{round}");
+    }
+}
+
 #[test]
 fn a_session_that_is_lost_with_commands_under_way_is_replaced() {
     let sandbox = Sandbox::default();

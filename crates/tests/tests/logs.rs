@@ -272,7 +272,7 @@ fn a_stderr_connected_to_the_journal_is_detected() {
         return;
     }
     let sandbox = Sandbox::default();
-    let words = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"];
+    let words = ["unshare", "--mount", "--propagation", "slave", "--pid", "--fork", "--kill-child"];
     let machine = || sandbox.tool(&[&words[..], &["--mount-proc"]].concat());
     // Root in a container may not be allowed any of this.
     let probe = run(machine().args(["mount", "-t", "tmpfs", "none", "/run"]));

@@ -342,6 +342,7 @@ fn a_full_host_fails_only_the_writer() {
     mount.shell("cmp \"$M/before\" \"$M/../sum\"; rm -f \"$M/large\" || true; sync -f \"$M\" || true").ok();
     mount.unmount();
     shell("mount -o remount,size=512M \"$H\"", &[("H", &host)]).ok();
+    blockyard_tests::disk::await_unmounted(disk.path());
     let mended = run(&mut command(&["e2fsck", "-f", "-y", disk.path()]));
     assert!(mended.status.code().is_some_and(|code| code < 4), "{mended}");
     let mount = disk.mount("ext4");

@@ -511,6 +511,7 @@ fn a_file_system_survives_changes_under_load_and_grows_with_its_device() {
         sandbox.run(&["resize", "disk"]).ok();
         // Growing it while it is mounted needs CAP_SYS_RESOURCE, which root in a container may lack.
         tool(&["umount", target]).ok();
+        blockyard_tests::disk::await_unmounted(node);
         tool(&["fsck.ext4", "-fn", node]).ok();
         // resize2fs needs a check of the file system that is newer than the mount.
         tool(&["fsck.ext4", "-fy", node]).ok();

@@ -27,6 +27,8 @@ use tokio::sync::{oneshot, watch};
 
 /// Longest wait for a session that a login replaces.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait of a login for a session of another port that is ending: requests may be in the stack.
+const ENDS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for sessions to see changed LUNs before the command that changed them is answered.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -43,6 +45,8 @@ pub(super) struct Ends {
 pub(super) enum NoSession {
     #[error("the target was removed or changed during the login")]
     Removed,
+    #[error("the session that it joins has ended")]
+    Ended,
     #[error("the session that it replaces did not end")]
     Stuck,
     #[error("the connection that it replaces was lost with its session, as at error recovery level 0")]
@@ -55,7 +59,7 @@ impl NoSession {
         match self {
             NoSession::Removed => Status::TargetRemoved,
             NoSession::Stuck => Status::OutOfResources,
-            NoSession::Level0 => Status::NoSession,
+            NoSession::Ended | NoSession::Level0 => Status::NoSession,
         }
     }
 }
@@ -67,8 +71,12 @@ impl Targets {
         match done.join {
             Join::New | Join::Reinstate { .. } => self.open_session(done, ends).await,
             Join::AddConnection => {
-                let state = self.lock();
-                state.sessions.by_tsih(done.tsih).map(|session| session.info.id).ok_or(NoSession::Removed)
+                let (id, reactor, reach) = {
+                    let state = self.lock();
+                    let session = state.sessions.by_tsih(done.tsih).ok_or(NoSession::Ended)?;
+                    (session.info.id, session.reactor, session.reach.clone())
+                };
+                if self.is_ending(reactor, reach).await { Err(NoSession::Ended) } else { Ok(id) }
             }
             Join::ReinstateConnection => {
                 let (id, has_others) = {
@@ -106,9 +114,44 @@ impl Targets {
                 self.end_session_and_wait(old, EndReason::Reinstated).await?;
             }
         }
+        if let Some(group) = &group {
+            self.await_ends(&done.initiator, group).await;
+        }
         let id = self.add_session(done, group, ends)?;
         self.change_luns(id).await;
         Ok(id)
+    }
+
+    /// Waits, not for long, until an initiator's sessions whose connections it has closed have ended: one that logs in
+    /// by another port finds nothing of its old session, such as PREVENT ALLOW MEDIUM REMOVAL or a reservation by
+    /// RESERVE.
+    async fn await_ends(&self, initiator: &str, group: &GroupId) {
+        let sessions: Vec<(u64, usize, Arc<Reach>)> = {
+            let state = self.lock();
+            let sessions = state.sessions.of_initiator(initiator, group);
+            sessions.map(|session| (session.info.id, session.reactor, session.reach.clone())).collect()
+        };
+        for (id, reactor, reach) in sessions {
+            if self.is_ending(reactor, reach).await {
+                let ended = self.end_session_and_wait(id, EndReason::ConnectionLost);
+                let _ = tokio::time::timeout(ENDS_TIMEOUT, ended).await;
+            }
+        }
+    }
+
+    /// Returns whether a session is ending, or has ended, as its connections were closed before now.
+    async fn is_ending(&self, reactor: usize, reach: Arc<Reach>) -> bool {
+        let reactor = &self.host().reactors()[reactor];
+        // A turn that has begun may not see the end of a connection. The next one does.
+        let _ = reactor.next_turn().await;
+        let _ = reactor.next_turn().await;
+        let (answer, is_ending) = oneshot::channel();
+        let ask = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
+            let is_ending = reach.session().is_none_or(|session| fronts.iscsi.is_ending(session));
+            let _ = answer.send(is_ending);
+        };
+        reactor.run(Box::new(ask));
+        is_ending.await.unwrap_or(true)
     }
 
     /// Adds a session without LUNs and connections to the list and to the reactor with the fewest connections.
@@ -446,11 +489,12 @@ impl Targets {
             Event::SessionGone(id, why) => {
                 let Some(session) = state.sessions.list.remove(&id) else { return };
                 state.sessions.release_tsih(session.info.tsih);
-                drop(state);
+                // With the state locked: a login that finds the session gone finds its nexuses gone, too.
                 let loss = if why == EndReason::Logout { NexusLoss::Logout } else { NexusLoss::Loss };
                 for lun in session.luns.values() {
                     lun.nexus.unit().detach_nexus(&lun.nexus, loss);
                 }
+                drop(state);
                 let Session { info, changed, .. } = session;
                 tracing::debug!(initiator = %info.initiator, tsih = info.tsih, ?why, "an iSCSI session ended");
                 changed.send_replace(true);

@@ -208,6 +208,17 @@ impl Sessions {
         self.list.values().find(|session| session.info.tsih == tsih)
     }
 
+    /// Returns the sessions of an initiator, by any of its ports, and a portal group.
+    pub(super) fn of_initiator<'a>(
+        &'a self,
+        initiator: &'a str,
+        group: &'a GroupId,
+    ) -> impl Iterator<Item = &'a Session> {
+        let is_of =
+            move |info: &SessionInfo| info.initiator == initiator && info.group.as_ref() == Some(group);
+        self.list.values().filter(move |session| is_of(&session.info))
+    }
+
     /// Returns the sessions of an initiator port and a portal group: at most one, except while one replaces
     /// another.
     pub(super) fn of_port<'a>(

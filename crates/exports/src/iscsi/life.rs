@@ -43,6 +43,11 @@ impl Front {
         self.budget.check_within(super::tick::PING_CHECK);
     }
 
+    /// Returns whether a session's connections are being closed, or it has ended.
+    pub fn is_ending(&self, session: SessionId) -> bool {
+        self.session(session.0).is_none_or(|session| !session.is_alive())
+    }
+
     /// Ends the connection with this CID, because its initiator logged in again in its place (connection
     /// reinstatement, section 6.3.4). Its tasks end without a response; the session stays if it has another
     /// connection. Returns whether the connection existed.
