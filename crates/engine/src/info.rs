@@ -94,9 +94,9 @@ pub struct ClientConnection {
     pub cid: u16,
     /// The initiator's address.
     pub peer: String,
-    /// The portal that it came by.
+    /// The portal that it connected to.
     pub portal: String,
-    /// The address of this machine that it connected to.
+    /// The local address of the connection.
     pub local: String,
 }
 
@@ -107,7 +107,7 @@ pub struct QueueInfo {
     pub reactor: u16,
     /// I/O engine of the reactor: `io_uring` or `epoll`.
     pub engine: String,
-    /// Why, if it is not the preferred one.
+    /// Why the preferred engine is not used; `None` if it is.
     pub why: Option<String>,
     /// Queue depth: most requests in flight.
     pub depth: u16,

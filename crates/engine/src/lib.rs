@@ -1,12 +1,12 @@
 //! Devices: their topology, layer trees, threads, life cycle, online reconfiguration, observability, and the
 //! control API.
 //!
-//! Folders use only the folders before them in this list, which `./x tidy` checks: `programs`
-//! (drivers as programs, and nbdkit), `connect` (connections of NBD backends), `observe` (records of a device's requests), `device` (a device and the tree of its nodes),
-//! `reactor` (I/O threads), `host` (devices and their exports), `change` (online reconfiguration), `tables`
-//! (device-mapper tables), `topology` (checks the files of a topology, and configures host and devices from
-//! it), `apply` (plans the actions from what is served to a topology), `control` (the HTTP API and its
-//! watchers).
+//! Folders use only the folders before them in this list, which `./x tidy` checks: `programs` (drivers as
+//! programs, and nbdkit), `connect` (connections of NBD backends), `observe` (records of a device's
+//! requests), `device` (a device and the tree of its nodes), `reactor` (I/O threads), `host` (devices and
+//! their exports), `change` (online reconfiguration), `tables` (device-mapper tables), `topology` (checks the
+//! files of a topology, and configures host and devices from it), `apply` (plans the actions from what is
+//! served to a topology), `control` (the HTTP API and its watchers).
 
 #![forbid(unsafe_code)]
 

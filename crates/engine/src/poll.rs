@@ -6,7 +6,8 @@ use tokio::sync::Notify;
 /// Polling interval.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Calls `poll` again and again. While it returns false, the next call is when `came` is notified.
+/// Calls `poll` every [`PERIOD`] while it returns true. After it has returned false, waits for `came` before
+/// the next call.
 pub(crate) async fn poll_while_any(came: &Notify, mut poll: impl FnMut() -> bool) {
     loop {
         if poll() {

@@ -1,8 +1,8 @@
 //! Reads private keys and other secrets from files that only their owner may access.
 //!
-//! The rule is PostgreSQL's: no access for others and no write access for the group; the group may read a key that root
-//! owns, as Debian's group ssl-cert does. Permissions are checked on the open file, so that the key that is read is the
-//! key that was checked.
+//! The rule is PostgreSQL's: no access for others and no write access for the group; the group may read a key
+//! that root owns, as Debian's group ssl-cert does. Permissions are checked on the open file, so that the key
+//! that is read is the key that was checked.
 
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
@@ -19,7 +19,8 @@ const LEN_MAX: u64 = 1 << 20;
 /// Reads the first private key in a PEM file.
 ///
 /// # Errors
-/// The file cannot be read, users other than its owner may read it, or it holds no private key: why, without the path.
+/// The file cannot be read, users other than its owner may read it, or it holds no private key: why, without
+/// the path.
 pub fn read(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let mut pem = Vec::new();
     open(path)?.take(LEN_MAX).read_to_end(&mut pem).map_err(|why| why.to_string())?;

@@ -13,13 +13,13 @@ use std::os::unix::fs::FileExt;
 /// Bytes copied at a time.
 const PIECE_LEN: usize = 1 << 20;
 
-/// A range of entries. End conditions are checked before an entry is replayed, except for a flush or a FUA
-/// write, which is replayed.
+/// A range of entries. A range ends before the entry that meets an end condition, but a flush or FUA write
+/// that ends it is replayed.
 #[derive(Clone, Default, Debug)]
 pub struct Range {
     /// First entry, from 0.
     pub start: u64,
-    /// Start behind this mark.
+    /// Start with the entry after this mark.
     pub start_mark: Option<String>,
     /// Most entries to replay.
     pub limit: Option<u64>,

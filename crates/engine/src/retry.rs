@@ -1,7 +1,7 @@
 //! Pauses between retries, and a limit on the log lines about them.
 //!
-//! Every loop of the control plane that reconnects uses both: a peer that accepts and hangs up at once must
-//! cause neither a storm of connections nor a log that fills the disk.
+//! Every loop of the control plane that reconnects uses both: a peer that accepts connections and closes them
+//! at once must cause neither a connection storm nor a log that fills the disk.
 
 use crate::log_limit::LogLimit;
 use std::hash::{BuildHasher, RandomState};

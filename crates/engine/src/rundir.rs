@@ -457,7 +457,7 @@ mod tests {
         let _other = UnixListener::bind(&path).unwrap();
         drop(control);
         assert!(path.exists(), "another process has replaced it");
-        // A device that was configured to listen where another one's socket would be.
+        // A device that was configured to listen at the default path of another device's socket.
         let live = UnixListener::bind(run.nbd_socket("disk")).unwrap();
         drop(run.claim(&name("disk")).unwrap());
         assert!(run.nbd_socket("disk").exists());

@@ -1,4 +1,4 @@
-//! The directory of what must survive a restart of the machine, which the run directory does not.
+//! The state directory, whose files survive a reboot, unlike those of the run directory.
 
 use std::path::PathBuf;
 

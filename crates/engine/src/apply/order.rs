@@ -7,8 +7,8 @@ use crate::topology::{DeviceSpec, Topology};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Returns the devices directly below a device of a topology: devices named by its table, and devices whose export is
-/// one of its files or its server.
+/// Returns the devices directly below a device of a topology: devices named by its table, and devices whose
+/// export is one of its files or its server.
 pub(super) fn below(running: &Running, wanted: &Topology, spec: &DeviceSpec) -> BTreeSet<DeviceName> {
     let mut below: BTreeSet<DeviceName> = wanted.stands_on(spec).into_iter().collect();
     let places = places_of(spec);
@@ -52,7 +52,8 @@ fn places_of(spec: &DeviceSpec) -> Vec<String> {
     places
 }
 
-/// Ranks actions that may come next: actions that free names, addresses and files precede actions that take them.
+/// Ranks actions that may come next: actions that free names, addresses and files precede actions that take
+/// them.
 fn rank(action: &Action) -> u8 {
     match action {
         Action::RemoveExport { .. } => 0,
@@ -63,8 +64,8 @@ fn rank(action: &Action) -> u8 {
     }
 }
 
-/// Orders actions so that each comes after those that it depends on. The error has the names of devices whose actions
-/// depend on each other.
+/// Orders actions so that each comes after those that it depends on. The error has the names of devices whose
+/// actions depend on each other.
 pub(super) fn ordered(
     running: &Running,
     wanted: &Topology,

@@ -1,7 +1,7 @@
 //! Plans the actions that bring running devices to a topology, and the reasons why a plan is refused.
 //!
-//! Changes are planned online if the engine supports them. Otherwise the device is removed and added again, which is
-//! refused while it is in use. A plan with a refusal is not started.
+//! Changes are planned online if the engine supports them. Otherwise the device is removed and added again,
+//! which is refused while it is in use. A plan with a refusal is not started.
 
 use super::device::{Difference, difference};
 use super::order;
@@ -213,7 +213,8 @@ pub fn plan(running: &Running, wanted: &Topology) -> Plan {
                 refusals.extend(stacked);
                 break ordered;
             }
-            // A table that fits no order of actions: its device is added again, which resolves the conflict.
+            // No order of actions fits this table: its device is removed and added again, which resolves the
+            // conflict.
             Err(stuck) => match stuck.iter().find(|name| gets_table(&fates, name)) {
                 Some(name) => {
                     let why = "the devices that it uses and will use change places";
@@ -306,8 +307,8 @@ fn gets_table(fates: &BTreeMap<String, Fate>, name: &str) -> bool {
     matches!(fates.get(name), Some(Fate::Stays(changes)) if changes.iter().any(is_table))
 }
 
-/// Marks users of a device that is added again: they must be removed before it, so they are added again, too, unless
-/// their new table does not use it. Returns refusals for users of devices that are removed for good.
+/// Marks users of a device that is added again: they must be removed before it, so they are added again, too,
+/// unless their new table does not use it. Returns refusals for users of devices that are removed for good.
 fn spread(running: &Running, wanted: &Topology, fates: &mut BTreeMap<String, Fate>) -> Vec<Refusal> {
     loop {
         let mut refusals = Vec::new();
@@ -349,7 +350,8 @@ fn refuse_in_use(running: &Running, fates: &BTreeMap<String, Fate>, refusals: &m
     for device in &running.devices {
         let name = device.spec.name.as_str();
         let Some(used) = &device.in_use else { continue };
-        // The use may be by a device of this process that is removed first. Other users are found when the plan runs.
+        // The use may be by a device of this process that is removed first. Other users are found when the
+        // plan runs.
         let is_freed = running.devices.iter().any(|upper| {
             upper.below.contains(&device.spec.name)
                 && matches!(fates.get(upper.spec.name.as_str()), Some(Fate::Goes | Fate::Again(_)))

@@ -95,7 +95,8 @@ pub struct TopologyText {
 pub struct DeviceText {
     /// The device's name.
     pub name: String,
-    /// TOML tables: `[device.NAME]` and an `[[export]]` for each export. Empty: a topology cannot express the device.
+    /// TOML tables: `[device.NAME]` and an `[[export]]` for each export. Empty: a topology cannot express the
+    /// device.
     pub text: String,
     /// Properties that a topology cannot express, each with what to do.
     pub left_out: Vec<String>,

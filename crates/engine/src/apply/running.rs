@@ -1,7 +1,8 @@
 //! The running state: the current devices of a process as a topology.
 //!
-//! [`Opened`] stores a device's description and its state right after opening. Differences from that state were made by
-//! online changes. Everything else is as described, even if opening resolved it (a probed format).
+//! [`Opened`] stores a device's description and its state right after opening. Differences from that state
+//! were made by online changes. Everything else is as described, even if opening resolved it (a probed
+//! format).
 
 use crate::device::Device;
 use crate::spec::{Bytes, DeviceName, LayerSpec, NbdSpec, StackSpec};

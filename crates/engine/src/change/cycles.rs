@@ -125,8 +125,9 @@ fn find_cycle(
 }
 
 impl Host {
-    /// For each device by its number, the devices of this process on which it stands directly: by name, by a path of theirs, or as
-    /// their client.
+    /// Returns, by device number, the names of the devices directly below each device of this process:
+    /// devices that its table names, devices whose exports its files are, and devices of whose NBD exports it
+    /// is a client.
     pub fn devices_below(&self) -> HashMap<usize, Vec<DeviceName>> {
         let addresses = self.export_addresses();
         let below = |device: &Arc<Device>| {
@@ -144,7 +145,7 @@ impl Host {
         addresses.0.iter().map(|(device, _)| (device.number(), below(device))).collect()
     }
 
-    /// Where each device can be reached.
+    /// Returns the addresses of the exports of each device.
     fn export_addresses(&self) -> ExportAddresses {
         let addresses_of = |device: &Arc<Device>| {
             self.exports(device).into_iter().map(|export| export.address).collect::<Vec<_>>()
@@ -174,8 +175,8 @@ impl Host {
         }
     }
 
-    /// Reserves dependencies that a device is about to get: they are considered by other checks until the
-    /// guard is dropped.
+    /// Reserves dependencies that a device is about to get: other checks include them until the guard is
+    /// dropped.
     ///
     /// # Errors
     /// [`ChangeError::Cycle`].
@@ -267,7 +268,7 @@ mod tests {
         b.set_suspended(true);
         assert!(a.is_io_suspended());
         assert_eq!(named(&c, &over_a, TableSet::InUse), None);
-        // Otherwise they would hold each other for ever.
+        // Breaks the reference cycle, which would leak both devices.
         a.set_composition(over(&c));
     }
 

@@ -10,8 +10,8 @@ use crate::spec::{LayerSpec, layer_rows, scheduler_of, unknown_layer, with_sched
 use layers::LayerOptions;
 use std::sync::Arc;
 
-/// Whether a device can exchange these layers for those while it is served: below what differs, partitions and overlays keep
-/// what they have open.
+/// Returns whether the layers `now` of a served device can be replaced by `next`. Every layer above the first
+/// difference must have no files of its own: partitions, overlays and schedulers can only stay.
 pub fn can_relayer(now: &[LayerSpec], next: &[LayerSpec]) -> bool {
     let same = common(now, next);
     let is_bare = |layer: &LayerSpec| match layer {
@@ -22,12 +22,13 @@ pub fn can_relayer(now: &[LayerSpec], next: &[LayerSpec]) -> bool {
     now[same..].iter().chain(&next[same..]).all(is_bare)
 }
 
-/// How many layers are the same, from the lowest up.
+/// Counts the layers that two stacks have in common, from the bottom up.
 fn common(now: &[LayerSpec], next: &[LayerSpec]) -> usize {
     now.iter().zip(next).take_while(|(now, next)| now == next).count()
 }
 
-/// The only layer in which two stacks of layers differ, when it is the same driver with other options.
+/// Returns the index and the new options of the only layer in which two stacks differ, if both have the same
+/// driver there.
 fn only_options_differ(now: &[LayerSpec], next: &[LayerSpec]) -> Option<(usize, LayerOptions)> {
     let mut differing = now.iter().zip(next).enumerate().filter(|(_, (now, next))| now != next);
     let (place, pair) = differing.next()?;
@@ -54,8 +55,8 @@ impl Host {
         self.set_options(device, place, options).await
     }
 
-    /// Exchanges the layers between a device's backend and its scheduler. Layers that stay the same, from the lowest up, keep
-    /// their state; one that takes other options by itself does, too.
+    /// Replaces the layers between a device's backend and its scheduler. Unchanged layers at the bottom keep
+    /// their state, and so does a layer that accepts other options while it runs.
     pub(crate) async fn set_layers(&self, device: &Arc<Device>, texts: &[String]) -> Result<(), HostError> {
         let wanted: Result<Vec<LayerSpec>, _> = texts.iter().map(|text| text.parse()).collect();
         let mut wanted = wanted.map_err(|why| ChangeError::Layer(why.to_string()))?;
@@ -83,7 +84,7 @@ impl Host {
         Ok(())
     }
 
-    /// Gives the layer at a place other options: by itself, or with another layer in its place.
+    /// Changes the options of the layer at index `place`: in the running layer, or by replacing it.
     async fn set_options(
         &self,
         device: &Arc<Device>,

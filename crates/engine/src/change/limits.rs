@@ -95,7 +95,7 @@ impl Host {
         Ok(())
     }
 
-    /// Checks that the block size stays if a client or the kernel knows it.
+    /// Checks that the logical block size stays the same if a client or the kernel uses it.
     pub(super) fn check_blocks(&self, device: &Arc<Device>, tree: &Tree) -> Result<(), LimitsRefusal> {
         let (was, is) = (device.limits().logical_block_size, tree.profile().limits.logical_block_size);
         if was == is {
@@ -271,7 +271,8 @@ mod tests {
         assert_eq!((shown(), device.size()), (layers.map(str::to_owned).to_vec(), Bytes(2 << 20)));
         assert_eq!(device.limits().max_sectors.0, 16);
         assert_eq!(crate::change::scheduler::list(&device), "none [mq-deadline] kyber");
-        // Also if it was removed by then.
+        // A table that was loaded before a change gets the layers as they are at the resume, also if they
+        // were removed.
         host.table("disk", load("0 2048 zero")).await.expect("loaded");
         assert!(changed(&host, &device, "", true).await.is_ok());
         host.change("disk", Change::Scheduler("none".to_owned())).await.expect("none");

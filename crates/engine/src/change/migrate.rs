@@ -1,10 +1,10 @@
 //! Moves the contents of a device to another stack while it is served: `blockyard move`
 //! ([ADR 49](../../../../docs/adr/0049-moving-a-device.md)).
 //!
-//! An online reconfiguration puts a migration over the device's stack and the destination. While it copies, other
-//! changes of the device are refused. When both are equal, a second reconfiguration drains the device, flushes the
-//! destination, and leaves the destination alone. Up to then the source has every acknowledged write: a move that
-//! fails, is cancelled or dies with the process leaves the device as it was.
+//! An online reconfiguration puts a migration over the device's stack and the destination. While it copies,
+//! other changes of the device are refused. When both are equal, a second reconfiguration drains the device,
+//! flushes the destination, and switches the device to the destination. Until then the source has every
+//! acknowledged write: a move that fails, is cancelled or dies with the process leaves the device as it was.
 
 use crate::change::{ChangeError, MoveRequest, blocking};
 use crate::device::tree::migration::{MovePlan, plan};
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Time between two looks at the progress.
+/// Interval at which the progress of the copy is polled.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 fn state(device: &Device) -> MutexGuard<'_, Option<Arc<MoveState>>> {
@@ -27,7 +27,7 @@ fn refused(errno: i32, why: impl Into<String>) -> HostError {
     HostError::with_errno(HostErrorKind::Refused, errno, ChangeError::Move(why.into()))
 }
 
-/// Pause before the source is left alone is tried again.
+/// Pause before another attempt to switch the device back to its source.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Marks the device as moving until this is dropped.
@@ -51,7 +51,7 @@ impl Drop for Moving {
     }
 }
 
-/// Refuses a change of a device whose contents move.
+/// Refuses a change of a device whose contents are being moved.
 pub(crate) fn check_not_moving(device: &Device) -> Result<(), HostError> {
     match &*state(device) {
         None => Ok(()),
@@ -64,18 +64,18 @@ pub(crate) fn check_not_moving(device: &Device) -> Result<(), HostError> {
     }
 }
 
-/// Ends a move soon, if there is one.
+/// Requests the cancellation of the device's move. Returns whether a move was in progress.
 pub(crate) fn cancel(device: &Device) -> bool {
     let moving = state(device).clone();
     moving.inspect(|moving| moving.is_cancelled.store(true, SeqCst)).is_some()
 }
 
 impl Host {
-    /// Moves the contents of a device, and returns when that is done; or cancels a move.
+    /// Moves the contents of a device and returns when the move has ended, or cancels a move.
     ///
     /// # Errors
-    /// There is no such device, the move is refused, fails or is cancelled: the device is served from its source as
-    /// before. Or there is no move to cancel.
+    /// The device does not exist; the move is refused, fails or is cancelled, and the device is served from
+    /// its source as before; or there is no move to cancel.
     pub async fn move_contents(&self, name: &str, request: MoveRequest) -> Result<(), HostError> {
         let device = self.device(name).ok_or_else(HostError::no_device)?;
         match request {
@@ -92,7 +92,7 @@ impl Host {
         }
     }
 
-    /// Moves the contents of a device to another stack, and returns when that is done.
+    /// Moves the contents of a device to another stack and returns when the move has ended.
     async fn move_to(&self, device: &Arc<Device>, to: &str, rate: Option<u64>) -> Result<(), HostError> {
         let to: StackSpec = to.parse().map_err(|why| refused(libc::EINVAL, format!("{to}: {why}")))?;
         let lock = device.change_lock.lock().await;
@@ -137,7 +137,7 @@ impl Host {
         result
     }
 
-    /// Waits for the copy and leaves the destination alone; or, after an error, the source.
+    /// Waits for the copy, then switches the device to the destination; after an error, back to the source.
     async fn complete(
         &self,
         device: &Arc<Device>,
@@ -172,7 +172,7 @@ impl Host {
         let _lock = device.change_lock.lock().await;
         let is_moving =
             device.composition().table.as_ref().is_some_and(|now| Arc::ptr_eq(now, &planned.table));
-        // Requests that do not end can delay this. Until then the device is served by both.
+        // Requests that do not end can delay this. Until they do, the device is served by both stacks.
         while is_moving && !device.is_being_removed() {
             match self.swap(device, during, before.clone()).await {
                 Ok(()) => break,
@@ -183,7 +183,8 @@ impl Host {
         Err(why)
     }
 
-    /// Drains the device and leaves the destination alone, if it is complete then.
+    /// Drains the device and switches it to the destination. Returns false if the copy is no longer complete
+    /// after the drain.
     async fn leave_destination(
         &self,
         device: &Arc<Device>,
@@ -200,12 +201,13 @@ impl Host {
         targets::presuspend(during, false);
         let (plan, exports) = (planned.clone(), self.exports_of(device));
         let make = move || {
-            // No request is in flight any more.
+            // No request is in flight here.
             if !plan.migration.is_complete() {
                 return Ok(Err(ChangeError::Move("not complete".to_owned())));
             }
             plan.flush()?;
-            // Before the device is written again: a server that takes it over then must not use the source any more.
+            // Recorded before the device accepts writes again: a server that takes the device over must use
+            // the destination from then on.
             for export in &exports {
                 if let Err(error) = export.stack_changed(&plan.stack) {
                     return Ok(Err(ChangeError::Move(format!("recording the new stack failed: {error}"))));
@@ -246,7 +248,7 @@ impl Host {
         exchanged
     }
 
-    /// A ublk device whose requests are in memory of the kernel cannot move to a stack that accesses data.
+    /// Refuses the move of a ublk device whose data stays in kernel memory to a stack that accesses data.
     fn check_memory(
         &self,
         device: &Arc<Device>,

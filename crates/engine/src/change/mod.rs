@@ -105,7 +105,8 @@ pub enum Change {
     HandOver,
 }
 
-/// A move of a device's contents. It is no [`Change`]: it makes two, and locks the device for each of them only.
+/// A move of a device's contents. It is not a [`Change`]: it makes two changes, and locks the device only
+/// during each.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveRequest {
@@ -184,7 +185,7 @@ pub enum ChangeError {
     /// The device would use itself: the names on the cycle.
     #[error("it would use itself: {0} (have one of them use something else)")]
     Cycle(String),
-    /// The contents do not move.
+    /// The contents cannot be moved.
     #[error("{0}")]
     Move(String),
     /// The trace cannot be changed.
@@ -213,9 +214,9 @@ impl Host {
     /// Changes a device while it is served.
     ///
     /// # Errors
-    /// There is no such device, the change is refused, or the file, an I/O thread or an export refuses it:
-    /// the device is served as before. If the kernel does not drop what it has cached of a replaced file, the
-    /// file is replaced nevertheless, and the error reports what is still cached.
+    /// The device does not exist, or the change is refused by the device, the file, an I/O thread or an
+    /// export: the device is served as before. If the kernel does not drop what it has cached of a replaced
+    /// file, the file is replaced nevertheless, and the error reports what is still cached.
     pub async fn change(&self, name: &str, change: Change) -> Result<(), HostError> {
         let device = self.device(name).ok_or_else(HostError::no_device)?;
         match &change {
@@ -369,7 +370,7 @@ impl Host {
             return Err(ChangeError::Shrinks { from, to }.into());
         }
         self.check_size(device, from, to)?;
-        // Nobody may know of blocks that do not exist any more.
+        // A smaller size is reported first: clients must not know of blocks that do not exist.
         let reported = to.min(from);
         self.report_size(device, from, reported).await?;
         let before = device.composition();
@@ -384,8 +385,8 @@ impl Host {
         if result.is_err() {
             self.restore_reported_size(device, reported, from).await;
         }
-        // The end of the file is cut off after the device shrank; a file that was extended in vain is cut
-        // again.
+        // The file is truncated after the device has shrunk. A file that was extended for a change that
+        // failed is truncated to its previous length.
         if result.is_ok() && device.size() < from || result.is_err() && size.is_some() && was_whole {
             let composition = device.composition();
             result = result.and(blocking(move || composition.tree.cut()).await);
@@ -437,7 +438,7 @@ impl Host {
         let (before, was, to) = (device.composition(), device.size(), next.tree.profile().size);
         let was_suspended = device.is_suspended();
         self.check_size(device, was, to)?;
-        // Nobody may know of blocks that do not exist any more.
+        // A smaller size is reported first: clients must not know of blocks that do not exist.
         let reported = to.min(was);
         self.report_size(device, was, reported).await?;
         let mut result = self.swap_tables(device, &before, &next, false).await;
@@ -475,7 +476,7 @@ impl Host {
         // Requests that wait for a path are processed by the new table.
         targets::presuspend(from, true);
         let given = to.clone();
-        // Devices that it uses may have got another table since it was loaded.
+        // Devices below may have switched to other tables since this table was loaded.
         let make = move || {
             let Composition { stack, layers, tree, table } = &*given;
             let (stack, layers, table) = (stack.clone(), layers.clone(), table.clone());
@@ -520,7 +521,8 @@ impl Host {
     async fn flush_drained(&self, device: &Arc<Device>, affected: &[Arc<Device>]) -> Result<(), HostError> {
         let composition = device.composition();
         if composition.tree.is_single() {
-            // The flush needs the only connection that the server accepts, which a queue has.
+            // The flush opens a connection of its own. The server accepts one at a time, so the queue's is
+            // closed first.
             self.close_nodes(affected).wait().await?;
         }
         blocking(move || composition.tree.sync()).await
@@ -546,10 +548,10 @@ impl Host {
         result
     }
 
-    /// Freezes and drains the device and all that use it, and prepares them for another composition: that of
-    /// the device is created by `make` meanwhile. On success they have it from here on, and their queues
-    /// switch to it with [`finish_exchange`](Host::finish_exchange), which must follow in any case. After an
-    /// error all of them are as before, and nothing has been switched.
+    /// Freezes and drains the device and all devices that use it, calls `make` for the device's next
+    /// composition, and prepares all queues for the next compositions. On success the devices have these
+    /// compositions. [`finish_exchange`](Host::finish_exchange), which must follow in any case, switches the
+    /// queues to them. After an error all devices are as before, and no queue has been switched.
     pub(crate) async fn exchange(
         &self,
         device: &Arc<Device>,
@@ -581,7 +583,7 @@ impl Host {
         Ok(())
     }
 
-    /// Has every queue of these devices prepare a stack for its device's next composition.
+    /// Makes every queue of these devices prepare a stack for its device's next composition.
     async fn prepare(&self, next: &[(Arc<Device>, Arc<Composition>)]) -> Result<(), HostError> {
         let mut answers = Vec::new();
         for (device, composition) in next {
@@ -618,7 +620,7 @@ impl Host {
         numbered.sort_by_key(|(below, _)| *below);
         let mut affected: Vec<_> = numbered.into_iter().map(|(_, device)| device).collect();
         if affected.is_empty() {
-            // It is being removed.
+            // The host no longer lists a device that is being removed.
             affected.push(device.clone());
         }
         affected

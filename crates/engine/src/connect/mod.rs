@@ -169,7 +169,7 @@ fn disconnect(connected: Connected<OwnedFd>) {
 struct NbdConnector {
     target: Arc<Target>,
     handle: Handle,
-    /// What connections must lead to. Set before any is requested.
+    /// The export that every connection must lead to. Set before the first connection is requested.
     export: OnceLock<Export>,
     attempts: Arc<Attempts>,
 }

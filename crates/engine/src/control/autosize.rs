@@ -75,8 +75,8 @@ pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
     }
 }
 
-/// Gives a device the size that another client has given to its image, in both directions: what was cut off
-/// is gone already. The cluster reports the change, so nothing is asked while there is none.
+/// Resizes a device after another client has resized its image, larger or smaller: data that was cut off is
+/// lost already. The cluster reports changes of the image, so it is not queried before one.
 async fn follow_image(host: &Arc<Host>, device: &Arc<Device>) {
     let (measuring, measured) = (host.clone(), device.clone());
     let changed = tokio::task::spawn_blocking(move || measuring.changed_rbd_size(&measured)).await;

@@ -18,10 +18,9 @@ use tokio::net::UnixStream;
 /// Longest wait for an answer to a query. Removals and changes may take any time: they drain.
 const ANSWER_TIME: Duration = Duration::from_secs(15);
 
-/// Time after which a stopped process's answer is not waited for any more. A debugger stops a process for a
-/// moment.
+/// Time after which the client gives up waiting for a stopped process. Debuggers stop a process briefly.
 const STOPPED_TIME: Duration = Duration::from_secs(2);
-/// Interval at which the state of a process is read meanwhile.
+/// Interval at which the state of the process is polled while waiting.
 const STOPPED_LOOK: Duration = Duration::from_millis(250);
 
 /// Returns whether a process is stopped by a signal or a debugger: its state in `/proc/PID/stat` is T or t.
@@ -178,7 +177,7 @@ impl ControlClient {
         self.get(&format!("/devices/{name}/inflight")).await
     }
 
-    /// Drains, flushes and removes a device. Takes as long as that does.
+    /// Drains, flushes and removes a device. Waits without a time limit.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -194,7 +193,7 @@ impl ControlClient {
         self.ask(Method::DELETE, &format!("/devices/{name}?force")).await.map(|_| ())
     }
 
-    /// Changes a device while it is served. Takes as long as that does.
+    /// Changes a device while it is served. Waits without a time limit.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -203,7 +202,7 @@ impl ControlClient {
         self.send(Method::PATCH, &format!("/devices/{name}"), body).await.map(|_| ())
     }
 
-    /// Moves the contents of a device, which takes as long as that does; or cancels a move.
+    /// Moves the contents of a device, waiting for the end without a time limit, or cancels a move.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -233,7 +232,7 @@ impl ControlClient {
         Ok(TraceStream { body: response.into_body(), client: self.clone(), connection, _sender: sender })
     }
 
-    /// Executes a call on a device's table. Takes as long as that does.
+    /// Executes a call on a device's table. Waits without a time limit.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -251,7 +250,7 @@ impl ControlClient {
         self.get("/topology").await
     }
 
-    /// Brings the process to what a topology says, or only plans that. Takes as long as that does.
+    /// Applies a topology to the process, or only plans it. Waits for the last action without a time limit.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -261,7 +260,7 @@ impl ControlClient {
         serde_json::from_slice(&answer).map_err(|why| self.broken(why))
     }
 
-    /// Runs a command line on the LIO tree of the process. Takes as long as that does.
+    /// Runs a command line on the LIO tree of the process. Waits without a time limit.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -297,7 +296,7 @@ impl ControlClient {
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let request = self.request(method, path, body)?;
         let (mut sender, connection, server) = self.connect().await?;
-        // Errors of the connection show in the answer.
+        // Errors of the connection surface as errors of the answer.
         let connection = tokio::spawn(connection);
         let answer = async {
             let response = sender.send_request(request).await?;
@@ -332,8 +331,8 @@ impl ControlClient {
             .map_err(|why| self.broken(why))
     }
 
-    /// Connects to the process. Returns its PID, too, if it is known. Nothing is sent to a stopped process,
-    /// which would execute it later, when nobody waits for it any more.
+    /// Connects to the process. Also returns its PID if known. Nothing is sent to a stopped process: it would
+    /// execute the request after the client has given up.
     async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, HttpConnection, Option<i32>), ClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await

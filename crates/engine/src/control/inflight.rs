@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most requests of one queue that are listed: all that a host can have in flight there. Children, which are younger, come last.
+/// Most requests of one queue that are listed: all that a host can have in flight there. Children, which are
+/// younger, come last.
 const REQUESTS_MAX: usize = 4096;
 /// Longest time a reactor may take to list its requests in flight.
 const ANSWER_TIME: Duration = Duration::from_secs(3);

@@ -136,7 +136,7 @@ const DEVICE_GAUGES: [DeviceGauge; 7] = [
     }),
 ];
 
-/// Returns a number of each iSCSI export of a device.
+/// Returns the count of that name of each iSCSI export of a device.
 fn iscsi_counts(device: &Gathered, name: &'static str) -> impl Iterator<Item = u64> {
     let exports = device.info.exports.iter().filter(|export| export.kind == "iscsi");
     exports.filter_map(move |export| export.counts.get(name).copied())

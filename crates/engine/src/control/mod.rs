@@ -127,7 +127,7 @@ pub trait HostView: Send + Sync + 'static {
         self.devices().into_iter().find(|device| device.name == name)
     }
 
-    /// Returns facts about a device that take a while to find out, for its `backend`.
+    /// Returns entries of a device's `backend` that need I/O to determine.
     fn slow_facts<'a>(&'a self, name: &'a str) -> BoxFuture<'a, BTreeMap<String, String>> {
         let _ = name;
         Box::pin(async { BTreeMap::new() })
@@ -152,7 +152,7 @@ pub trait HostView: Send + Sync + 'static {
     /// The future resolves when that is done, or with an error if nothing has changed.
     fn change<'a>(&'a self, name: &'a str, change: Change) -> BoxFuture<'a, Result<(), ControlError>>;
 
-    /// Moves the contents of a device, and resolves when that is done; or cancels a move.
+    /// Moves the contents of a device and resolves when the move has ended, or cancels a move.
     fn move_contents<'a>(
         &'a self,
         name: &'a str,
@@ -193,9 +193,10 @@ pub trait HostView: Send + Sync + 'static {
         TopologyText::default()
     }
 
-    /// Brings the process to what a topology says, or only plans that.
+    /// Applies a topology to the process, or only plans it.
     ///
-    /// The future ends when the last action is done or has failed, which the answer reports; or with why nothing was planned.
+    /// The future resolves when the last action is done or has failed, as the answer reports, or with an
+    /// error if no plan could be made.
     fn apply(&self, request: ApplyRequest) -> BoxFuture<'_, Result<ApplyAnswer, ControlError>> {
         let _ = request;
         let why = "this process cannot apply a topology".to_owned();

@@ -162,7 +162,7 @@ async fn in_flight(
     view.in_flight(&name).await.map(Json)
 }
 
-/// The body of a PATCH. The names of the variants of both types differ.
+/// The body of a PATCH. No variant name occurs in both types, so the variant determines the type.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Patch {
@@ -175,7 +175,7 @@ async fn change(
     Path(name): Path<String>,
     Json(patch): Json<Patch>,
 ) -> Result<StatusCode, ControlError> {
-    // As with a removal: once begun, it is finished.
+    // A task of its own: a change that was begun is finished even if the client disconnects.
     let task = tokio::spawn(async move {
         match patch {
             Patch::Move(request) => view.move_contents(&name, request).await,

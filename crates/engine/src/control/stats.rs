@@ -43,7 +43,8 @@ pub struct LayerStats {
     pub depth: u8,
     /// Name: `split`, `file`, ….
     pub name: String,
-    /// The path, URI or size of a backend, with its role under an overlay (`origin`, `overlay`); empty if not known.
+    /// The path, URI or size of a backend, with its role under an overlay (`origin`, `overlay`); empty if not
+    /// known.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
     /// Whether it has no children.

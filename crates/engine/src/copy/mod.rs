@@ -1,11 +1,11 @@
 //! Copies the contents of one stack to another, neither of which is served: `blockyard copy`.
 //!
-//! One thread with a ring and a queue on each side keeps several chunks in flight: a chunk is read into memory of the
-//! ring and written from there. The block status of both sides is asked for window by window: holes are not read, and
-//! are zeroed in the target unless it reads as zeroes already.
+//! One thread with a ring and a queue on each side keeps several chunks in flight: a chunk is read into
+//! memory of the ring and written from there. The block status of both sides is asked for window by window:
+//! holes are not read, and are zeroed in the target unless it reads as zeroes already.
 //!
-//! *Invariant:* a checkpoint is reported only when everything before it has been written and then flushed, so a copy
-//! that was interrupted may continue there.
+//! *Invariant:* a checkpoint is reported only when everything before it has been written and then flushed, so
+//! a copy that was interrupted may continue there.
 
 mod spans;
 
@@ -21,15 +21,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Data of one request.
+/// Data bytes of one request.
 const CHUNK: u64 = 1 << 20;
 /// Requests in flight.
 const DEPTH: usize = 16;
 /// Bytes that are zeroed with one request.
 const ZEROES: u64 = 64 << 20;
-/// The range whose block status is asked for at a time.
+/// Bytes whose block status is requested at a time.
 const WINDOW: u64 = 1 << 30;
-/// Records of one answer.
+/// Most records of one block status reply.
 const RECORDS: usize = 1024;
 /// Time between checkpoints.
 const CHECKPOINT: Duration = Duration::from_secs(2);
@@ -149,7 +149,7 @@ enum Step {
     Reading,
     Writing,
     Zeroing,
-    /// Reads of both sides are in flight, so many.
+    /// Reads of both sides are in flight; the number that has not completed.
     Comparing(u8),
 }
 
@@ -191,7 +191,8 @@ struct Copier<'a> {
 /// Copies, or compares, the whole source. `report` is called often; it need not be fast.
 ///
 /// # Errors
-/// A side cannot be opened, the target does not fit, or a request failed: what was reported as checkpoint is copied.
+/// A side cannot be opened, the target does not fit, or a request failed: what was reported as checkpoint is
+/// copied.
 pub fn copy(
     source: &StackSpec,
     target: &StackSpec,
@@ -267,7 +268,7 @@ impl Copier<'_> {
                 // The checkpoint is reported as soon as its flush completes; the rate catches up.
                 Some(_) if self.flushing.is_some() => self.advance()?,
                 Some(time) => std::thread::sleep(time),
-                // Ranges that need nothing were skipped, and there are more.
+                // Ranges without work were skipped, and more are pending.
                 None if is_idle => {}
                 None => self.advance()?,
             }
@@ -285,7 +286,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Asks both sides for the block status of the next window.
+    /// Requests the block status of the next window from both sides.
     fn learn(&mut self) -> Result<(), CopyError> {
         let (offset, len) = (self.known, WINDOW.min(self.progress.size - self.known));
         let source = self.extents(SOURCE, offset, len)?;
@@ -468,7 +469,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Zeroes a range of a target that has no such operation: a chunk is written, and the rest is put back.
+    /// Zeroes a range of a target without a write-zeroes operation: writes one chunk of zeroes, and returns
+    /// the rest of the range to the pending ranges.
     fn write_zeroes(&mut self, index: usize) -> Result<(), CopyError> {
         let slot = &mut self.slots[index];
         let len = slot.len.min(CHUNK);
@@ -509,7 +511,8 @@ impl Copier<'_> {
         }
     }
 
-    /// Waits for requests in flight after an error, so that their memory can be released, and closes both sides.
+    /// Waits for requests in flight after an error, so that their memory can be released, and closes both
+    /// sides.
     fn settle(&mut self) -> Result<(), CopyError> {
         let is_busy = |copier: &Self| copier.sides.iter().any(|side| side.queue.in_flight() > 0);
         while is_busy(self) {

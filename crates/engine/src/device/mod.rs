@@ -129,7 +129,7 @@ pub enum DeviceError {
     /// The destination of a move does not fit.
     #[error("{0}")]
     Move(String),
-    /// There are more layers than a request's path has room for.
+    /// The stack has more layers than a request's path can hold.
     #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
     TooDeep(usize),
     /// The depth needs too many requests and children.
@@ -200,7 +200,7 @@ pub struct Device {
     composition: RwLock<Arc<Composition>>,
     /// The inactive table, and what past tables have counted.
     pub(crate) slot: Mutex<Slot>,
-    /// RingResources while the device is changed or removed.
+    /// Held while the device is changed or removed.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// The move of its contents to another stack, if there is one.
     pub(crate) moving: Mutex<Option<Arc<MoveState>>>,
@@ -298,8 +298,7 @@ impl Device {
         self.number
     }
 
-    /// Returns its current composition.
-    /// Returns the image of a cluster under the device, if it is the only backend.
+    /// Returns the RBD image under the device, if it is the only backend.
     pub fn rbd_image(&self) -> Option<Arc<Rbd>> {
         self.composition().tree.only_rbd().cloned()
     }
@@ -391,8 +390,8 @@ impl Device {
         self.composition().stack.to_string()
     }
 
-    /// Describes its stack to clients: its kind and the format of a file. Paths, addresses of other servers
-    /// and tables are not disclosed.
+    /// Describes its stack to clients: the backend's kind, and the format of a file. Paths, addresses of
+    /// other servers and tables are not disclosed.
     pub fn public_description(&self) -> String {
         match self.stack() {
             StackSpec::File(DiskFileSpec { format: FileFormat::Given(format), .. }) => {

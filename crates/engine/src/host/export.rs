@@ -106,7 +106,8 @@ pub trait Export: Send + Sync {
         Ok(())
     }
 
-    /// A topology describes the device from now on: records the device's part of its text for a server that takes it over.
+    /// A topology describes the device from now on: records the device's part of its text for a server that
+    /// takes it over.
     fn topology_changed(&self, text: &str, file: &Path) -> Result<(), HostError> {
         let _ = (text, file);
         Ok(())

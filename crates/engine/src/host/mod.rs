@@ -37,7 +37,8 @@ pub struct HostConfig {
 struct Exported {
     device: Arc<Device>,
     export: Arc<dyn Export>,
-    /// Closed, but kept until its device is removed, which another export has in use.
+    /// The export is closed, but listed until its device is removed, because another export still uses the
+    /// device.
     is_closed: bool,
 }
 
@@ -161,8 +162,8 @@ impl Host {
         device.is_single().then(|| device.number() % self.reactors.len())
     }
 
-    /// Gives a client of a device to the reactor of that number, or, if the device has a single queue, to the
-    /// reactor of that queue.
+    /// Attaches a client of a device to the reactor of that number, or, if the device has a single queue, to
+    /// the reactor of that queue.
     pub fn attach_to(&self, number: usize, device: Arc<Device>, attach: Attach) {
         let number = self.reactor_of(&device).unwrap_or(number);
         self.reactors[number].attach(device, attach);
@@ -178,7 +179,7 @@ impl Host {
         self.exports_of(device).iter().any(|export| export.is_passthrough())
     }
 
-    /// Gives a new client of a device to the next reactor, in rotation.
+    /// Attaches a new client of a device to the next reactor, in rotation.
     pub fn attach(&self, device: Arc<Device>, attach: Attach) {
         let number = self.next_reactor.fetch_add(1, Relaxed) % self.reactors.len();
         self.attach_to(number, device, attach);

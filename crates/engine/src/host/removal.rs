@@ -105,13 +105,13 @@ impl Host {
 
     /// Closes all exports of a device, or none: each is asked before the first is closed, and a suspended
     /// device is resumed only if none refuses. If one refuses after all, because a client came in between,
-    /// the exports before it stay closed, and so does not the device.
+    /// the exports before it stay closed, and the device is not removed.
     async fn close_exports(&self, device: &Arc<Device>, by_force: bool) -> Result<(), HostError> {
         let mut exports = self.exports_of(device);
         // NBD never refuses, so it is closed last.
         exports.sort_by_key(|export| export.handover() == Handover::ClientsReconnect);
         let was_suspended = device.is_suspended();
-        // A single export refuses by itself, and knows best.
+        // A single export needs no earlier check: its `close` refuses, with more information.
         if !by_force && (exports.len() > 1 || was_suspended) {
             for export in &exports {
                 export.may_close(device).await?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Value of `limit_ns` without a timeout.
 const OFF: u64 = u64::MAX;
-/// Window of one log line per device.
+/// A device logs one line per window of this length.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The timeout of a device's requests.

@@ -163,8 +163,8 @@ impl TraceSession {
         }))
     }
 
-    /// Allocates lanes for the queues without one, and spare ones: one per thread, at least one. Returns
-    /// whether a queue was without.
+    /// Allocates lanes for the queues without one, and spare lanes: one per thread, at least one. Returns
+    /// whether a queue had no lane.
     pub(crate) fn allocate_lanes(&self, threads: usize) -> bool {
         let queues_without_lane = self.queues_without_lane.swap(0, SeqCst);
         let wanted = threads.saturating_sub(lock(&self.lanes).len()).max(queues_without_lane).max(1);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Longest line of output that is logged. The rest is a line of its own.
 const LINE_MAX: u64 = 1024;
-/// How often the end of a program is looked for.
+/// Interval at which a program is polled for its end.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// A program that runs in a process group of its own, and is killed on drop.
@@ -96,13 +96,13 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Also after the program's end: its children may be there, and may hold the shared memory.
+        // Also after the program's end: its child processes may still run and hold the shared memory.
         self.signal(Signal::KILL);
         let _ = self.child.wait();
     }
 }
 
-/// What turns a program's output into lines of the log.
+/// Reads the output of a program and logs it line by line, on a thread of its own.
 struct Log {
     device: Option<String>,
     name: String,
@@ -123,7 +123,7 @@ impl Log {
             if text.is_empty() {
                 continue;
             }
-            // This thread has no runtime that could report later, so the next line does.
+            // This thread has no runtime to report suppressed lines later, so the next line reports them.
             match limit.admit_now() {
                 Some(1) => tracing::info!(device = self.device, program = self.name, "{text}"),
                 Some(lines) => {

@@ -18,17 +18,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the program has for an answer, and for its end.
+/// Longest time for an answer of the program, and for its end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The program does as the protocol demands.
+    /// The program satisfies the demand.
     Passed,
-    /// The check does not apply, and why.
+    /// The check does not apply, for this reason.
     Skipped(&'static str),
-    /// It does not, and how.
+    /// The program violates the demand; the text describes how.
     Failed(String),
 }
 
@@ -148,8 +148,8 @@ impl Bench {
         self.ready.features.contains(feature)
     }
 
-    /// Runs a check on a new connection that may write, on a range of `units` units at the start of the disk, whose
-    /// content is restored.
+    /// Runs a check on a new connection that may write, on a range of `units` units at the start of the disk,
+    /// whose content is restored.
     fn writing(&self, units: u64, check: impl FnOnce(&mut Peer) -> Outcome) -> Outcome {
         if self.has(Features::READ_ONLY) {
             return Ok(Verdict::Skipped("the disk is read-only"));
@@ -372,7 +372,7 @@ fn several_connections(bench: &Bench) -> Outcome {
     })
 }
 
-/// A check, by the demand.
+/// A demand of the protocol, and the function that checks it.
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
 /// The checks that share a started program.

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// What passes connections to the node of a queue.
+/// The connector of a queue's node.
 type ExecConnections = Arc<dyn Connector<OwnedFd, ()>>;
 
 /// An `exec:` device.
@@ -41,7 +41,7 @@ impl ExecDevice {
         &self.exec
     }
 
-    /// Creates the shared memory of a queue, and what connects it.
+    /// Creates the shared memory of a queue, and the connector of its node.
     pub(crate) fn connection(&self) -> io::Result<(Arc<SharedMemory>, ExecConnections)> {
         let memory = SharedMemory::create(SLOTS as usize * SLOT_LEN as usize)?;
         let connector = ExecConnector { program: self.program.clone(), memory: memory.clone() };
@@ -78,7 +78,8 @@ fn connect_and_deliver(program: &Program, memory: &SharedMemory, line: &Line<Own
         match program.connect(memory) {
             Ok(stream) => {
                 program.trouble("");
-                // A node that is gone needs no connection: dropping our end tells the program.
+                // If the node no longer exists, our end is dropped, which closes the connection to the
+                // program.
                 let _ = line.bring(Connected { stream, session: () });
                 return;
             }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// How long nbdkit has for ending by itself.
+/// Longest wait for nbdkit to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The nbdkit of a device.
@@ -41,8 +41,8 @@ impl Nbdkit {
         self.folder.path().join("socket")
     }
 
-    /// Starts nbdkit if it does not run. The kernel ends it with the thread that calls this, so that thread has
-    /// to live as long as the process.
+    /// Starts nbdkit if it does not run. The kernel ends it with the thread that calls this, so that thread
+    /// has to live as long as the process.
     ///
     /// # Errors
     /// It cannot be started, or has ended and is not to be started again.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// Longest time from the start of a program to its answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a program has for ending by itself when its sockets are closed.
+/// Longest wait for a program to end by itself after its sockets were closed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Why a program cannot be used.
@@ -95,12 +95,12 @@ struct Started {
     control: OwnedFd,
 }
 
-/// For `show`.
+/// State of a program, for `show`.
 #[derive(Clone, Default)]
 pub(super) struct Status {
     pub(super) pid: Option<u32>,
     pub(super) starts: u64,
-    /// How the last one ended, or why it was ended; empty if none did.
+    /// How the previous process ended, or why it was killed; empty before the first end.
     pub(super) last_end: String,
     /// Why there is no connection; empty while there is nothing wrong.
     pub(super) trouble: String,
@@ -149,7 +149,7 @@ impl Program {
         self.spec.command.clone()
     }
 
-    /// Starts the program and shakes hands.
+    /// Starts the program and performs the handshake.
     fn run(&self, started: &mut Option<Started>) -> Result<Ready, ProgramError> {
         let failed = |why: io::Error| {
             let hint = match why.kind() {
@@ -181,7 +181,7 @@ impl Program {
             Err(rustix::io::Errno::AGAIN) => {
                 return Err(ProgramError::Silent { command: self.command() });
             }
-            // It closed its socket, which a program does that ends.
+            // The program closed its socket, as it does when it ends.
             _ => {
                 let how = running
                     .ends_within(GRACE)

@@ -77,7 +77,7 @@ pub type Attach = Box<dyn FnOnce(&QueueHandle, &mut Fronts, &mut Turn<'_>) + Sen
 pub type Work = Box<dyn FnOnce(&mut Fronts, &mut Turn<'_>) + Send>;
 
 enum Message {
-    /// Do this, whatever devices are served.
+    /// Run work that does not depend on a device.
     Run(Work),
     /// Serve a device to a new client, through a queue that is created if needed.
     Attach(Arc<Device>, Attach),
@@ -97,7 +97,7 @@ enum Message {
     Wake(QueueId),
     /// Answer how many kernel buffers the ring has left.
     KernelBuffers(oneshot::Sender<Vec<u16>>),
-    /// The alarm that this front-end set.
+    /// An alarm of this front-end is due.
     Tick(FrontNumber),
     /// Another reactor has sent the iSCSI front-end a message.
     ReadInbox,
@@ -154,8 +154,8 @@ impl Reactor {
         Ok(Reactor { messages, waker, engine, thread, tid, turns, cpus: Mutex::default() })
     }
 
-    /// Adds CPUs whose requests it serves, and binds the thread to all of them, where their data and clients
-    /// are.
+    /// Adds CPUs whose requests it serves, and binds the thread to all of them, to be near the clients and
+    /// their data.
     pub fn add_affinity(&self, cpus: &[usize]) {
         let mut all = self.cpus.lock().unwrap_or_else(|e| e.into_inner());
         all.extend(cpus);
@@ -199,18 +199,19 @@ impl Reactor {
         &self.engine
     }
 
-    /// Has `attach` called with the device's queue on this thread. It is dropped without a call when the
-    /// device is being retired or cannot be served here.
+    /// Calls `attach` on this thread with the device's queue. Drops it without a call if the device is being
+    /// retired or cannot be served here.
     pub fn attach(&self, device: Arc<Device>, attach: Attach) {
         self.post(Message::Attach(device, attach));
     }
 
-    /// Has `work` called on this thread.
+    /// Calls `work` on this thread.
     pub fn run(&self, work: Work) {
         self.post(Message::Run(work));
     }
 
-    /// Has `attach` called with a new queue for one front-end alone, to which its first tags belong.
+    /// Calls `attach` on this thread with a new queue that belongs to one front-end, which assigns the first
+    /// `own.tags` tags itself.
     pub fn attach_alone(&self, device: Arc<Device>, own: OwnQueue, attach: Attach) {
         self.post(Message::AttachAlone(device, own, attach));
     }
@@ -369,7 +370,7 @@ impl State {
             let more = self.queues.any_touched() || is_dirty;
             if let Err(error) = self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }) {
                 tracing::error!(reactor = self.number, %error, "the ring failed");
-                // Clients would wait for ever. The process ends instead, and its supervisor restarts it.
+                // Clients would wait for ever, so the process aborts and its supervisor restarts it.
                 std::process::abort();
             }
             self.ring.look_at_clock();

@@ -123,7 +123,7 @@ impl State {
             })
         };
         for pending in self.reconfiguration.pending.extract_if(.., |pending| is_complete(pending)) {
-            // A receiver that is gone has given the change up.
+            // A dropped receiver means that the change was given up.
             let _ = pending.done.send(());
         }
     }

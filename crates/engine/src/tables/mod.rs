@@ -283,8 +283,8 @@ fn message(device: &Device, sector: u64, arguments: &[String]) -> Result<Option<
     })
 }
 
-/// Returns why a target refuses a message: names a missing device and those that exist, or an unknown message and the
-/// known ones.
+/// Returns why a target refuses a message: names a missing device and those that exist, or an unknown message
+/// and the known ones.
 fn refused_message(why: MessageError, arguments: &[String], target: &LoadedTarget) -> String {
     let command = arguments.first().map_or("", String::as_str);
     let messages = target.target.messages();

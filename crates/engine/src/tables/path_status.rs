@@ -9,7 +9,7 @@ use crate::tables::TargetAnswer;
 use serde::Serialize;
 use std::str::SplitAsciiWhitespace;
 
-/// A path.
+/// A path of a multipath target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PathStatus {
     /// First sector of its target, to which messages are sent.

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-/// Returns what would keep a topology from starting: missing files, missing rights, two writers of one file. Opens
-/// nothing for writing, so a device that appears or disappears later is not foreseen.
+/// Returns the problems that would keep a topology from starting: missing files, missing rights, two writers
+/// of one file. Opens nothing for writing, so a device that appears or disappears later is not foreseen.
 pub fn check_files(topology: &Topology) -> Vec<Problem> {
     let mut problems = Vec::new();
     for device in &topology.devices {
@@ -47,7 +47,7 @@ fn two_writers(topology: &Topology) -> Vec<Problem> {
         let Ok(metadata) = file.file.path.metadata() else { continue };
         let Some(first) = first_users.insert((metadata.dev(), metadata.ino()), device) else { continue };
         let StackSpec::File(other) = &first.stack else { continue };
-        // What has an overlay is only read.
+        // The origin of an overlay is only read.
         let reads = |device: &DeviceSpec, file: &DiskFileSpec| file.file.ro || device.is_overlaid();
         let agreed = (reads(device, file) && reads(first, other)) || (file.file.share && other.file.share);
         if !agreed {

@@ -1,5 +1,5 @@
-//! Starts topologies: the types of crate `spec`, read from a file, checked against the files that they name, and turned into the
-//! configuration of a host and its devices.
+//! Reads topologies (types of the crate `spec`) from files, checks the files that they name, and turns them
+//! into the configuration of a host and its devices.
 //!
 //! Nothing here opens a file for writing.
 
@@ -23,7 +23,7 @@ pub fn read(file: &Path) -> Result<String, TopologyError> {
     })
 }
 
-/// Reads a topology file. Relative paths in it are taken from the file's directory on.
+/// Reads a topology file. Relative paths in it start from the file's directory.
 ///
 /// # Errors
 /// The file cannot be read, is not TOML, or contradicts itself.

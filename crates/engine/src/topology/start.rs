@@ -6,16 +6,16 @@ use crate::topology::{DeviceSpec, RingChoice, Topology};
 use ring::{Choice, RingConfig};
 use std::num::NonZero;
 
-/// Reactors when none were asked for: one for each CPU up to this many, since each holds its own buffers.
+/// Default number of reactors: one per CPU up to this many, since each allocates its own buffers.
 const REACTORS_MAX: usize = 4;
-/// Requests in flight on a hardware queue when nothing was asked for: what the kernel's drivers take.
+/// Default queue depth of a hardware queue, as in the kernel's drivers.
 const DEPTH: u16 = 128;
-/// How long a reactor that polls looks for work before it sleeps, in microseconds: twice what waking it on
-/// another CPU costs a client that waits for each reply (51 µs in a virtual machine).
+/// How long a polling reactor polls before it sleeps, in microseconds: twice what waking it on another CPU
+/// costs a client that waits for each reply (51 µs in a virtual machine).
 const POLL_US: u32 = 100;
-/// Address space for requests of a reactor. Each payload in flight takes a block for all of it, 32 MiB at most, and memory
-/// only as it comes: so much is for 2048 of them. What lies in memory is bounded by those who allocate, such as the budget
-/// of NBD connections.
+/// Address space for the payloads of a reactor's requests, in bytes: 2048 payloads of 32 MiB, the maximum. A
+/// payload reserves address space for its whole length, and uses memory only as data arrives. Front-ends
+/// bound the memory in use, for example by the budget of NBD connections.
 const ADDRESS_SPACE_MAX: u64 = 64 << 30;
 
 /// Returns the configuration of the threads that serve a topology.

@@ -1,5 +1,5 @@
-//! Metrics of iSCSI sessions. A session can see several devices: its counters are its own, its reservations those of
-//! each device.
+//! Metrics of iSCSI sessions. A session can see several devices: its counters are its own, its reservations
+//! those of each device.
 
 use super::Gathered;
 use crate::control::ClientSession;

@@ -112,7 +112,7 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
     }
 }
 
-/// Adds a layer of the driver list, over its files as well.
+/// Adds a layer of the driver list over `below` and over the files that its options name.
 fn driver(below: Tree, words: &LayerOptions) -> Result<Tree, DeviceError> {
     let mut children = vec![below];
     for wanted in words.files() {

@@ -245,8 +245,8 @@ impl Commit {
     pub(crate) fn complete(&self, tree: &Tree) -> Result<Tree, DeviceError> {
         let store = overlay(tree)?.1.last().ok_or(CommitError::NoOverlay)?;
         let identity = cow::identify(&self.base).map_err(at("reading the origin"))?;
-        // The journal means nothing from here on: should the device keep its overlay after all, the table
-        // names all chunks.
+        // The journal is obsolete from here on: if the device keeps its overlay after all, the table has all
+        // chunks.
         SyncIo::new(tree)?.flush().map_err(at("flushing the overlay"))?;
         let generation = write_header(&mut SyncIo::new(store)?, |header| {
             adopt_origin(header, identity);
@@ -348,8 +348,8 @@ fn write_changed(base: &mut SyncIo, offset: u64, ours: &[u8], theirs: &[u8]) -> 
     Ok(())
 }
 
-/// Changes the header of an overlay, unless it stays the same. The older of its two copies is written, so
-/// that one is always intact. Returns the generation in the header.
+/// Applies `change` to the header of an overlay. Writes the older of its two copies, so that one is always
+/// intact, or nothing if the header stays the same. Returns the generation in the header.
 fn write_header(store: &mut SyncIo, change: impl Fn(&mut Header)) -> Result<u64, CommitError> {
     let failed = at("writing the overlay's header");
     let mut head = vec![0; 2 * HEADER_LEN];

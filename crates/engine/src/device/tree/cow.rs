@@ -90,7 +90,7 @@ pub(super) fn open(below: Tree, spec: &CowSpec) -> Result<Tree, DeviceError> {
     };
     check_blocks(&below, &store, opened.header.layout).map_err(unfit).inspect_err(|_| {
         if create {
-            // The new file is removed: it would be in the way of the next attempt, with other sizes.
+            // The new file is removed: the next attempt, with other sizes, would fail because it exists.
             drop(fs::remove_file(path));
         }
     })?;
@@ -250,13 +250,13 @@ fn open_existing(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -
             ));
         }
     }
-    // From here on the table has all chunks, and the journal means nothing.
+    // From here on the table has all chunks, and the journal is obsolete.
     header = Header { generation: header.generation + 1, sequence: header.sequence + 1, ..header };
     save_recovered(&mut scratch, &header, &table, !found.is_empty()).map_err(io("writing"))?;
     Ok(Opened { header, table })
 }
 
-/// Returns the chunks that no flush has brought into the table, but that the journal shows to be complete.
+/// Returns the chunks that are complete according to the journal, but that no flush has written to the table.
 fn recover_unflushed(
     scratch: &mut SyncIo,
     header: Header,
@@ -288,7 +288,7 @@ fn recover_unflushed(
     .map_err(CowError::at("reading", path))
 }
 
-/// Brings recovered chunks into the table: first their data, then the table, then the header of a new
+/// Writes recovered chunks to the table: first their data, then the table, then the header of a new
 /// generation, each on stable storage before the next.
 fn save_recovered(scratch: &mut SyncIo, header: &Header, table: &[u8], found: bool) -> io::Result<()> {
     if found {

@@ -19,7 +19,7 @@ use std::io::{self, Seek};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Assumed size of devices that are not opened.
+/// Assumed size of devices that are not opened: 1 EiB.
 const SIZE_ASSUMED: Bytes = Bytes(1 << 60);
 
 /// Validates a table. `devices`: names of the other devices of the topology.
@@ -56,7 +56,7 @@ struct Found {
     word: String,
     identity: String,
     profile: Profile,
-    /// `None`: it is not read.
+    /// `None`: the device is not read.
     file: Option<File>,
 }
 
@@ -144,7 +144,7 @@ impl DryRunDevices<'_> {
 
 fn profile(size: Bytes) -> Profile {
     let mut limits = QueueLimits { logical_block_size: Bytes(512), ..QueueLimits::default() };
-    // These limits contradict nothing.
+    // These limits never conflict.
     let _ = limits.validate();
     Profile {
         size: Bytes(size.0 & !511),

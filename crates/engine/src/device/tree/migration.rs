@@ -1,5 +1,5 @@
-//! The tree of a device whose contents move to another stack: the layers of the device stay, the stack below them is
-//! exchanged for a migration over both stacks, and that for the destination.
+//! The tree of a device whose contents move to another stack: the layers of the device stay; the stack below
+//! them is replaced by a migration over both stacks, and the migration later by the destination.
 
 use super::source;
 use super::{Element, LoadedTarget, SyncIo, Tree};

@@ -101,7 +101,7 @@ impl RingResources {
 enum Element {
     Backend(Arc<dyn Source>),
     Layer(Arc<dyn Layer<KernelRing>>, Vec<Tree>),
-    /// Another device of this process, with nodes of our own.
+    /// Another device of this process. The tree builds its own nodes for that device's composition.
     Device(Arc<Device>, Arc<Composition>),
 }
 
@@ -143,13 +143,13 @@ pub(crate) enum PartitionTables {
 /// What determines a layer's size, other than its children.
 #[derive(Clone)]
 enum Extent {
-    /// Nothing.
+    /// The children alone determine it.
     Below,
     /// The partition that the selector finds in the table below, and where it started.
     Partition(Selector, Bytes),
     /// The overlay's own size, fixed when it was created.
     Overlay(Arc<Index>),
-    /// Nothing; this layer is the scheduler, whose parameters can change.
+    /// The children alone determine it. The layer is the scheduler, whose parameters can change.
     Scheduler(Arc<Scheduler>),
 }
 
@@ -412,7 +412,7 @@ impl Tree {
         }
     }
 
-    /// Removes what its only file, or its only image of a cluster, has past the device's end.
+    /// Truncates its only file, or its only image of a cluster, to the device's size.
     ///
     /// # Errors
     /// The file system or the cluster refuses.
@@ -474,7 +474,7 @@ impl Tree {
             below.iter().map(|child| child.rebuilt(rebuild)).collect::<Result<Vec<_>, DeviceError>>()?;
         match &self.extent {
             Extent::Partition(selector, start) if rebuild.tables != PartitionTables::Keep => {
-                // A window has one child.
+                // A partition's window has one child.
                 let found = part::open(below.remove(0), selector)?;
                 match found.extent {
                     Extent::Partition(_, now)
@@ -504,7 +504,8 @@ impl Tree {
         self.survives_itself() && lower_devices(self).iter().all(|lower| lower.survives_itself())
     }
 
-    /// Returns the same without regard to the devices that it uses.
+    /// Returns whether acknowledged data outlives this process, without regard to the devices that the tree
+    /// uses.
     pub(crate) fn survives_itself(&self) -> bool {
         match &self.element {
             Element::Backend(source) => source.survives(),

@@ -21,8 +21,9 @@ impl Tree {
         names
     }
 
-    /// Lists the labels of the nodes by number: the path, URI or size of a backend, after its role in the layer
-    /// above (`origin`, `overlay`), if any, and the name of a device that is used as a whole. Layers have none.
+    /// Lists the labels of the nodes by number: the path, URI or size of a backend, after its role in the
+    /// layer above (`origin`, `overlay`), if any, and the name of a device that is used as a whole. Layers
+    /// have none.
     pub(crate) fn labels(&self) -> Vec<String> {
         let mut labels = Vec::new();
         self.label("", &mut labels);

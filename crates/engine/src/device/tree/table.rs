@@ -30,7 +30,7 @@ pub(crate) struct SourcePool {
 }
 
 impl SourcePool {
-    /// Opens a device, or shares it. `later`: what it is assumed to be if it cannot be reached now.
+    /// Opens a device, or shares it. `later`: the export that an unreachable server is assumed to have.
     fn open(
         &self,
         spec: &StackSpec,
@@ -52,7 +52,7 @@ impl SourcePool {
     }
 }
 
-/// What opening a table needs.
+/// Context for opening the backends of a stack or a table.
 pub(crate) struct OpenContext<'a> {
     pub(crate) pool: &'a SourcePool,
     /// Finds a device of this process by name.

@@ -1,10 +1,10 @@
 //! Activates paths by a program: the handler `exec` of multipath tables.
 //!
-//! The control plane runs the program once for each path that [`Multipath::due_activations`] returns, with the
-//! device, the number of the group and the path as arguments, without a shell and without input, in a process
-//! group of its own. The exit status is the result: 0 done, 1 retry, 2 the group is busy, others the path
-//! failed. A program that takes longer than [`LIMIT`], or whose result is no longer wanted, is killed with
-//! its process group.
+//! The control plane runs the program once for each path that [`Multipath::due_activations`] returns, with
+//! the device, the number of the group and the path as arguments, without a shell and without input, in a
+//! process group of its own. The exit status is the result: 0 done, 1 retry, 2 the group is busy, others the
+//! path failed. A program that takes longer than [`LIMIT`], or whose result is no longer wanted, is killed
+//! with its process group.
 //!
 //! *Invariant:* no program lives longer than its table, or than the tasks of the control plane.
 

@@ -1,7 +1,7 @@
 //! The backends of a tree: what each kind offers a device, and how its node is put on a ring.
 //!
-//! A backend implements [`Source`] in a file of this module, and [`open`] lists its constructor. Nothing else in
-//! the engine knows which backends exist.
+//! A backend implements [`Source`] in a file of this module, and [`open`] lists its constructor. Nothing else
+//! in the engine knows which backends exist.
 
 mod file;
 mod memory;
@@ -24,7 +24,7 @@ use ring::KernelRing;
 use std::io;
 use std::sync::Arc;
 
-/// Traits of a backend that its queue limits do not tell.
+/// Traits of a backend that its queue limits do not contain.
 #[derive(Clone, Copy)]
 pub(crate) struct Traits {
     /// Requests may begin and end at any byte.
@@ -33,9 +33,9 @@ pub(crate) struct Traits {
     zero_copy_reads: bool,
     /// Requests complete within `submit`.
     inline: bool,
-    /// Block status tells holes from data.
+    /// Block status distinguishes holes from data.
     sparse: bool,
-    /// No request looks at the data: blocks of any kind may be written.
+    /// No request accesses its data, which may be memory that only the kernel can access.
     opaque: bool,
 }
 
@@ -58,12 +58,13 @@ pub(crate) trait Source: Send + Sync {
     /// Returns the backend's size, features and limits.
     fn backend(&self) -> &dyn Backend;
 
-    /// Returns the traits that the limits do not tell.
+    /// Returns the traits that the limits do not contain.
     fn traits(&self) -> Traits {
         Traits::default()
     }
 
-    /// Builds the node of a queue, on the thread that owns `ring`. `resources` records what the ring holds for it.
+    /// Builds the node of a queue, on the thread that owns `ring`. `resources` records what the ring holds
+    /// for it.
     ///
     /// # Errors
     /// The ring or the kernel refuses a file or memory, or the backend another queue.

@@ -1,4 +1,5 @@
-//! Backends behind a connection or a program: `nbd`, `nbdkit`, `rbd`, `exec`, and drivers of the program itself.
+//! Backends behind a connection or a program: `nbd`, `nbdkit`, `rbd`, `exec`, and drivers of the program
+//! itself.
 
 use super::{Source, Traits};
 use crate::connect::{AssumedExport, Remote};
