@@ -32,8 +32,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// Whether turns bring at least twice as many events, and events arrive as fast, up to a quarter for
-    /// noise.
+    /// Whether turns bring at least twice as many events as `plain`, at the same rate of events (25 %
+    /// tolerance).
     fn pays_against(self, plain: Pace) -> bool {
         self.gathered >= 2 * plain.gathered && 4 * self.time_ns <= 5 * plain.time_ns
     }
@@ -45,7 +45,7 @@ enum State {
     Plain(u32),
     /// `SCHED_BATCH` on trial; `plain` is the rate before.
     Trial { plain: Pace },
-    /// The thread has a policy that someone has chosen, which is left alone.
+    /// The thread has a policy that its user has chosen, which is not changed.
     Never,
     /// `SCHED_BATCH`, for so many more windows; `pace` is the best rate seen.
     Batch { left: u32, pace: Pace },

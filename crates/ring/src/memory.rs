@@ -9,8 +9,8 @@
 //! flight may refer to it; only foreign memory is ever released, after the older operations have completed
 //! (`grave`).
 //!
-//! The table of regions is not a [`slab::Slab`]: a removed region keeps its number until those operations have
-//! completed.
+//! The table of regions is not a [`slab::Slab`]: a removed region keeps its number until those operations
+//! have completed.
 
 use crate::sys::Mapping;
 use block::{Region, Segment};
@@ -65,8 +65,8 @@ impl std::fmt::Debug for ForeignMemory {
 enum Backing {
     Own(Mapping),
     Foreign(Arc<dyn Any + Send + Sync>),
-    /// Memory of another owner that others write at any time: operations may refer to it, and it may be copied
-    /// from and to, but its bytes are never accessed as such.
+    /// Memory of another owner that others write at any time: operations may refer to it, and it may be
+    /// copied from and to, but its bytes are never accessed as such.
     Guest(Arc<dyn Any + Send + Sync>),
     /// Entries of the kernel's buffer table, first and count, which a driver fills. User space cannot access
     /// them, so both lengths are 0.
@@ -92,7 +92,7 @@ struct Slot {
 struct Block {
     region: u16,
     offset: u32,
-    /// Not written to since it was mapped or trimmed, so it has no pages.
+    /// The block was not written to since it was mapped or trimmed, so it has no pages.
     clean: bool,
 }
 
@@ -261,7 +261,7 @@ impl Memory {
         self.add(Slot { base: NonNull::dangling(), len: 0, own_len: 0, fixed: None, backing })
     }
 
-    /// Removes such a region and returns its entries, first and count.
+    /// Removes a region of entries of the kernel's buffer table. Returns the first entry and the count.
     pub(crate) fn remove_kernel(&mut self, region: Region) -> (u16, u16) {
         match self.slots.get_mut(usize::from(region.0)).map(|slot| &mut slot.backing) {
             Some(backing @ &mut Backing::Kernel(first, count)) => {
@@ -522,8 +522,8 @@ impl Memory {
             || second.offset + u64::from(second.len) <= first.offset;
         assert!(apart, "{first:?} and {second:?} overlap");
         let (first_at, second_at) = (self.own_pointer(first), self.own_pointer(second));
-        // SAFETY: both lie in our own mappings as in `bytes`, they do not overlap, and `&mut self` excludes any
-        // other slice.
+        // SAFETY: both lie in our own mappings as in `bytes`, they do not overlap, and `&mut self` excludes
+        // any other slice.
         unsafe {
             (
                 std::slice::from_raw_parts(first_at, first.len as usize),

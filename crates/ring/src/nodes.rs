@@ -1,4 +1,5 @@
-//! The interface of the ring for nodes with sockets or eventfds, and the dispatch of their events to nodes or front-ends.
+//! The interface of the ring for nodes with sockets or eventfds, and the dispatch of their events to nodes or
+//! front-ends.
 
 use crate::config::{Chunk, Event, SocketId, Token};
 use crate::ring::KernelRing;
@@ -26,21 +27,21 @@ impl Token {
 }
 
 impl KernelRing {
-    /// Reports each time that an eventfd is signalled to a node as [`NodeEvent::Signalled`]; nobody has to read
-    /// it. A node has one watch.
+    /// Reports each time that an eventfd is signalled to a node as [`NodeEvent::Signalled`]; nobody has to
+    /// read it. A node has one watch.
     pub fn watch_for_node(&mut self, owner: SocketOwner, file: FileId) {
         self.watch_edges(Token::of_node(owner), file);
     }
 
-    /// Ends a node's watch soon: its last event is [`NodeEvent::WatchEnded`].
+    /// Requests the end of a node's watch, whose last event is [`NodeEvent::WatchEnded`].
     pub fn watch_for_node_end(&mut self, owner: SocketOwner) {
         self.watch_edges_end(Token::of_node(owner));
     }
 }
 
 impl Event {
-    /// The node that owns the socket or the watch of this event and the event for it; `None` if it is not a
-    /// node's.
+    /// Returns the node that owns the socket or the watch of this event, and the event for the node; `None`
+    /// if it belongs to a front-end.
     #[inline]
     pub fn to_node(self) -> Option<(SocketOwner, NodeEvent)> {
         let (socket, owner, event) = match self {

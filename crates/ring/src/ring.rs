@@ -192,8 +192,9 @@ impl KernelRing {
         self.core.memory.add_foreign(memory).expect("a ring holds at most 65,536 regions")
     }
 
-    /// Adds memory of another owner that others write at any time, such as a guest's: file operations may refer
-    /// to it, and it may be copied with [`copy_any`](KernelRing::copy_any), but its bytes are never accessed.
+    /// Adds memory of another owner that others write at any time, such as a guest's: file operations may
+    /// refer to it, and it may be copied with [`copy_any`](KernelRing::copy_any), but its bytes are never
+    /// accessed.
     ///
     /// # Errors
     /// There are too many regions.
@@ -220,8 +221,8 @@ impl KernelRing {
         self.core.memory.append(segments, list);
     }
 
-    /// Removes such memory. It is kept until all operations started before have completed; no new operation
-    /// may refer to it.
+    /// Removes foreign memory. The memory is kept until all operations started before have completed; no new
+    /// operation may refer to it.
     ///
     /// # Panics
     /// If the region was not added by [`add_foreign`](KernelRing::add_foreign) or
@@ -242,8 +243,8 @@ impl KernelRing {
         Ok(file)
     }
 
-    /// Adds 1 to an eventfd, with the operations of this turn. An owner that lets the count overflow delays
-    /// nobody but itself.
+    /// Adds 1 to an eventfd, with the operations of this turn. If the count would overflow, a worker of the
+    /// kernel waits: only the owner of the eventfd is delayed.
     #[inline]
     pub fn signal(&mut self, file: FileId) {
         match &mut *self.engine {
@@ -257,9 +258,9 @@ impl KernelRing {
         }
     }
 
-    /// Reports each time that a file becomes readable, or an eventfd is signalled, as [`Event::Ended`] with the
-    /// `poll` events; nobody has to read the file. A file that is readable now is reported at once. The token
-    /// must not be in use.
+    /// Reports each time that a file becomes readable, or an eventfd is signalled, as [`Event::Ended`] with
+    /// the `poll` events; the file need not be read. A file that is readable now is reported at once. The
+    /// token must not be in use.
     pub fn watch_edges(&mut self, token: Token, file: FileId) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.watch_edges(&mut self.core, token, file),
@@ -267,8 +268,8 @@ impl KernelRing {
         }
     }
 
-    /// Ends such a watch soon: its last event is [`Event::Ended`] with `-ECANCELED`. The file may be removed at
-    /// once.
+    /// Requests the end of a watch of [`watch_edges`](KernelRing::watch_edges), whose last event is
+    /// [`Event::Ended`] with `-ECANCELED`. The file may be removed at once.
     pub fn watch_edges_end(&mut self, token: Token) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.watch_edges_end(token),
@@ -355,7 +356,7 @@ impl KernelRing {
         }
     }
 
-    /// Cancels such a command.
+    /// Cancels a command of [`command_numbers`](KernelRing::command_numbers).
     pub fn cancel_numbers(&mut self, token: Token) {
         if let Engine::Uring(uring) = &mut *self.engine {
             uring.cancel_numbers(token);
@@ -398,7 +399,7 @@ impl KernelRing {
         self.core.memory.add_shared(Mapping::of_file(file, len)?)
     }
 
-    /// Removes such a region. No operation may be in flight on it.
+    /// Removes a region of private or shared memory. No operation may be in flight on it.
     ///
     /// # Panics
     /// If the region was not added by [`add_memory`](KernelRing::add_memory) or
@@ -430,8 +431,8 @@ impl KernelRing {
         }
     }
 
-    /// Free entries: the length of each contiguous free range, in order. A region is taken from the first
-    /// range that is long enough.
+    /// Returns the length of each contiguous range of free entries, in order. A region is taken from the
+    /// first range that is long enough.
     pub fn kernel_buffers_left(&self) -> Vec<u16> {
         match &*self.engine {
             Engine::Uring(uring) => uring.kernel_buffers_left(),
@@ -439,7 +440,7 @@ impl KernelRing {
         }
     }
 
-    /// Releases such entries. They must be empty, with no operation in flight on them.
+    /// Releases a region of kernel buffers. Its entries must be empty, with no operation in flight on them.
     ///
     /// # Panics
     /// If the region was not added by [`add_kernel_buffers`](KernelRing::add_kernel_buffers).
@@ -467,7 +468,8 @@ impl KernelRing {
         }
     }
 
-    /// Ends a watch soon: its event still arrives once, if it has not yet, with readiness or `-ECANCELED`.
+    /// Requests the end of a watch of [`watch`](KernelRing::watch). If its event has not arrived yet, it
+    /// arrives once, with readiness or `-ECANCELED`.
     pub fn watch_end(&mut self, token: Token) {
         match &mut *self.engine {
             Engine::Uring(uring) => uring.watch_end(token),

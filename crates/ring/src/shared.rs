@@ -24,8 +24,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates memory of `len` bytes, a positive number of whole pages. Its length is sealed, so that no process can
-    /// truncate it under another.
+    /// Creates memory of `len` bytes, a positive number of whole pages. Its length is sealed, so that no
+    /// process can truncate it under another.
     ///
     /// # Errors
     /// The system is out of memory, descriptors or addresses.
@@ -65,16 +65,17 @@ impl SharedMemory {
         self.len as u64
     }
 
-    /// Whether it has no bytes, which is never so.
+    /// Whether its length is 0; always false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Describes the mapping for a ring: see [`KernelRing::add_guest_memory`](crate::KernelRing::add_guest_memory).
+    /// Describes the mapping for a ring: see
+    /// [`KernelRing::add_guest_memory`](crate::KernelRing::add_guest_memory).
     pub fn lend(self: &Arc<Self>) -> ForeignMemory {
         let keep = Arc::clone(self) as Arc<dyn Any + Send + Sync>;
-        // SAFETY: the kernel maps on page boundaries; the range stays mapped while `keep` lives, and no reference
-        // to its bytes is ever formed.
+        // SAFETY: the kernel maps on page boundaries; the range stays mapped while `keep` lives, and no
+        // reference to its bytes is ever formed.
         unsafe { ForeignMemory::new(self.base, self.len, keep) }
     }
 }

@@ -1,7 +1,7 @@
 //! Table of a ring's sockets with per-engine state, and the state of a send.
 //!
-//! The table is not a [`slab::Slab`]: a slot has a generation, so that late completions of a removed socket do
-//! not reach the next one.
+//! The table is not a [`slab::Slab`]: a slot has a generation, so that late completions of a removed socket
+//! do not reach the next one.
 
 use crate::config::SocketId;
 use crate::memory::Memory;
@@ -133,7 +133,7 @@ impl Sending {
         &raw const self.header
     }
 
-    /// The rest to send, if it is a single piece.
+    /// The rest to send, if it is a single segment.
     pub(crate) fn single(&self) -> Option<libc::iovec> {
         match self.iovecs[self.first..] {
             [one] => Some(one),
@@ -141,7 +141,7 @@ impl Sending {
         }
     }
 
-    /// Records that `bytes` were sent; whether that is everything.
+    /// Records that `bytes` were sent. Returns whether the send is complete.
     pub(crate) fn advance(&mut self, bytes: u64) -> bool {
         self.sent += bytes;
         if self.sent == self.total {

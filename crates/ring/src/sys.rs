@@ -165,8 +165,8 @@ impl Mapping {
         unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_NOHUGEPAGE) };
     }
 
-    /// Returns the memory of a page-aligned range to the system; it reads as zeroes then. Whether the system
-    /// accepted.
+    /// Returns the memory of a page-aligned range to the system; it reads as zeroes then. Returns whether the
+    /// system accepted.
     pub(crate) fn discard(&self, offset: usize, len: usize) -> bool {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: the range lies in our own mapping.

@@ -27,7 +27,7 @@ impl Timers {
         self.heap.push(Reverse((at, self.set, slot)));
     }
 
-    /// Cancels a timer by a linear search, as cancelling is rare; whether it existed.
+    /// Cancels a timer by a linear search, as cancelling is rare. Returns whether it existed.
     pub(crate) fn cancel(&mut self, id: IoId) -> bool {
         let Some((_, slot)) = self.slots.iter_mut().find(|(_, slot)| **slot == Some(id)) else {
             return false;
@@ -60,7 +60,7 @@ impl Timers {
         None
     }
 
-    /// A timer that is due at `now`, earliest first.
+    /// Removes and returns the earliest timer that is due at `now`.
     #[inline]
     pub(crate) fn due(&mut self, now: Nanos) -> Option<IoId> {
         if self.next()? > now {

@@ -27,7 +27,7 @@ const BATCH: usize = 64;
 const WAKER: u64 = u64::MAX;
 /// Marks the `epoll` data of a watched file; the rest is a front-end's token.
 const WATCH: u64 = 1 << 62;
-/// Marks the `epoll` data of a file that is watched until that ends; the rest is a front-end's token.
+/// Marks the `epoll` data of a file with a persistent watch; the rest is a front-end's token.
 const EDGES: u64 = 1 << 61;
 /// Turns without a system call while events or ready sockets are pending, before the kernel is polled again.
 const TURNS_WITHOUT_POLL: u32 = 1;
@@ -43,9 +43,9 @@ pub(crate) struct Epoll {
     /// Chunks available for receiving; last in, first out, because that one is in the cache.
     chunks: Vec<u16>,
     workers: Workers,
-    /// Watched files.
+    /// Files with a watch that ends with its first event.
     watched: Vec<(Token, RawFd)>,
-    /// Files that are watched until that ends.
+    /// Files with a persistent watch, from `watch_edges` to `watch_edges_end`.
     edges: Vec<(Token, RawFd, FileId)>,
     turns_without_poll: u32,
     /// The kernel supports `epoll_pwait2` (5.11).
@@ -162,7 +162,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// Polls for readiness without sleeping; whether there was any.
+    /// Polls for readiness without sleeping. Returns whether there were events.
     fn spin(&mut self, core: &mut Core) -> io::Result<bool> {
         let budget_ns = core.spin.budget();
         if budget_ns == 0 {
@@ -182,7 +182,7 @@ impl Epoll {
         }
     }
 
-    /// Polls the kernel for readiness for at most `limit` nanoseconds; whether there was any.
+    /// Polls the kernel for readiness for at most `limit` nanoseconds. Returns whether there were events.
     fn poll(&mut self, core: &mut Core, limit: Option<u64>) -> io::Result<bool> {
         let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
         let count = match self.wait(&mut batch, limit) {

@@ -81,7 +81,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Removes a queued operation that no thread has started; whether there was one.
+    /// Removes a queued operation that no thread has started. Returns whether it was found.
     pub(super) fn take_back(&mut self, slot: u32) -> bool {
         let mut state = self.shared.lock();
         let before = state.jobs.len();

@@ -1,4 +1,4 @@
-//! eventfds of other processes: watched until that ends, and signalled.
+//! eventfds of other processes: persistent watches (multishot polls), and signals.
 
 use super::{Target, Uring, kind};
 use crate::config::{Event, Token};
@@ -18,7 +18,7 @@ struct Watch {
     is_ending: bool,
 }
 
-/// All watches, by number.
+/// All persistent watches, by number.
 #[derive(Default)]
 pub(super) struct Edges(Slab<Watch>);
 
@@ -48,7 +48,7 @@ impl Uring {
         }
     }
 
-    /// A watched file is readable, or its watch has ended.
+    /// Handles a completion of a watch: the file is readable, or the watch has ended.
     #[inline]
     pub(super) fn edge(&mut self, core: &mut Core, number: u32, result: i32, more: bool) {
         let number = number as usize;
@@ -67,8 +67,8 @@ impl Uring {
         }
     }
 
-    /// Adds 1 to an eventfd. Its completion is of no interest, so a file is removed only when the kernel has
-    /// taken all entries.
+    /// Adds 1 to an eventfd. A successful write has no completion, so a file is removed only when the kernel
+    /// has taken all entries.
     #[inline]
     pub(crate) fn signal(&mut self, core: &Core, file: FileId) {
         let (fd, fixed) = core.files.target(file);

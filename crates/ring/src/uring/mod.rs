@@ -45,11 +45,11 @@ mod kind {
     pub(super) const CANCEL: u64 = 6 << 56;
     /// The rest is a front-end's token.
     pub(super) const COMMAND: u64 = 7 << 56;
-    /// A watched file; the rest is a front-end's token.
+    /// A watch that ends with its first event; the rest is a front-end's token.
     pub(super) const WATCH: u64 = 8 << 56;
     /// A command that is answered with numbers; the rest is a front-end's token.
     pub(super) const NUMBERS: u64 = 9 << 56;
-    /// A file that is watched until that ends; the rest is the number of the watch.
+    /// A persistent watch; the rest is the number of the watch.
     pub(super) const EDGES: u64 = 10 << 56;
     pub(super) const MASK: u64 = 0xff << 56;
 }
@@ -64,11 +64,11 @@ const SQE_LEN_AT: usize = 24;
 /// How long a dropped ring waits for the kernel to release its memory, before it leaks it instead.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// How many entries are submitted at once when they are operations on files. Of 1000, 16, 8 and 4, random 4 KiB reads past the
-/// page cache with 32 in flight were fastest with 8 and 4 (`./x bench file`: a fifth more than all at once).
+/// File operations submitted per system call. Of 1000, 16, 8 and 4, the values 8 and 4 were fastest for
+/// random direct reads of 4 KiB with 32 in flight (`./x bench file`: a fifth more than all at once).
 const GROUP: u32 = 8;
 
-/// Interval of polling meanwhile: 10 ms.
+/// Interval at which the drain is polled, in nanoseconds: 10 ms.
 const DRAIN_STEP_NS: u64 = 10_000_000;
 
 /// `struct io_uring_getevents_arg`.
@@ -83,8 +83,8 @@ struct WaitArgument {
 impl WaitArgument {
     /// Waits at most for `time`, which must live until the call with this argument has returned.
     ///
-    /// The structure holds the address as a number, so the address is exposed: with its bare value alone, the compiler
-    /// may assume that nobody reads `time`, and leave out the stores to it.
+    /// The structure holds the address as a number, so the address is exposed: with its bare value alone, the
+    /// compiler may assume that nobody reads `time`, and leave out the stores to it.
     fn until(time: &types::Timespec) -> WaitArgument {
         let timeout = std::ptr::from_ref(time).expose_provenance() as u64;
         WaitArgument { signals: 0, signals_len: 0, min_wait_us: 0, timeout }
@@ -119,9 +119,9 @@ pub(crate) struct Uring {
     /// First, so that it is dropped before the memory that it refers to.
     ring: WideRing,
     buffers: Buffers,
-    /// Created when a driver is first asked for numbers.
+    /// Created with the first command that is answered with numbers.
     numbers: Option<Numbers>,
-    /// Files that are watched until that ends.
+    /// Files with a persistent watch.
     edges: Edges,
     fixed: Fixed,
     table: Table,
@@ -135,7 +135,7 @@ pub(crate) struct Uring {
     /// Entries for which the submission queue had no space.
     waiting: VecDeque<Entry128>,
     in_flight: usize,
-    /// Operations on files that were queued since the kernel last took all that there was.
+    /// Operations on files that were queued since the submission queue was last empty.
     files_queued: u32,
     /// The ring is being dropped: nothing is started any more.
     draining: bool,
@@ -458,9 +458,9 @@ impl Uring {
         (queue.len() as u32, queue.taskrun() || queue.cq_overflow())
     }
 
-    /// Submits all but the last [`GROUP`] of `queued` entries in groups, when that many are operations on files. Returns how
-    /// many are left. The kernel plugs what it starts within one system call: a disk sees nothing of a batch before
-    /// all of it is prepared, and has nothing to do meanwhile.
+    /// Submits all but the last [`GROUP`] of `queued` entries in groups, when that many are operations on
+    /// files. Returns how many are left. The kernel plugs the requests of one system call: a disk gets none
+    /// of a batch before the whole batch is prepared, and idles until then.
     #[inline]
     fn hand_over_in_groups(&mut self, mut queued: u32) -> io::Result<u32> {
         if std::mem::take(&mut self.files_queued) <= GROUP {
@@ -474,7 +474,7 @@ impl Uring {
         Ok(self.queued().0)
     }
 
-    /// Polls for completions without sleeping; whether there are any.
+    /// Polls for completions without sleeping. Returns whether there are any.
     fn spin(&mut self, core: &mut Core, budget_ns: u64) -> io::Result<bool> {
         let (queued, _) = self.queued();
         if queued > 0 {

@@ -73,8 +73,8 @@ pub(super) fn build(entries: u32) -> io::Result<(WideRing, Option<String>)> {
     Err(explain(refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into())))
 }
 
-/// Tries again if the kernel has no memory: it frees rings of ended processes in the background, and asks for
-/// memory in pieces that it may have to free first.
+/// Tries again if the kernel has no memory: it frees rings of ended processes in the background, and may
+/// first have to reclaim the contiguous memory of a ring.
 fn build_patiently(entries: u32, mode: &Mode) -> io::Result<WideRing> {
     for pause in RETRY_PAUSES {
         match build_mode(entries, mode) {
@@ -138,7 +138,7 @@ pub(super) struct Fixed {
 }
 
 impl Fixed {
-    /// Creates an empty table; it has no space if the kernel refuses.
+    /// Creates an empty table; if the kernel refuses the table, it stays without space.
     pub(super) fn new(ring: &WideRing) -> Fixed {
         let len = sys::open_files_max().min(FIXED_MAX) as u32;
         let free = match ring.submitter().register_files_sparse(len) {

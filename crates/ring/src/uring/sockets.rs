@@ -77,8 +77,8 @@ impl Uring {
         self.push(target.aim(entry).user_data(data(kind::RECEIVE, id)));
     }
 
-    /// Arms the sockets that found no buffer, once there are some. Sockets that find none again are starved
-    /// again.
+    /// Arms the sockets that found no buffer, once buffers are available. Sockets that find none again are
+    /// starved again.
     #[inline]
     pub(super) fn feed_starved(&mut self, core: &Core) {
         if self.starved.is_empty() || core.chunks.available == 0 || self.draining {
