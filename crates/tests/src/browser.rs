@@ -158,7 +158,7 @@ impl Browser {
     /// Clicks on the first element that matches a selector, at its place on the screen.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no element matches.
     #[track_caller]
     pub fn click(&mut self, selector: &str) {
         let place = self.eval(&format!(
@@ -172,10 +172,11 @@ impl Browser {
         }
     }
 
-    /// Drags across the first element that matches a selector, in its middle, from one part of its width to another.
+    /// Drags across the first element that matches a selector, in its middle, from one part of its width to
+    /// another.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no element matches.
     #[track_caller]
     pub fn drag(&mut self, selector: &str, from: f64, to: f64) {
         let place = self.eval(&format!(
@@ -239,7 +240,7 @@ impl Browser {
     /// Writes a screenshot as PNG.
     ///
     /// # Panics
-    /// If there is none, or it cannot be written.
+    /// If the browser returns no screenshot, or it cannot be written.
     pub fn screenshot(&mut self, path: &Path) {
         let shot = self.call("Page.captureScreenshot", json!({ "format": "png" }));
         let png = decoded(shot["data"].as_str().unwrap_or_default());
@@ -272,7 +273,7 @@ fn decoded(text: &str) -> Vec<u8> {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends by itself on this command; its child processes end with it.
+        // On this command the browser ends with its child processes.
         let _ = self.orders.write_all(b"{\"id\":0,\"method\":\"Browser.close\"}\0");
         wait_within(&mut self.child, Duration::from_secs(10));
     }

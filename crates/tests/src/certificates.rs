@@ -1,4 +1,4 @@
-//! Certificates for tests, made by openssl; they live for a day.
+//! Certificates for tests, created by openssl and valid for a day.
 
 use crate::server::Sandbox;
 use crate::tools::{command, run};

@@ -141,7 +141,7 @@ fn beside_others(words: &[&str]) -> Outcome {
 
 impl Drop for Loop<'_> {
     fn drop(&mut self) {
-        // A test that passed has left nothing; one that failed may have left anything.
+        // Nothing remains after a test that passed; a failed test may have left a mount or a device.
         for words in [["del", &self.name, "--force"], ["del", &self.name, "--force"]] {
             let _ = self.sandbox.run(&words);
         }

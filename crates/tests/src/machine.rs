@@ -1,10 +1,10 @@
-//! Virtual machines whose disks are vhost-user exports: QEMU without KVM, a distribution's kernel, and a root file
-//! system on the first disk.
+//! Virtual machines whose disks are vhost-user exports: QEMU without KVM, a distribution's kernel, and a root
+//! file system on the first disk.
 //!
 //! `./x guest --machine DIR` writes the kernel and the image; tests find them by `BLOCKYARD_MACHINE=DIR`.
 //!
-//! *Invariants:* no machine outlives its [`Machine`]. Problems that its kernel reports fail the test that calls
-//! [`Machine::check_console`].
+//! *Invariants:* no machine outlives its [`Machine`]. Problems that its kernel reports fail the test that
+//! calls [`Machine::check_console`].
 
 use crate::server::Sandbox;
 use crate::tools::{PATIENCE, skip, until};
@@ -68,8 +68,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts a machine. `name` distinguishes its files from those of other machines of the sandbox; the first disk
-    /// has the root file system.
+    /// Starts a machine. `name` distinguishes its files from those of other machines of the sandbox; the
+    /// first disk has the root file system.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -91,7 +91,7 @@ impl Machine {
             "-accel",
             "tcg,thread=multi",
             "-cpu",
-            // Newer processors take twice as long to emulate.
+            // Newer processor models take twice as long to emulate.
             "Nehalem-v1",
             "-smp",
             "2",
@@ -140,7 +140,7 @@ impl Machine {
     /// If it does not.
     #[track_caller]
     pub fn await_system(&mut self) {
-        // What a system wrote before a reset is skipped.
+        // Skips output from before a reset.
         while self.shell_line() != "ready" {}
     }
 

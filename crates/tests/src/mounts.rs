@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 
 /// Detaches loop devices over files in the folder, and unmounts its mounts.
 pub(crate) fn release_within(folder: &Path) {
-    // Loop devices first, as their files have other names once the file system below is unmounted. A busy one
-    // is detached with its last user: that is its mount.
+    // Loop devices first, as their files have other names once the file system below is unmounted. A busy
+    // loop device is detached when its last user, the mount, is gone.
     for node in loops_over(folder) {
         eprintln!("left behind, and detached: {}", node.display());
         let _ = Command::new("losetup").arg("--detach").arg(node).stderr(Stdio::null()).status();

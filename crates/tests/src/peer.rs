@@ -279,7 +279,7 @@ impl Peer {
         self.simple(request, &[]).map(|answer| answer.descriptors)
     }
 
-    /// Ends the session and waits until the server has seen it.
+    /// Sends NBD_CMD_DISC and waits until the server closes the connection.
     ///
     /// # Panics
     /// If the server does not close.

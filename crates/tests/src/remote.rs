@@ -123,7 +123,7 @@ impl Foreign {
         let program = command.get_program().to_owned();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut child = child.unwrap_or_else(|why| panic!("{}: {why}", program.display()));
-        // A silent connection would take the only place of a server for one client, so this does not connect.
+        // This does not connect: an idle connection would occupy the only slot of a server for one client.
         let is_up = until(PATIENCE, || listens(&socket).then_some(()));
         assert!(is_up.is_some(), "{}: {:?}", program.display(), child.try_wait());
         Foreign { child, socket }

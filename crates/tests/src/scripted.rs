@@ -1,4 +1,5 @@
-//! A server under a test's control: for answers that no sane server gives, and for observing a client.
+//! An NBD server that a test's script controls, for answers that no correct server gives, and for observing a
+//! client.
 //!
 //! Its handshakes are correct; then the test's script handles each request. Its memory for written data is
 //! shared by all connections.
@@ -145,7 +146,7 @@ impl Scripted {
                 std::thread::spawn(move || {
                     let mut stream = stream;
                     if let Ok(Some(session)) = greet(&mut stream, config, &vec![found]) {
-                        // `seen` records how it ended.
+                        // `seen` records the end of the connection.
                         let _ = Talk { number, session, stream, memory, seen }.run(&*script);
                     }
                 });

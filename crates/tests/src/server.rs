@@ -46,7 +46,7 @@ fn built() -> PathBuf {
     if profile.ends_with("release") {
         build.arg("--release");
     }
-    // Also if it exists: it may be older than its source.
+    // Built also if it exists, as it may be older than its source.
     crate::tools::run_within(&mut build, Duration::from_secs(600)).ok();
     assert!(path.is_file(), "{}: cargo did not build it", path.display());
     path
@@ -289,7 +289,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // Servers that `add` left in the background, and their mounts.
+        // Ends servers that `add` started in the background, and removes their mounts.
         for entry in std::fs::read_dir(self.run_dir()).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let pid = name.to_str().and_then(|name| name.strip_prefix("control."));

@@ -13,8 +13,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Limit of every wait in tests. It is far above the expected time: a machine that is busy, or stands still
-/// for a while, is no failure of ours; a hanging program hangs for ever.
+/// Limit of every wait in tests. Far above the expected time, so that a busy or briefly stopped machine fails
+/// no test; a program that hangs exceeds any limit.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);

@@ -1,4 +1,5 @@
-//! `apply`, `up --reload` and `save` with the real binary: changes, refusals, and uninterrupted service of other devices.
+//! `apply`, `up --reload` and `save` with the real binary: changes, refusals, and uninterrupted service of
+//! other devices.
 
 use blockyard_tests::disk::missing_loop;
 use blockyard_tests::peer::Peer;

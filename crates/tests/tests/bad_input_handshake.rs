@@ -168,7 +168,7 @@ fn malformed_options_are_refused_and_the_handshake_continues() {
             (LIST, &b"x"[..], ERR_INVALID),
             (STRUCTURED_REPLY, b"x", ERR_INVALID),
             (STARTTLS, b"", ERR_POLICY),
-            // Before structured replies were negotiated.
+            // Refused before structured replies were negotiated.
             (SET_META_CONTEXT, b"", ERR_INVALID),
         ] {
             raw.option(option, data);
@@ -187,7 +187,7 @@ fn an_oversized_option_is_skipped_or_closes_the_connection() {
         assert_eq!((to, kind), (GO, ERR_TOO_BIG));
         raw.option(LIST, &[]);
         assert_eq!(raw.option_reply().1, 2);
-        // And one that would never end.
+        // Options that announce more data than the server reads.
         for len in [u32::MAX, 1 << 31, 64 << 20] {
             let mut raw = Raw::greeted(&server.socket());
             let mut header = option_bytes(GO, &[]);
@@ -262,7 +262,7 @@ fn random_options_never_crash_the_server() {
         for seed in 100..200 {
             let bytes = noise(seed, 3000);
             let mut raw = Raw::greeted(&server.socket());
-            // Well-formed headers, so that the code behind them is reached.
+            // Well-formed headers, so that the code after the checks of the header is reached.
             for (number, data) in bytes.chunks(37).enumerate() {
                 let option = u32::from(data[0] % 13);
                 let data = &data[1..1 + usize::from(data[1]) % (data.len() - 1)];

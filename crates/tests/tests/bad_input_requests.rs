@@ -54,7 +54,8 @@ fn survives(engine: Engine, attack: impl Fn(&Server)) {
     }
 }
 
-/// Runs another client during `attack` and longer: a request that waits for a stalled client waits for ever.
+/// Runs another client during `attack` and after it: a request that waited for a stalled client would never
+/// complete.
 fn at_full_speed_beside(socket: &Path, attack: impl FnOnce()) {
     let mut peer = Peer::connect(socket, "disk");
     attack();
@@ -94,7 +95,7 @@ fn unknown_commands_fail_with_einval(engine: Engine) {
             request(0, FLUSH, 7, 512, 0),
             request(0, FLUSH, 7, 0, 512),
             request(1 << 15, READ, 7, 0, 512),
-            // Unfragmented, where nothing is fragmented.
+            // The flag for unfragmented replies, where replies cannot be fragmented.
             request(4, READ, 7, 0, 512),
             request(0, READ, 7, SIZE, 512),
             request(0, READ, 7, u64::MAX, u32::MAX),

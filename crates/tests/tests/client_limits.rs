@@ -124,7 +124,8 @@ fn incomplete_payloads_do_not_block_other_clients(engine: Engine) {
         let counted = until(Duration::from_secs(60), || {
             sandbox.run(&["show", "disk"]).ok().contains("limit hits").then_some(())
         });
-        // Small requests need nothing that others could hold; large ones wait until these are served.
+        // Small requests need no memory of the shared budget; large ones wait until the stalled requests have
+        // ended.
         let small = honest_work(&server.socket(), &[4096, 65536, 1 << 19], 20);
         let large = honest_work(&server.socket(), &[16 << 20], 2);
         counted.expect("it is counted that requests wait for memory");
@@ -197,7 +198,7 @@ fn a_stalled_request_is_disconnected_and_an_idle_client_is_not(engine: Engine) {
             raw
         })
         .collect();
-    // A byte at times is slow, but not stalled.
+    // A client that sends a byte now and then is slow, but not stalled.
     for _ in 0..20 {
         slow.send(&[1]);
         std::thread::sleep(Duration::from_millis(400));
@@ -225,7 +226,7 @@ fn connections_beyond_an_exports_limit_are_refused_with_the_reason() {
     assert!(text.contains("--nbd-limits connections"), "{text}");
     server.await_log("NBD clients were refused");
     assert!(sandbox.run(&["show", "disk"]).ok().contains("connections=1"), "it is counted");
-    // The place of a disconnected client is free at once.
+    // The connection slot of a disconnected client is free at once.
     there.pop();
     let again = until(Duration::from_secs(20), || {
         let mut raw = Raw::greeted(&server.socket());
@@ -251,7 +252,7 @@ fn connections_beyond_a_peers_limit_are_refused() {
     drop(there);
 }
 
-/// As many incomplete handshakes as the attacker can open; a slow client is served all the same.
+/// An attacker opens as many incomplete handshakes as it can; a slow client is still served.
 #[test]
 fn slow_handshakes_survive_a_flood_of_others() {
     raise_file_limit();

@@ -39,8 +39,8 @@ fn on_each(engine: Engine, more: &[&str], test: impl Fn(&Server)) {
     }
 }
 
-/// Returns the most memory that the server holds while another client works for a second, and twenty turns at
-/// least: a request that waits for a stalled client waits for ever.
+/// Returns the most memory that the server holds while another client works for a second, and at least twenty
+/// rounds: a request that waited for a stalled client would never complete.
 fn watch(server: &Server) -> u64 {
     let mut peer = Peer::connect(&server.socket(), "disk");
     let (start, mut most, mut turns) = (Instant::now(), 0, 0u64);

@@ -47,7 +47,7 @@ impl Pair {
         self.model[at..at + data.len()].copy_from_slice(data);
     }
 
-    /// Writes, zeroes and a discard at places all over it.
+    /// Writes, zeroes and discards ranges all over the device.
     fn change(&mut self, peer: &mut Peer, seed: u64) {
         for number in 0..24u64 {
             let at = ((seed * 31 + number) * 7919 % (LEN as u64 / 512 - 128) * 512) as usize;
@@ -161,7 +161,7 @@ fn a_refused_commit_reports_the_reason_and_changes_nothing() {
     let why = sandbox.run(&["commit", "disk"]).failed_with(1);
     assert!(why.contains("locked it against changes"), "{why}");
     drop(second);
-    // It is closed: now no other server uses the origin.
+    // The other overlay's server has ended: no other server uses the origin.
     for (words, code, expected) in [
         (&["commit", &pair.stack(), "--layer", &pair.layer("")][..], 1, "in use"),
         (&["commit", "absent"], 1, "there is no such device"),
@@ -230,7 +230,7 @@ fn a_commit_killed_at_any_moment_loses_nothing_and_can_be_repeated() {
     server.terminate();
     let mut cut_short = 0;
     let delays = [300, 1500, 4000, 8000, 15000, 25000, 40000, 60000];
-    // On a busy processor all kills may come too late: then the shortest delay again.
+    // On a busy processor all kills may come too late; then the shortest delay is repeated.
     let again = std::iter::repeat_n(300, 100);
     for (turn, delay_us) in delays.into_iter().chain(again).enumerate() {
         if turn >= delays.len() && cut_short > 2 {
@@ -295,7 +295,8 @@ fn writes_past_the_end_of_the_origin_during_a_commit_are_kept() {
         for at in (0..len).step_by(LEN / 8) {
             pair.write(&mut peer, at, &noise(at as u64 + round, LEN / 8));
         }
-        // At its start there is no data past the end: space for that must be made while it runs.
+        // At the start of the commit, the overlay has no data past the origin's end: the origin is extended
+        // while the commit runs.
         let mut commit = sandbox.blockyard(&["commit", "disk"]).spawn().expect("it starts");
         let mut is_over = false;
         until(PATIENCE, || {

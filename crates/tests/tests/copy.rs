@@ -1,4 +1,4 @@
-//! `blockyard copy`: data, holes, verification, resuming, rate limit and refusals, without a server of others.
+//! `blockyard copy`: data, holes, verification, resuming, rate limit and refusals, without another server.
 
 use blockyard_tests::remote::serve_as;
 use blockyard_tests::server::{Engine, Sandbox, noise};
@@ -93,7 +93,7 @@ fn a_killed_copy_resumes_where_it_was_flushed() {
 fn a_served_source_is_only_read() {
     let sandbox = Sandbox::new(Engine::Auto);
     let source = sparse(&sandbox, "source");
-    // Another reader has the image open, as a running read-only device does.
+    // A running read-only device has the image open, too.
     let _server = serve_as(&sandbox, "disk", &format!("{},ro", file(&source)), &[]);
     let target = sandbox.path("target");
     copied(&sandbox, &[&file(&source), &format!("{},size=64M,create", file(&target))]);

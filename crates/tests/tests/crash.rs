@@ -1,5 +1,5 @@
-//! The crash laboratory with the real binary: bugs that are known are found, and software that is right
-//! survives. `./x soak crash` runs longer proofs.
+//! The crash laboratory with the real binary: known bugs are found, and correct software survives. `./x soak
+//! crash` runs longer proofs.
 
 use blockyard_tests::server::{Sandbox, missing_root};
 use blockyard_tests::tools::{Outcome, missing, run_within, skip};
@@ -14,7 +14,7 @@ fn journal() -> String {
     format!("/usr/bin/python3 -S {}", path.canonicalize().expect("the example").display())
 }
 
-/// Whether files by FUSE are possible and the interpreter is there.
+/// Returns whether FUSE or the interpreter is missing; then the test is skipped.
 fn lacks_needs() -> bool {
     let is_missing = !Path::new("/dev/fuse").exists() || !Path::new("/usr/bin/python3").exists();
     if is_missing {
@@ -173,7 +173,7 @@ fn a_log_of_dm_log_writes_is_explored() {
     peer.flush().expect("a flush");
     peer.disconnect();
     server.terminate();
-    // Fails where the second block is there and the first is not.
+    // Fails on states with the second block but without the first.
     let check = "a=$(head -c 1 $DEV | tr -d '\\0'); b=$(tail -c +8193 $DEV | head -c 1 | tr -d '\\0'); \
                  test -n \"$a\" || test -z \"$b\"";
     let log = sandbox.path("writes.log");
@@ -183,7 +183,7 @@ fn a_log_of_dm_log_writes_is_explored() {
     let summary: serde_json::Value = serde_json::from_str(&outcome.stdout).expect("JSON");
     let lost = &summary["findings"][0]["lost"];
     assert_eq!((&lost[0]["offset"], lost.as_array().map(Vec::len)), (&0.into(), Some(1)), "{outcome:?}");
-    // In order of submission nothing is wrong.
+    // With writes in the order of submission, every state is legal.
     let words = [&words[..], &["--model", "prefix"]].concat();
     crash(&sandbox, &words).ok();
 }

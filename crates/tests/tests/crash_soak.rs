@@ -1,5 +1,5 @@
-//! Longer proofs of the crash laboratory, run by `./x soak crash` as root: file systems, databases, and our own
-//! stores on a device whose power fails. The figures of the last run are in docs/benchmarks/crash.md.
+//! Longer proofs of the crash laboratory, run by `./x soak crash` as root: file systems, databases, and our
+//! own stores on a device whose power fails. The figures of the last run are in docs/benchmarks/crash.md.
 
 use blockyard_tests::server::{Sandbox, binary, missing_root};
 use blockyard_tests::tools::{missing, run_within, skip};
@@ -210,7 +210,7 @@ fn lmdb_needs_sync() {
     let sandbox = sandbox();
     let size = ["--fs", "ext4", "--size", "64M"];
     let (write, check) = ("/usr/bin/python3 ./use_lmdb.py write", "/usr/bin/python3 ./use_lmdb.py verify");
-    // Which damage is met first differs: a lost transaction, a corrupt page, or a bus error.
+    // The damage that is found first varies: a lost transaction, a corrupt page, or a bus error.
     is_found(&sandbox, &size, &format!("{write} nosync # $MNT"), &format!("{check} nosync # $MNT"), "");
     survives(&sandbox, &size, &format!("{write} # $MNT"), &format!("{check} # $MNT"));
 }

@@ -202,7 +202,7 @@ fn a_kill_or_a_full_disk_during_creation_leaves_no_partial_image() {
         sandbox.run(&["serve", &stack("images/disk", ""), "--nbd", "unix:s"]).failed_with(1);
         std::fs::remove_file(folder.join("disk")).expect("a file");
     }
-    // Once it has its name, it is complete.
+    // An image that has its name is complete.
     let killed = traced(&sandbox, &["fsync:signal=SIGKILL:when=1"]);
     assert_eq!(killed.status.signal(), Some(9), "{killed}");
     assert_sound(&sandbox, "images/disk");

@@ -70,7 +70,8 @@ fn program(sandbox: &Sandbox) -> u32 {
     until(PATIENCE, || shown(sandbox, "program").parse().ok()).expect("the program runs")
 }
 
-/// Stops a process, and waits until all of its threads are stopped: the others run until one takes the signal.
+/// Stops a process, and waits until all of its threads are stopped: they run until one of them has taken the
+/// signal.
 fn freeze(pid: u32) {
     blockyard_tests::server::signal(pid, Signal::STOP);
     let is_stopped = |task: std::fs::DirEntry| {
@@ -114,7 +115,7 @@ fn requests_are_sent_again_to_a_program_that_is_restarted(engine: Engine) {
         peer.write(0, &first, CommandFlags::empty()).unwrap();
         let pid = program(&sandbox);
         freeze(pid);
-        // It is in flight when the program dies.
+        // This write is in flight when the program dies.
         let write = std::thread::scope(|scope| {
             let write = scope.spawn(|| peer.write(1024, &second, CommandFlags::empty()));
             sandbox.await_in_flight("front", "exec");
@@ -221,7 +222,7 @@ fn the_example_conforms_and_a_driver_that_does_not_is_named() {
     let command = format!("{} 8M", example().display());
     let report = sandbox.run(&["exec-test", &command]).ok();
     assert_eq!(report.matches("ok  ").count(), 14, "{report}");
-    // It ignores the end of the disk, and unknown operations.
+    // The driver checks neither the end of the disk nor unknown operations.
     let report = sandbox.run(&["exec-test", &driver(&sandbox, "", "")]);
     let text = format!("{report:?}");
     assert!(text.contains("FAILED   a request past the end fails"), "{text}");

@@ -75,7 +75,7 @@ fn reads_and_writes_transfer_their_data(engine: Engine) {
         peer.write(7 * GIB + 512, &data, CommandFlags::FUA).unwrap();
         peer.flush().unwrap();
         assert!(peer.read(7 * GIB + 512, 3 << 20).unwrap() == data);
-        // A read over the edge of a hole has the hole as one, unless it must not be fragmented.
+        // A read across the edge of a hole gets a hole chunk, unless it must not be fragmented.
         let read = Request::new(Command::Read, 0, 7 * GIB - (1 << 20), 2 << 20);
         let split = peer.ask(read, &[]);
         assert_eq!(split.error, None);

@@ -85,7 +85,7 @@ fn a_truncated_file_fails_only_its_missing_part(engine: Engine) {
     std::fs::File::options().write(true).open(&image).unwrap().set_len(4 * MIB).unwrap();
     assert_eq!(peer.read(8 * MIB, 4096), Err(NbdError::Io));
     assert_eq!(peer.read(4 * MIB - 4096, 8192), Err(NbdError::Io));
-    // Large reads look up holes first, and a missing part is none.
+    // Large reads query holes first, and the missing part is not a hole.
     for (offset, len) in [(8 * MIB, MIB), (4 * MIB - 65536, 131_072), (16 * MIB - 65536, 65536)] {
         assert_eq!(peer.read(offset, len), Err(NbdError::Io), "{offset}+{len}");
         let reported = peer.status(offset.max(4 * MIB), len, CommandFlags::empty()).unwrap();
@@ -273,7 +273,7 @@ fn sigterm_does_not_wait_for_a_client_that_never_reads() {
     let reads: Vec<u8> = (0..30).flat_map(|cookie| request(0, 0, cookie, cookie * MIB, 1 << 20)).collect();
     raw.send(&reads);
     std::thread::sleep(Duration::from_millis(100));
-    // After ten seconds; it does not wait for ever.
+    // The server ends after its limit of ten seconds.
     server.terminate();
     assert_eq!(std::fs::read(&image).unwrap()[..4096], [5; 4096]);
 }
@@ -288,7 +288,7 @@ fn a_second_signal_ends_the_server_at_once() {
         peer.send(Request::new(Command::Read, 0, 0, 512), &[]);
         sandbox.await_in_flight("disk", "read");
         server.signal(Signal::TERM);
-        // It drains: it no longer listens.
+        // While the server drains, it does not listen.
         let socket = sandbox.path("disk.sock");
         until(PATIENCE, || (!socket.exists()).then_some(())).expect("it heeds the first signal");
         assert!(server.is_running(), "the first signal lets requests end");

@@ -154,7 +154,7 @@ fn a_compressed_file_is_refused_unless_format_raw_is_given() {
         let (_server, mut peer) = serve(&sandbox, &format!("file:{name},format=raw"));
         peer.write(0, &gzip[..512], CommandFlags::empty()).expect("a write");
     }
-    // A client may have written the archive to the disk, and must not lock its owner out.
+    // A client may have written the archive to the disk; the owner must still be able to serve it.
     let (server, mut peer) = serve(&sandbox, "file:disk.img");
     peer.write(0, &gzip[..512], CommandFlags::empty()).expect("a write");
     let log =

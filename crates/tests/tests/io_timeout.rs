@@ -82,7 +82,7 @@ fn a_request_that_a_target_holds_is_cancelled_and_counted(engine: Engine) {
 fn a_request_that_an_nbd_server_never_answers_is_cancelled(engine: Engine) {
     let (sandbox, other) = (Sandbox::new(engine), Sandbox::new(engine));
     let below = other.serve("ram:1M", &["--name", "below"]);
-    // Neither end closes the connection by itself.
+    // Neither the client nor the server closes the connection because of the timeout.
     let stack = format!("nbd:{},timeout=0", below.uri());
     let server = sandbox.serve(&stack, &["--io-timeout", "300ms"]);
     let mut peer = Peer::connect(&server.socket(), "disk");

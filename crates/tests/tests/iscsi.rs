@@ -223,8 +223,8 @@ fn count_up(session: &mut Initiator, end: &AtomicBool) -> u32 {
     successes
 }
 
-/// A device with an NBD export gets a LUN while it is served. COMPARE AND WRITE reads and then writes for 5 ms: an
-/// NBD write between the two would be overwritten.
+/// A device with an NBD export gets a LUN while it is served. COMPARE AND WRITE reads and then writes for 5
+/// ms: an NBD write between the two would be overwritten.
 #[test]
 fn compare_and_write_excludes_the_writes_of_an_nbd_export() {
     let sandbox = Sandbox::default();

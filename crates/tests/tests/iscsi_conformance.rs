@@ -1,10 +1,10 @@
 //! iscsi-test-cu 1.20 of libiscsi against our target: every suite of every family, each as a process of its
 //! own, with data loss and sanitize allowed, on three stores.
 //!
-//! No test may fail, and each skipped one is in [`SKIPS`] with its reason; `docs/iscsi-conformance.md` explains
-//! them. Suites that need another device than a plain disk get one of their own ([`Kind`]). The stores run at
-//! once, each with several lanes, because many suites sleep most of their time.
-//! `./x conformance` fetches the program and shows the table.
+//! No test may fail, and each skipped one is in [`SKIPS`] with its reason; `docs/iscsi-conformance.md`
+//! explains them. Suites that need another device than a plain disk get one of their own ([`Kind`]). The
+//! stores run at once, each with several lanes, because many suites sleep most of their time. `./x
+//! conformance` fetches the program and shows the table.
 
 use blockyard_tests::iscsi::conformance::{Skip, Suite, faults, joined, program, run, suites, table, tests};
 use blockyard_tests::iscsi::{Target, chap_file, free_port, lacks_export};
@@ -24,11 +24,12 @@ const LEN: u64 = 64 << 20;
 /// Suites that run at once on a store, on devices of their own.
 const LANES: usize = 3;
 
-/// Suites whose tests run one by one. `Sanitize`: one of them needs a slow device. `iSCSITMF`: the first one closes the
-/// session, and the others then skip themselves.
+/// Suites whose tests run one by one. `Sanitize`: one of them needs a slow device. `iSCSITMF`: the first one
+/// closes the session, and the others then skip themselves.
 const ONE_BY_ONE: [&str; 2] = ["Sanitize", "iSCSITMF"];
 
-/// A test that sleeps for a minute if SANITIZE still runs after a few seconds, as it must: each gets its own lane.
+/// A test that sleeps for a minute if SANITIZE still runs after a few seconds, as it must here: it runs in a
+/// lane of its own.
 const SLEEPER: &str = "Sanitize.Reset";
 
 const ATOMIC: &str = "memory, the page cache and overlays cannot promise that a write survives a power loss \
@@ -76,15 +77,15 @@ enum Kind {
     Removable,
     /// Physical blocks of eight logical ones.
     Physical,
-    /// Without WRITE SAME(32), whose description libiscsi misreads: it keeps 16 bytes of the usage data only, and then
-    /// compares memory that it did not fill.
+    /// Without WRITE SAME(32), whose description libiscsi misreads: it keeps 16 bytes of the usage data only,
+    /// and then compares memory that it did not fill.
     ShortCdbs,
     /// OVERWRITE takes half a minute.
     Slow,
 }
 
 impl Kind {
-    /// Those of a lane.
+    /// The kinds of devices in a lane.
     const ALL: [Kind; 6] =
         [Kind::Disk, Kind::ReadOnly, Kind::Secret, Kind::Removable, Kind::Physical, Kind::ShortCdbs];
 
@@ -116,7 +117,7 @@ impl Kind {
     }
 }
 
-/// Where the data is.
+/// The backend of the devices.
 #[derive(Clone, Copy, Debug)]
 enum Store {
     File,
@@ -160,7 +161,7 @@ impl Store {
 
 /// The devices of one lane of a store, served by one process, or the target that the environment names.
 struct Lane {
-    /// In this order: the sandbox kills what still runs in it.
+    /// The server is dropped before its sandbox, which kills processes that still run.
     _served: Option<(Server, Sandbox)>,
     /// The URLs of each kind; the first ones are for all others.
     urls: Vec<(Kind, Vec<String>)>,
@@ -219,7 +220,7 @@ impl Lane {
     }
 }
 
-/// What there is to run.
+/// The suites and tests to run.
 struct Plan {
     program: PathBuf,
     /// Suites, and tests that run one by one.
@@ -247,7 +248,7 @@ impl Plan {
         Some(Plan { program, jobs, is_whole })
     }
 
-    /// Runs the jobs in these lanes, and in one of its own each that sleeps.
+    /// Runs the jobs in these lanes, and each job that sleeps in a lane of its own.
     fn run(&self, store: &str, lanes: usize, lane: impl Fn(&[Kind]) -> Lane + Sync) -> Report {
         let done = Mutex::new((Vec::new(), Vec::new()));
         let carry_out = |lane: &Lane, job: &str| {
@@ -284,7 +285,7 @@ impl Plan {
     }
 }
 
-/// What has become of a store.
+/// Results of a store.
 struct Report {
     table: String,
     faults: Vec<String>,

@@ -37,7 +37,7 @@ fn write(block: u32, count: u16) -> [u8; 10] {
     cdb(0x2A, block, count)
 }
 
-/// A session that wants these values; its unit attentions are gone.
+/// Logs in with these values, and clears the unit attentions.
 #[track_caller]
 fn session(target: &Target, initiator: &str, offer: Offer) -> Initiator {
     let options = Options { offer, ..Options::new(initiator, Some(NAME)) };
@@ -136,7 +136,7 @@ fn data_arrives_as_it_was_sent_in_every_way_of_sending(engine: Engine) {
     }
 }
 
-/// Writes with a first burst of Data-Out PDUs that nobody asked for, and the rest when it is asked for.
+/// Writes with a first burst of unsolicited Data-Out PDUs, and the rest after R2Ts.
 fn unsolicited(session: &mut Initiator, noise: &[u8], image: &Path) {
     let data = &noise[512..][..100 * 512];
     let command = ScsiCommand { is_final: false, ..session.scsi(0, &write(2000, 100), data.len() as u32, 0) };

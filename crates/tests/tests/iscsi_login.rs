@@ -321,7 +321,8 @@ fn the_features_of_rfc_7144_are_negotiated_and_work() {
         let options = Options { offer, ..options(ONE) };
         let mut session = Initiator::log_in(target.portal(), options).expect("a login");
         assert_eq!(session.parameters.protocol_level, agreed, "{offered} was offered");
-        // The first unit attention of a session: POWER ON, RESET OR BUS DEVICE RESET OCCURRED, or I_T NEXUS LOSS.
+        // The first unit attention of a session: POWER ON, RESET OR BUS DEVICE RESET OCCURRED, or I_T NEXUS
+        // LOSS.
         let pending = query(&mut session, TaskFunction::QueryAsynchronousEvent);
         assert_eq!(pending.result, TaskResult::Succeeded);
         let is_told = agreed >= 2;

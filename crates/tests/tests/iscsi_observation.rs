@@ -62,7 +62,7 @@ fn read_all(mut stream: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What the control socket of a device answers.
+/// Returns the answer of the control socket of a device.
 fn control(socket: &Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("a control socket");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
@@ -70,7 +70,7 @@ fn control(socket: &Path, path: &str) -> String {
     read_all(stream)
 }
 
-/// What the page answers; of a stream of events, what comes in three seconds.
+/// Returns the answer of the page; of a stream of events, the first three seconds.
 fn page_answer(page: &str, path: &str) -> String {
     let (address, token) =
         page.strip_prefix("http://").and_then(|rest| rest.split_once("/?token=")).expect("an address");
@@ -214,7 +214,7 @@ fn traced(sandbox: &Sandbox, device: &str, format: &str, during: impl FnOnce()) 
     fs::read_to_string(file).expect("a trace")
 }
 
-/// Logs in one way and both ways, writes, and is refused with a wrong secret.
+/// Logs in with one-way and mutual CHAP, writes, and is refused with a wrong secret.
 fn use_target(target: &Target, name: &str) {
     for mutual in [false, true] {
         let mut session = log_in(target, options(ONE, name, mutual));
@@ -226,7 +226,7 @@ fn use_target(target: &Target, name: &str) {
     assert_eq!(Initiator::log_in(target.portal(), wrong).map(Initiator::log_out).err(), refused);
 }
 
-/// Everything that commands and sockets tell of a device.
+/// Checks that no command or socket that describes a device shows a secret.
 fn check_answers(sandbox: &Sandbox, device: &str) {
     for words in [
         &["show", device][..],

@@ -1,4 +1,5 @@
-//! SCSI commands in traces of the real binary: which command of which initiator led to a request, and how it ended.
+//! SCSI commands in traces of the real binary: which command of which initiator led to a request, and how it
+//! ended.
 
 use blockyard_tests::iscsi::initiator::Initiator;
 use blockyard_tests::iscsi::{NAME, Target};
@@ -85,7 +86,8 @@ fn check_order(lines: &[String], wanted: &[(&str, &str)]) {
     }
 }
 
-/// What the text of a trace of [`commands`] has, in order. The number of a command is not known before.
+/// Returns the expected lines of a trace of [`commands`], in order. The number of a command is not known
+/// before.
 fn expected(session: &Initiator) -> Vec<(&'static str, String)> {
     let by = format!("session {} {ONE}", session.tsih);
     vec![

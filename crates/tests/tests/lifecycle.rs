@@ -195,7 +195,7 @@ fn files_of_a_dead_process_are_removed() {
     assert_eq!(names(&sandbox), ["other"]);
     assert_error(&sandbox.run(&["show", "disk"]).failed_with(1), "show", "disk");
     assert_error(&sandbox.run(&["del", "disk"]).failed_with(1), "del", "disk");
-    // Its name and its address are free.
+    // The name and the address of the killed server can be used again.
     let socket = add(&sandbox, "disk", "ram:2M");
     assert_eq!(Peer::connect(&socket, "disk").session.size, 2 << 20);
     sandbox.run(&["del", "--all"]).ok();

@@ -128,7 +128,7 @@ fn limits_apply_through_tables_servers_and_stacked_devices() {
         let size = stat["disk"][0]["wareq-sz"].as_f64();
         assert!(size.is_some_and(|kib| kib > 0.0 && kib <= 8.0), "{stat}");
     }
-    // The device above follows.
+    // The device above gets the new limit, too.
     limits(&sandbox, "low", &["max_hw_sectors=8"]);
     assert_eq!(limits(&sandbox, "high", &[])["limits"]["max_sectors"], 8);
     limits(&sandbox, "low", &["--reset"]);

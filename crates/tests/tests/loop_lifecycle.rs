@@ -306,7 +306,7 @@ fn fuse_file_is_not_mounted_over_data_and_names_its_users() {
     let away = sandbox.path("absent/disk.raw");
     let refused = sandbox.run(&["serve", "ram:1M", "--fuse", &away.to_string_lossy()]).failed_with(1);
     assert!(refused.contains("its directory does not exist"), "{refused}");
-    // Nor over another device, which cannot be recognised by its length.
+    // The file of another device is refused as well, although with a length of 0 it looks like an empty file.
     let nothing = sandbox.image("nothing", 0);
     let (mut server, path) = as_file(&sandbox, &format!("file:{}", nothing.display()), &[]);
     let words = ["serve", "ram:1M", "--name", "other", "--fuse", &path.to_string_lossy()];
@@ -346,7 +346,7 @@ fn mounts_of_a_killed_server_are_removed_by_del_and_by_add() {
     assert_eq!(left_behind(&sandbox), Vec::<String>::new());
     sandbox.run(&["del", name]).failed_with(1);
     assert!(!path.exists(), "the file that was made for it goes with it");
-    // Also when a device that was served again is removed.
+    // The file is also removed with a device that was served again.
     let words = ["serve", "ram:1M", "--name", name, "--fuse", &path.to_string_lossy()];
     sandbox.start(&mut sandbox.blockyard(&words), 1).kill();
     sandbox.start(&mut sandbox.blockyard(&words), 1).terminate();

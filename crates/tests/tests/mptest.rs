@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PERIOD: Duration = Duration::from_millis(250);
 const IMAGE: u64 = 64 << 20;
-/// The least number of events on the paths, however slow the machine is.
+/// Least number of events on the paths, also on a slow machine.
 const CALLS_MIN: usize = 2;
 
 fn seconds() -> u64 {

@@ -97,9 +97,9 @@ fn uris(sandbox: &Sandbox) -> [String; 2] {
     ]
 }
 
-/// Limit for any request while one server or the other is killed, in a long run on a machine of its own.
-/// Nothing waits for time to pass when a server dies: its requests go to the other one at once. With both
-/// unreachable they wait for the checker, a second at most here, and for the processor.
+/// Limit for any request while one server or the other is killed, in a long run on a machine of its own. When
+/// a server dies, its requests are sent to the other one at once, without a pause. With both unreachable they
+/// wait for the path checker, at most a second here, and for the processor.
 const STALL_MAX: Duration = Duration::from_secs(10);
 /// The limit beside other tests, which use the processor meanwhile: a stuck request does not end at all.
 const STALL_MAX_BUSY: Duration = Duration::from_secs(60);
@@ -202,8 +202,8 @@ fn without_a_path_requests_fail_or_wait_as_configured() {
     assert_eq!(peer.read(0, 512), Err(NbdError::Io));
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(950), "{took:?}");
-    // A path that returns within that time ends the wait. On a busy processor a second is over soon: then
-    // once more.
+    // A path that returns within that time ends the wait. On a busy processor the second may be over before:
+    // then it is repeated.
     let waited = until(PATIENCE, || {
         tell(&sandbox, "fail_path a");
         tell(&sandbox, "queue_if_no_path");
@@ -273,8 +273,8 @@ fn mp_11_queues_and_depth_are_as_configured() {
     peers.into_iter().for_each(Peer::disconnect);
 }
 
-/// MP-10: a path may be longer than the device, for which the kernel then passes no ioctl on; here there are
-/// none. A shorter one is refused.
+/// MP-10: a path may be longer than the device, for which the kernel then passes no ioctls on (ours has
+/// none). A shorter one is refused.
 #[test]
 fn mp_10_a_path_may_be_longer_than_the_device_and_not_shorter() {
     let sandbox = Sandbox::default();

@@ -83,7 +83,7 @@ fn changes_fail_no_request(engine: Engine) {
     });
 }
 
-/// A server with a single connection, whose place a suspension must neither lose nor request twice.
+/// A server that accepts a single connection: a suspension must neither lose it nor open a second one.
 #[test]
 fn a_single_connection_server_survives_suspensions() {
     if missing(&["nbdkit"]) {

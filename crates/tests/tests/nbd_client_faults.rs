@@ -290,8 +290,7 @@ fn chunks_of_a_read_may_arrive_in_any_order() {
     peer.disconnect();
 }
 
-/// A server that accepts connections and requests, each time anew, and answers none, for example with a
-/// hanging disk.
+/// A server that accepts every connection and request and answers none, for example because its disk hangs.
 #[test]
 fn requests_to_a_server_that_never_answers_fail_in_the_end() {
     let sandbox = Sandbox::default();
@@ -358,7 +357,7 @@ fn is_disc(seen: &ClientEvent) -> bool {
     matches!(seen, ClientEvent::Request(_, Request { command: Command::Disc, .. }))
 }
 
-/// The device behind is `MIB` long at first; after the reconnect it is another one.
+/// The export is `MIB` long at first; after the reconnect it is `then`.
 #[track_caller]
 fn changed(then: ExportInfo, printed: &str) {
     let sandbox = Sandbox::default();

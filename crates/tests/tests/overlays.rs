@@ -239,7 +239,7 @@ fn an_overlay_whose_page_cache_is_lost_reads_as_before_or_as_written_and_never_a
     (0..20).for_each(|number| write(&mut peer, &mut model, number * 40960, 8192));
     peer.flush().expect("a flush");
     let (before, flushed) = (model.clone(), std::fs::read(&overlay).expect("the overlay"));
-    // Over flushed data, beside it, in part, and over that once more.
+    // Writes over flushed data, beside it and partly over it, and then over these writes.
     (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 512, 6144));
     (0..60).for_each(|number| write(&mut peer, &mut model, number * 20480 + 1024, 512));
     peer.zero(3 * MIB, 16384, CommandFlags::empty()).expect("zeroes");

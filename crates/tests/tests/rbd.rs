@@ -233,7 +233,7 @@ fn a_blocklisted_client_fails_at_once_and_says_so() {
     let status = image.rbd(&["status", "rbd/fenced"]);
     let address = status.split("watcher=").nth(1).and_then(|rest| rest.split(' ').next()).expect(&status);
     image.run(&["ceph", "osd", "blocklist", "add", address]);
-    // The monitor has accepted it; the OSDs follow.
+    // The monitor has accepted the blocklisting; the OSDs learn of it later.
     until(PATIENCE, || client.write(0, &data, CommandFlags::empty()).err()).expect("a write is refused");
     assert!(client.write(0, &noise(2, 4096), CommandFlags::empty()).is_err(), "a fenced client cannot write");
     let started = Instant::now();

@@ -1,5 +1,5 @@
-//! Two gateways: one image of a Ceph, served by two processes, with `multipath` in front. Either may be killed,
-//! stopped or blocklisted under a load that verifies, and an OSD may die.
+//! Two gateways: one image of a Ceph, served by two processes, with `multipath` in front. Either may be
+//! killed, stopped or blocklisted under a load that verifies, and an OSD may die.
 //!
 //! `./x test` and `./x ceph test` run them; without a cluster they are skipped.
 
@@ -104,8 +104,8 @@ fn a_gateway_killed_under_load_causes_no_error_and_no_loss() {
     assert!(image.exported(&sandbox, "") == seen, "another client reads what was acknowledged");
 }
 
-/// The stopped gateway wakes up under load, after its lock was broken: what it had not sent yet must not be
-/// written.
+/// The stopped gateway continues under load, after its lock was broken: writes that it had not sent yet must
+/// not take effect.
 #[test]
 fn a_gateway_stopped_under_load_causes_no_error_and_does_not_write_when_it_wakes() {
     let Some(image) = Image::new("gw-stopped", 16, &[]) else { return };
@@ -149,15 +149,15 @@ fn a_gateway_blocklisted_under_load_causes_no_error_and_no_loss() {
     gateways.one.kill();
 }
 
-/// Has a stopped gateway wake up with a write that it has not read from its socket yet, after the other gateway
-/// has written there. Returns the answer to the late write, and whether the image has it.
+/// Continues a stopped gateway that has an unread write in its socket, after the other gateway has written to
+/// the same block. Returns whether the late write succeeded, and whether the image contains it.
 fn late_write(image: &Image) -> (bool, bool) {
     let sandbox = Sandbox::new(Engine::IoUring);
     let mut one = serve_as(&sandbox, "one", &image.stack(GATEWAY), &[]);
     let mut two = serve_as(&sandbox, "two", &image.stack(GATEWAY), &[]);
     let mut first = Peer::connect(&one.socket(), "one");
     first.write(0, &noise(1, 4096), CommandFlags::empty()).unwrap();
-    // Nothing is sent before it has stopped: a write that it carries out first would be in order.
+    // The write is sent after the gateway has stopped: one that it executed before would be in order.
     one.freeze();
     let (late, newer) = (noise(2, 4096), noise(3, 4096));
     first.send(Request::write(0, 0, 4096), &late);

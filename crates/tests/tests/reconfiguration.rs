@@ -99,7 +99,7 @@ fn a_device_grows_with_its_file_and_on_request(engine: Engine) {
     sandbox.run(&["resize", "disk", "3M"]).ok();
     assert_eq!(fs::metadata(&image).unwrap().len(), 3 * MIB);
     assert_eq!(show(&sandbox)["size"], 3 * MIB);
-    // An earlier connection may use it as well, if its client learns of it otherwise.
+    // An earlier connection may use the new size as well, if its client learns of it in another way.
     early.session.size = 3 * MIB;
     let data = noise(1, 4096);
     early.write(3 * MIB - 4096, &data, CommandFlags::empty()).expect("it exists");
@@ -193,7 +193,7 @@ fn loop_change_fd_reaches_users_of_the_loop_device() {
     assert!(fs::read(&disk.device).unwrap() == fs::read(&one).unwrap());
     sandbox.run(&["set", "disk", "file=two.img"]).ok();
     assert!(fs::read(&disk.device).unwrap() == other, "what was cached of the first file is still read");
-    // The change waits for no process: it is notified with the resume.
+    // The change does not wait for the exports: they drop their caches at the resume.
     sandbox.run(&["suspend", "disk"]).ok();
     sandbox.run(&["set", "disk", "file=one.img"]).ok();
     sandbox.run(&["resume", "disk"]).ok();
@@ -254,7 +254,7 @@ fn loop_change_fd_reaches_processes_that_map_the_file() {
     let mut lines = BufReader::new(reader.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     let first = lines.next();
     sandbox.run(&["set", "disk", "file=two.img"]).ok();
-    // Twice it waits for a line; then there is none to wait for.
+    // The program waits for two lines; then its input ends.
     reader.stdin.take().expect("a pipe").write_all(b"\n").expect("it reads");
     let second = lines.next();
     assert!(reader.wait().expect("it ends").success());

@@ -150,14 +150,14 @@ fn pass_targets(seed: u64) {
 fn targets_with_state_lose_nothing() {
     match number("BLOCKYARD_TARGET_SEED") {
         Some(seed) => pass_targets(seed),
-        // The last ones are seeds with earlier finds.
+        // The last ones are seeds that have found bugs.
         None => (0..60).chain([164, 210, 284, 101241]).for_each(pass_targets),
     }
 }
 
 #[test]
 fn fresh_seeds_of_targets_lose_nothing() {
-    // Each takes as long as several of the others.
+    // These runs take several times as long as the others.
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
     let first = RandomState::new().hash_one(0);
     println!("seeds from {first}");
@@ -208,7 +208,7 @@ fn iscsi_sessions_lose_nothing_and_apply_nothing_late() {
 
 #[test]
 fn fresh_seeds_of_iscsi_sessions_lose_nothing() {
-    // Each takes as long as several of the others.
+    // These runs take several times as long as the others.
     let runs = number("BLOCKYARD_SIM_RUNS").unwrap_or(50) / 5;
     let first = RandomState::new().hash_one(0);
     println!("seeds from {first}");

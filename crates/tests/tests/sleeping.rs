@@ -1,4 +1,5 @@
-//! I/O threads sleep while requests wait: for child requests, for the range lock of unaligned direct writes, for a disk.
+//! I/O threads sleep while requests wait: for child requests, for the range lock of unaligned direct writes,
+//! for a disk.
 
 use blockyard_tests::disk::{Loop, missing_loop};
 use blockyard_tests::on_both_engines;
@@ -56,8 +57,8 @@ fn threads_sleep_while_unaligned_direct_writes_wait() {
     let mut peers = [0, 1].map(|_| Peer::connect(&server.socket(), "disk"));
     let before = sandbox.turns("disk");
     let start = Instant::now();
-    // Four parts of one block, which is not the first: the first is checked before it is written. Through two
-    // threads: each reads the block and writes it back, which takes 400 ms.
+    // Four sub-block writes to one block, through two threads: each reads the block and writes it back, which
+    // takes 400 ms. The block is not the device's first, which is checked before it is written.
     std::thread::scope(|scope| {
         for (number, peer) in peers.iter_mut().enumerate() {
             scope.spawn(move || {

@@ -251,7 +251,7 @@ fn an_interrupted_json_document_is_closed() {
     let reports = |mut child: Child, end: &mut dyn FnMut(u32)| {
         let mut stdout = child.stdout.take().expect("it is piped");
         let mut text = vec![0; 200];
-        // It has begun.
+        // Waits for the beginning of the document.
         let count = stdout.read(&mut text).expect("it writes");
         text.truncate(count);
         end(child.id());

@@ -1,4 +1,4 @@
-//! Sub-block writes through several exports of one device: none undoes a concurrent write.
+//! Sub-block writes through several exports of one device: no write undoes a concurrent one.
 
 use blockyard_tests::disk::missing_loop;
 use blockyard_tests::on_both_engines;

@@ -316,7 +316,7 @@ fn a_cycle_of_devices_is_refused_and_named() {
     assert!(refused.contains("Too many levels of symbolic links"), "{refused}");
     sandbox.run(&["resume", "a"]).ok();
     sandbox.run(&["resume", "b"]).ok();
-    // They are exchanged: the table of the upper one is loaded, and must be resumed first.
+    // The devices swap positions: the table of the upper one is loaded, and must be resumed first.
     load(&sandbox, "a", "0 2048 linear one.img 0").ok();
     load(&sandbox, "b", "0 1024 linear a 0").ok();
     let refused = sandbox.run(&["resume", "b"]).failed_with(1);

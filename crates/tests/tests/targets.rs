@@ -153,7 +153,7 @@ fn a_log_of_writes_is_replayed_to_its_marks() {
     assert!(all == file(&sandbox, "a.img"));
     assert_eq!(replayed("none.img", &["--limit", "0"])[..4096], [0; 4096]);
     let listed = sandbox.run(&["replay-log", "--log", "log.img"]).ok();
-    // The last flush is that of a removed device.
+    // The removal of the device causes the last flush.
     let wanted = "0 write sector 0 size 16\n1 flush\n2 mark first\n3 write sector 8 size 8\n\
                   4 discard sector 0 size 8\n5 flush\n6 flush\n";
     assert_eq!(listed, wanted);
@@ -263,7 +263,7 @@ fn a_mirror_resyncs_and_survives_a_failed_device() {
     peer.disconnect();
     server.kill();
     assert!(file(&sandbox, "a.img") == file(&sandbox, "b.img"));
-    // Killed before the marks were cleared, so only those regions are copied.
+    // The server was killed before the marks were cleared, so only the marked regions are copied.
     let marked = file(&sandbox, "log.img")[1024..1028].iter().map(|byte| byte.count_zeros()).sum::<u32>();
     assert!(marked <= 2, "{marked} regions are marked");
     let table = "0 2048 mirror core 2 64 nosync 2 a.img 0 broken 0 2 handle_errors keep_log";

@@ -1,6 +1,6 @@
 //! TLS with real clients: offered, required, refused; certificates of both sides verified; data unchanged.
 //!
-//! The certificates are made by openssl for each test and live for a day.
+//! openssl creates the certificates for each test; they are valid for a day.
 
 use blockyard_tests::certificates::certificates;
 use blockyard_tests::peer::Peer;
@@ -66,7 +66,7 @@ fn required_tls_refuses_plaintext_clients() {
     }
     let refused = Peer::with(&sandbox.path("disk.sock"), HandshakeOptions::new("disk")).err();
     assert!(matches!(refused, Some(Failure::Refused { kind, .. }) if kind == option_error(5)), "{refused:?}");
-    // Nor does it reveal anything.
+    // The refusal does not reveal the exports.
     let mut raw = Raw::greeted(&sandbox.path("disk.sock"));
     for option in [3, 6, GO, 8, 9, 10, 11, 77] {
         raw.option(option, &go_data("disk"));
@@ -100,7 +100,8 @@ fn tls_options_imply_required_tls() {
     let sandbox = Sandbox::default();
     let folder = certificates(&sandbox, "pki");
     let nobody = authority_only(&sandbox, &folder);
-    // Certificates alone imply TLS for every client; with --tls-verify-peer a client also needs a certificate.
+    // Certificates alone imply TLS for every client; with --tls-verify-peer a client also needs a
+    // certificate.
     for (more, anonymous) in [(&[][..], true), (&["--tls-verify-peer"], false)] {
         let mut server = serve(&sandbox, &folder, more);
         for number in 0..2 {

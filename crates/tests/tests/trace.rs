@@ -412,7 +412,7 @@ fn a_stopped_reader_blocks_neither_its_trace_nor_the_device() {
         }
         begun.ok().map(|()| child)
     };
-    // An ended trace is over soon, though not at once.
+    // An ended trace ends after a moment, so the next one is tried repeatedly.
     let trace = || until(PATIENCE, begin).expect("a trace begins");
     let mut peer = connect(&server, "disk");
     let mut load = || {
@@ -500,8 +500,8 @@ fn lines_and_a_chrome_trace_need_no_other_tool() {
             let reported: serde_json::Value = serde_json::from_str(&written).expect("it is JSON");
             let reported = reported.as_array().expect("a list");
             let of = |phase: &str| reported.iter().filter(|event| event["ph"] == phase).count();
-            // The request, the layer that splits it, two children and the backend of each; where it was split, and what
-            // the children are linked to.
+            // The request, the layer that splits it, two children and the backend of each; where it was
+            // split, and what the children are linked to.
             assert_eq!((of("b"), of("e"), of("n")), (6, 6, 3), "{written}");
             let named = |name: &str| reported.iter().filter(|e| e["ph"] == "b" && e["name"] == name).count();
             assert_eq!((named("split"), named("null 1G")), (1, 2), "{written}");
@@ -546,7 +546,7 @@ fn lines_equal_blkparses_output() {
             for (l, (sector, len)) in [(2488, 255 << 9), (7, 512), (0, 0)].into_iter().enumerate() {
                 let time_ns = 1_000_000_000 * (n * 9 + m) as u64 + l as u64;
                 let value = if kind == Kind::Complete { l as u64 * 5 } else { 2743 };
-                // A plug is of a queue, without a sector.
+                // Plug events belong to a queue and have no sector.
                 let is_plug = matches!(kind, Kind::Plug | Kind::Unplug);
                 let (sector, len) = if is_plug { (0, 0) } else { (sector, len) };
                 records.push(record(time_ns, kind, op, sector, len, value));

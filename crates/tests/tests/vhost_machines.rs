@@ -1,6 +1,7 @@
 //! Virtual machines on vhost-user exports: a distribution's kernel in QEMU, whose root file system is on one.
 //!
-//! `./x guest --machine DIR` prepares the files of a machine; without `BLOCKYARD_MACHINE=DIR` the tests are skipped.
+//! `./x guest --machine DIR` prepares the files of a machine; without `BLOCKYARD_MACHINE=DIR` the tests are
+//! skipped.
 
 use blockyard_tests::machine::{self, Machine, MachineDisk};
 use blockyard_tests::server::{Engine, Sandbox, Server};
@@ -50,7 +51,7 @@ impl<'a> Export<'a> {
         self.server = serve(self.sandbox, self.name, &self.stack);
     }
 
-    /// Bytes that the file takes.
+    /// Returns the allocated bytes of the file.
     fn allocated(&self) -> u64 {
         self.file().metadata().expect("the file").blocks() * 512
     }
@@ -241,7 +242,8 @@ fn an_unplugged_disk_returns(machine: &mut Machine) {
     assert_eq!(machine.run("md5sum /mnt/large"), sum);
 }
 
-/// Resets the machine while it writes to both disks: what was synchronised before is there, and so are the disks.
+/// Resets the machine while it writes to both disks: synchronised data must be present after the reset, and
+/// the disks must work.
 fn a_reset_machine_boots_again(machine: &mut Machine) {
     let sum = machine.run(
         "dd if=/dev/urandom of=/var/tmp/kept bs=1M count=2 conv=fsync 2>/dev/null; sync; \

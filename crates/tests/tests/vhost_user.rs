@@ -1,5 +1,5 @@
-//! vhost-user devices as a virtual machine sees them: data, the configuration space, notifications, and drivers
-//! that violate the specification.
+//! vhost-user devices as a virtual machine sees them: data, the configuration space, notifications, and
+//! drivers that violate the specification.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox, Server};
@@ -108,7 +108,7 @@ fn data_of_stacks_that_access_it_is_copied_intact(engine: Engine) {
     queue.write(&front, 5 * MIB, &data);
     assert!(queue.read(&front, 5 * MIB, 1 << 20) == data);
     assert!(queue.read(&front, 6 * MIB - 512, 1024)[..512] == data[(1 << 20) - 512..]);
-    // Copies of more requests than memory is set aside for wait for each other.
+    // Requests that are copied wait for memory when more are in flight than memory is reserved for.
     for round in 0..4 {
         for slot in 0..8 {
             assert!(front.table().write(queue.data(slot), &data));
@@ -317,8 +317,8 @@ fn packed_virtqueues_carry_the_same_requests() {
     assert!(sandbox.run(&["show", "disk"]).ok().contains("1 (packed)"));
 }
 
-/// Kills the server again and again while a front-end writes increasing numbers to blocks. No write is lost, and none
-/// is applied again after the driver has seen it as completed.
+/// Kills the server again and again while a front-end writes increasing numbers to blocks. No write is lost,
+/// and none is applied again after the driver has seen it as completed.
 fn writes_survive_kills(is_packed: bool) {
     let sandbox = Sandbox::new(Engine::Auto);
     let (file, stack) = file_of(&sandbox, 4 * MIB);
@@ -356,7 +356,7 @@ fn writes_survive_kills(is_packed: bool) {
         server.wait();
         server = serve(&sandbox, &stack, &["--layer", "delay,write=1ms"]).0;
         front.reconnect(&socket);
-        // A front-end does not know how far the dead server came: the record does.
+        // The front-end does not know which requests the dead server has completed; the inflight record does.
         front.hand_over(&queue, 0);
     }
     while in_flight > 0 {

@@ -1,5 +1,5 @@
-//! vhost-user devices over a machine's life: what is copied and what a machine costs, migration's log of dirty pages,
-//! resets, and another server that takes over.
+//! vhost-user devices over a machine's life: copied requests and the memory per machine, migration's log of
+//! dirty pages, resets, and takeover by another server.
 
 use blockyard_tests::on_both_engines;
 use blockyard_tests::server::{Engine, Sandbox, Server, is_release};
@@ -62,7 +62,7 @@ fn user_space_touches_no_byte_of_a_files_data(engine: Engine) {
     assert_eq!(queue.read(&front, 2 * 65_536, 4096), [2; 4096]);
     assert_eq!(copied(&sandbox), 0);
     server.kill();
-    // The counter counts: a RAM disk has its data in memory of its own.
+    // Checks the counter itself: requests of a RAM disk are copied.
     let ram = Sandbox::new(engine);
     let _server = serve(&ram, "ram:16M", &["--queues", "1"]);
     let mut front = FrontEnd::connect(&ram.path("vm.sock"), 4 * MIB);
@@ -71,7 +71,8 @@ fn user_space_touches_no_byte_of_a_files_data(engine: Engine) {
     assert_eq!(copied(&ram), 8);
 }
 
-/// Anonymous memory of a server with that many machines, each with a disk of its own whose requests were performed.
+/// Returns the anonymous memory of a server with that many machines, each with a disk of its own, after
+/// requests on all disks.
 fn anonymous_with(machines: usize) -> u64 {
     let sandbox = Sandbox::new(Engine::Auto);
     let mut topology = String::from("queues = 1\n");
@@ -184,7 +185,7 @@ fn a_reset_stops_the_rings_and_the_driver_starts_anew() {
         let mut queues = [front.start_queue(0, 16, 2, 4096), front.start_queue(1, 16, 2, 4096)];
         let offset = u64::from(round) * PAGE;
         queues[0].write(&front, offset, &[round + 1; 4096]);
-        // In flight when the device is reset: the reset waits for it.
+        // This request is in flight when the device is reset: the reset waits for it.
         assert!(front.table().write(queues[1].data(0), &[round + 101; 4096]));
         assert!(queues[1].add(0, Kind::Write, (MIB + offset) / 512, 4096));
         queues[1].publish();
@@ -205,8 +206,8 @@ fn a_reset_stops_the_rings_and_the_driver_starts_anew() {
     }
 }
 
-/// Replaces the server twice as an upgrade of the program does: the old one ends by SIGTERM while requests are in flight
-/// and more are in the ring, and the next one continues on the socket.
+/// Replaces the server twice as an upgrade of the program does: the old one ends by SIGTERM while requests
+/// are in flight and more are in the ring, and the next one continues on the socket.
 #[test]
 fn another_server_takes_over_under_load() {
     const SLOTS: u16 = 16;

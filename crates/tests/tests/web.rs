@@ -85,7 +85,7 @@ fn the_page_works_in_a_real_browser() {
             std::panic::resume_unwind(why);
         }
     });
-    // Refused requests are on the console once each, maybe late; and nothing else.
+    // The console has each refused request once, possibly late, and nothing else.
     let mut complaints = browser.complaints();
     for (status, place) in [("401", "/events"), ("422", "/devices/m/actions")] {
         let words = [format!("a status of {status} "), format!("{place}\"")];
@@ -186,7 +186,7 @@ fn time_is_zoomed_into_and_paused(browser: &mut Browser) {
     browser.wait_for(&format!("{window} === ''"));
     browser.click(".segment:nth-child(3)");
     browser.wait_for("document.querySelector('.segment:nth-child(3)').ariaPressed === 'true'");
-    // Names of times are round: an hour has one each ten minutes or less often.
+    // Labels of the time axis are round: in an hour, at most one per ten minutes.
     browser.wait_for(&format!("{} > 5", pixels(canvas, &["read", "write"])));
     browser.click(".segment:nth-child(1)");
 }
@@ -505,7 +505,7 @@ fn idle_connections_do_not_block_the_page() {
     }
     let more = server.descriptors().saturating_sub(before);
     assert!(more <= 512 + 8, "{more} descriptors for the crowd");
-    // They are closed by the server, too.
+    // The server closes the idle connections, too.
     let gone = until(PATIENCE, || (server.descriptors() <= before + 8).then_some(()));
     assert!(gone.is_some(), "{} descriptors", server.descriptors());
 }

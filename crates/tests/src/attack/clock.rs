@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Numbers from 1 on; no two events have the same one.
+/// The numbers begin at 1 and are unique.
 #[derive(Clone, Default)]
 pub struct Clock(Arc<AtomicU64>);
 

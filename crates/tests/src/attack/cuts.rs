@@ -1,5 +1,5 @@
-//! Power cuts. A load runs on the real server over the recording file system. From the recording every
-//! possible state of the disk at a power cut is derived, and the real server serves each of these states.
+//! Power cuts. A load runs on the real server over the recording file system. The recording determines which
+//! states the disk can have after a power cut; the real server then serves states drawn from these.
 
 use super::Tally;
 use super::clock::Clock;
@@ -26,7 +26,7 @@ const BATCH: usize = 8;
 const REQUESTS: u64 = 120;
 /// Connections to each device.
 const CONNECTIONS: usize = 2;
-/// The canary drops one sync in so many.
+/// The canary drops one sync in this many.
 const CANARY_DROPS: u64 = 3;
 
 /// Verifies `count` crash states.
@@ -188,7 +188,7 @@ struct Verifier<'a> {
 }
 
 impl Verifier<'_> {
-    /// Serves all states by one server; if that is refused, each by itself to find the faulty one.
+    /// Serves all states with one server. If it refuses, serves each state alone to find the faulty one.
     fn verify(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) {
         if let Err(refusal) = self.serve(scratch, batch, rng, tally) {
             if batch.len() > 1 {
@@ -210,7 +210,7 @@ impl Verifier<'_> {
     fn serve(&self, scratch: &Path, batch: &[State], rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
         let (dir, socket) = (scratch.join("v"), scratch.join("vs"));
         for state in batch {
-            // Unchanged since the cut: other programs may open it first.
+            // Checked before the server changes the files: users may open an image with other programs first.
             if let Some(bad) = self.setup.check_images(&state.dir) {
                 tally.find("wrong", self.words(state, &format!("before it is opened: {bad}")));
             }

@@ -1,8 +1,9 @@
-//! Each call of the file system in turn fails, hangs or is executed by half: EIO, ENOSPC, also for ever.
+//! Each call of the file system in turn fails (EIO, ENOSPC), hangs or is executed by half, once or
+//! permanently.
 //!
 //! Every successful answer must be true: acknowledged data is read back, and data that a flush covered
-//! survives a power cut in which a failed sync has lost its data, as on Linux. A disk without space for a
-//! moment works again when it has space.
+//! survives a power cut in which a failed sync has lost its data, as on Linux. A device recovers when its
+//! file system has space again.
 
 use super::Tally;
 use super::clock::Clock;
@@ -193,7 +194,7 @@ impl Scene<'_> {
         let (at, recording) = (self.clock.now() + 1, self.recorder.recording());
         let killed = (self.recorder.contents(), self.setup.store.kept_by_kill(), "after a kill");
         let cut = (recording.crash(at, rng), Promise::Flushed, "after a power cut");
-        // At the same path: a mirror knows its devices by their names.
+        // Mounted at the same path: a mirror identifies its devices by their names.
         self.recorder.unmount();
         let dir = self.recorder.path();
         for (files, promise, what) in [killed, cut] {

@@ -46,7 +46,7 @@ pub struct Outcome {
     pub no_space: u64,
     /// Reads that returned impossible content.
     pub wrong: Vec<String>,
-    /// The connection ended before the load did.
+    /// The server closed the connection before the load was complete.
     pub cut: bool,
 }
 

@@ -4,7 +4,7 @@
 //! and with the ticks of a [`Clock`] at which it arrived and was answered; [`Recording::crash`] turns the
 //! records into a possible content of a disk after a power cut. Calls of one process run at the same time
 //! (several threads), and some are delayed, so a sync that is sent before a write was answered does not cover
-//! that write here either.
+//! that write, as on a real disk.
 //!
 //! Names are durable at once: creating, renaming and removing a file is not part of a crash state.
 
@@ -60,7 +60,7 @@ pub struct Record {
     pub end: u64,
     /// The change.
     pub change: Change,
-    /// A failed sync has lost it: no later sync makes it durable.
+    /// A failed sync has dropped the change: no later sync makes it durable.
     pub lost: bool,
     /// The data was written with `O_DSYNC`: durable by itself once it is answered.
     pub synced: bool,
@@ -191,11 +191,11 @@ struct State {
     next: u64,
     recording: Recording,
     faults: Faults,
-    /// One call of so many is delayed; 0: none.
+    /// One call in this many is delayed; 0: none.
     delay_one_in: u64,
     /// Reads and writes bypass the kernel's page cache.
     uncached: bool,
-    /// A canary: one sync of so many is acknowledged but not executed.
+    /// A canary: one sync in this many is acknowledged but not executed.
     drop_one_sync_in: u64,
     syncs: u64,
     /// Chooses the calls to delay.
@@ -314,7 +314,7 @@ impl Recorder {
         self.state().faults.clone()
     }
 
-    /// Delays one call of so many; 0: none.
+    /// Delays one call in this many; 0: none.
     pub fn set_delay(&self, one_in: u64) {
         self.state().delay_one_in = one_in;
     }
@@ -324,7 +324,7 @@ impl Recorder {
         self.state().uncached = uncached;
     }
 
-    /// Activates a canary: one sync of so many is answered but not executed.
+    /// Activates a canary: one sync in this many is answered but not executed.
     pub fn set_dropped_syncs(&self, one_in: u64) {
         self.state().drop_one_sync_in = one_in;
     }

@@ -1,8 +1,8 @@
 //! A workload for `blockyard crash` and its check, with the database redb on a device without a file system:
 //! `use_redb write|verify DEVICE [none|nosync]`.
 //!
-//! Transactions are acknowledged on descriptor 3. `none` commits with redb's `Durability::None`; with `nosync`
-//! the storage ignores redb's requests to sync, as a device that lies about flushes would.
+//! Transactions are acknowledged on descriptor 3. `none` commits with redb's `Durability::None`; with
+//! `nosync` the storage ignores redb's requests to sync, as a device that lies about flushes would.
 #![forbid(unsafe_code)]
 
 use redb::{Database, Durability, ReadableDatabase, StorageBackend, TableDefinition};
@@ -16,7 +16,7 @@ const TABLE: TableDefinition<'_, u32, &[u8]> = TableDefinition::new("values");
 const TRANSACTIONS: u32 = 6;
 const KEYS: u32 = 8;
 const VALUE_LEN: usize = 900;
-/// The block before the database, which holds the database's length.
+/// Bytes of the block before the database, which stores the database's length.
 const HEAD_LEN: u64 = 4096;
 
 /// A database of any length on a device whose length is fixed.
@@ -50,7 +50,7 @@ impl StorageBackend for Storage {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let old = self.len()?;
         if len > old {
-            // What a file has beyond its old end reads as zeroes also after a power cut.
+            // A file that grows reads as zeroes past its old end, also after a power cut.
             self.device.write_all_at(&vec![0; (len - old) as usize], HEAD_LEN + old)?;
             self.device.sync_data()?;
         }
@@ -112,12 +112,12 @@ fn write(device: &str, how: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Fails if an acknowledged transaction is missing, or one that is there is damaged.
+/// Fails if an acknowledged transaction is missing, or an existing one is damaged.
 fn verify(device: &str) -> Result<(), Box<dyn Error>> {
     let acknowledged: u32 = std::env::var("CRASH_MARK")?.parse().unwrap_or(0);
     let database = match open(device, true) {
         Ok(database) => database,
-        // Its creation had not ended.
+        // The power cut interrupted the creation of the database.
         Err(_) if acknowledged == 0 => return Ok(()),
         Err(why) => return Err(format!("the database cannot be opened: {why}").into()),
     };

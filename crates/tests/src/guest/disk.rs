@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Limit for one tool on one small device. Emulated processors are slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Folder for images: a file system on a block device, as users have. Files in memory are served differently.
+/// Folder for images: a file system on a block device, as users have. Files in memory are served in another
+/// way.
 pub const FOLDER: &str = "/var/disk";
 
 /// Mounts the folder for images, in the guest.
@@ -17,7 +18,7 @@ pub const FOLDER: &str = "/var/disk";
 /// If that fails.
 pub fn prepare() {
     std::fs::create_dir_all(FOLDER).expect("root may");
-    // If it is built in, it has its own size.
+    // If the module is built in, its disk has the size of the kernel's configuration.
     tool(&["modprobe", "brd", "rd_nr=1", "rd_size=819200"]).ok();
     tool(&["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-E", "lazy_itable_init=0", "/dev/ram0"]).ok();
     tool(&["mount", "-o", "discard", "/dev/ram0", FOLDER]).ok();
@@ -172,7 +173,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // After a failure; the runner reports remains.
+        // The file system is still mounted only after a failure; the runner reports remains.
         let _ = command(&["umount", "-l", &self.at.to_string_lossy()]).output();
     }
 }

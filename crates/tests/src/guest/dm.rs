@@ -10,7 +10,7 @@ use crate::tools::{PATIENCE, until};
 use proto::nbd::CommandFlags;
 use std::path::{Path, PathBuf};
 
-/// The rows of this module.
+/// The tests of this module.
 pub const TESTS: &[Test] = &[
     test("dm/words", "table and status of each target are the kernel's, character for character", words),
     test("dm/errors", "errors in a table line are those of the kernel's log", errors),
@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     test("dm/snapshot_store", "a store that the kernel wrote is read here, and the reverse", stores),
 ];
 
-/// How long each device is, in sectors.
+/// Length of each device, in sectors.
 const SECTORS: u64 = 8192;
 
 /// Loop devices on files with noise; detached when dropped.
@@ -169,8 +169,8 @@ const MODULES: [&str; 15] = [
     "dm_mirror",
 ];
 
-/// Lines without their start, by table: kernels and guests are slow, so a table has many lines. Each with a
-/// message that is sent before the status is read.
+/// Tables, each a list of lines without their start sector, and for each line a message that is sent before
+/// the status is read. Loading a table is slow in a guest, so a table has many lines.
 const TABLES: &[&[(&str, &str)]] = &[
     &[
         ("4096 linear {0} 16", ""),
@@ -259,7 +259,7 @@ fn all_or_skip(missing: &[&str]) -> Done {
     Ok(())
 }
 
-/// Invalid lines: two for each target, as each takes a while.
+/// Invalid lines: only two for each target, since each load is slow.
 const WRONG: &[&str] = &[
     "0 4096 linear {0} x",
     "0 4096 striped 2 48 {0} 0 {1} 0",
@@ -557,7 +557,8 @@ fn mirror_logs() -> Done {
         mirrored(&loops, kernel_first);
         let log = loops.content(2)[..4096].to_vec();
         let start = |region: usize| 4096 + region * REGION;
-        // Of two regions that differ the log marks one: the other counts as in sync.
+        // Two regions differ between the legs, and the log marks one of them: the other counts as in sync and
+        // is not copied.
         let other = vec![0x5a; REGION];
         for region in [5, 9] {
             put(Path::new(&loops.nodes[1]), start(region) as u64, &other);

@@ -8,7 +8,7 @@ use super::{Done, Test, soak, test};
 use crate::peer::Peer;
 use crate::tools::{Outcome, run};
 
-/// The rows of this module.
+/// The tests of this module.
 pub const TESTS: &[Test] = &[
     test("dm/dmsetup", "dmsetup's commands print and fail as the real one's, character for character", few),
     soak("dm/dmsetup_all", "many more commands, character for character", all),

@@ -1,8 +1,8 @@
 //! Tests that need a kernel of their own, for devices of the kernel.
 //!
-//! They are rows of a table, [`tests`], and not `#[test]` functions, because a test here may leave a task
-//! that no signal ends: each runs as a process of its own with a time limit ([`runner`]), so that one that
-//! hangs is named and the others still run. `./x guest --suite` runs them in a guest; they change the
+//! They are entries of a table, [`tests`], and not `#[test]` functions, because a test here may leave a task
+//! in uninterruptible sleep: each runs as a process of its own with a time limit ([`runner`]), so that one
+//! that hangs is named and the others still run. `./x guest --suite` runs them in a guest; they change the
 //! machine's devices, so no other program may use them.
 //!
 //! A test panics to fail. A test that the kernel does not support is [`Skip`]ped, with the reason.
@@ -33,11 +33,10 @@ impl fmt::Display for Skip {
 /// The result of a test that does not fail.
 pub type Done = Result<(), Skip>;
 
-/// One row of the table.
+/// A test: an entry of the table.
 #[derive(Clone, Copy)]
 pub struct Test {
-    /// `GROUP/NAME`. A test with the purpose of one of the kernel's selftests or blktests has that one's
-    /// name.
+    /// `GROUP/NAME`. A test that checks the same as one of the kernel's selftests or blktests has its name.
     pub name: &'static str,
     /// A line about what it checks.
     pub what: &'static str,
@@ -58,17 +57,17 @@ pub enum When {
     Soak,
 }
 
-/// Creates a row that always runs.
+/// Creates a test that always runs.
 pub const fn test(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Always, run }
 }
 
-/// Creates a row that runs except with `--quick`.
+/// Creates a test that runs except with `--quick`.
 pub const fn full(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Full, run }
 }
 
-/// Creates a row for long runs.
+/// Creates a test for long runs.
 pub const fn soak(name: &'static str, what: &'static str, run: fn() -> Done) -> Test {
     Test { name, what, when: When::Soak, run }
 }

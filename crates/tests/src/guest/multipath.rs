@@ -6,7 +6,7 @@ use super::dm::{Loops, prepare};
 use super::dmsetup::compare;
 use super::{Done, Skip, Test, soak, test};
 
-/// The rows of this module.
+/// The tests of this module.
 pub const TESTS: &[Test] = &[
     test("dm/multipath", "status, table, messages and events of multipath are the kernel's", few),
     soak("dm/multipath_all", "all selectors, queue modes and invalid messages", all),

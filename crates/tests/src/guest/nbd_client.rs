@@ -5,7 +5,7 @@ use super::{Done, Test, test};
 use crate::server::{Sandbox, Server};
 use crate::tools::{PATIENCE, until};
 
-/// The rows of this module.
+/// The tests of this module.
 pub const TESTS: &[Test] = &[
     test(
         "nbd/client",
@@ -143,8 +143,7 @@ fn clear() -> Done {
     let mounted = nbd.disk.mount(&sandbox.path("mnt"));
     std::fs::write(mounted.at.join("file"), [7; 4096]).expect("room for it");
     tool(&["nbd-client", "-d", nbd.disk.path()]).ok();
-    // Unwritten data is lost, which unmounting may report; but the command returns, and then the device is
-    // free.
+    // Unwritten data is lost, so unmounting may report an error, but it returns and frees the device.
     drop(mounted);
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::tools::{PATIENCE, until, wait_within};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The rows of this module.
+/// The tests of this module.
 pub const TESTS: &[Test] = &[
     test(
         "nbd_device/verify",
@@ -71,7 +71,7 @@ fn verify() -> Done {
     Ok(())
 }
 
-/// Kills the server `times` times under a load that is verified afterwards.
+/// Kills the server `times` times under a load, and verifies the data afterwards.
 fn kill_under(seconds: u64, times: u32) -> Done {
     nbd()?;
     let sandbox = Sandbox::default();
@@ -149,7 +149,7 @@ fn dead() -> Done {
         tool(&["dd", &format!("if={}", disk.path()), "of=/dev/null", "bs=4k", "count=1", "iflag=direct"]);
     assert!(read.stderr.contains("Input/output error"), "{read}");
     assert!(start.elapsed() >= Duration::from_millis(1500), "after {:?}", start.elapsed());
-    // The device is not lost for good: a later server takes it over.
+    // The device still exists: a later server takes it over.
     let server = serve(&sandbox, &stack, &["--nbd-device"]);
     assert_eq!(self::disk(&server), disk);
     disk.verify(&["--size=1M"]);

@@ -1,4 +1,4 @@
-//! Runs the table: each test a process of its own, with a time limit, and without remains.
+//! Runs the table: each test in a process of its own, with a time limit and a check for remains.
 //!
 //! *Invariants:* every selected test is reported once, as passed, failed or skipped with a reason. Remains of
 //! a test (a process of ours, a mount, a device) fail it, and are removed before the next one.
@@ -168,7 +168,7 @@ fn child(test: &Test, stdout: File, stderr: File, log: &Path) -> Outcome {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let Some(status) = status else {
         let stuck = stuck_tasks();
-        // Not waited for: no signal may end it.
+        // Not waited for: a task in uninterruptible sleep does not end.
         let _ = child.kill();
         return Outcome::Failed(format!(
             "{text}\nnot done in {} s; waiting in the kernel:\n{stuck}",
@@ -206,7 +206,7 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Returns programs that only tests start, with their names.
+/// Returns the running processes of programs that only tests start: PID and name.
 fn ours() -> Vec<(u32, String)> {
     let named = |pid: u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned();

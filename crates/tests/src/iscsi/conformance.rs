@@ -1,8 +1,8 @@
 //! Runs iscsi-test-cu, and reads what it prints.
 //!
-//! CUnit counts a test that skips itself as passed; only the text `[SKIPPED]` shows it. So every test is read from
-//! the verbose output, and the summary's counts must agree with it. The statement of a suite is never taken
-//! from its exit status alone, which is 0 also when tests failed.
+//! CUnit counts a test that skips itself as passed; only the text `[SKIPPED]` shows it. So every test is read
+//! from the verbose output, and the summary's counts must agree with it. The exit status is not used: it is 0
+//! also when tests failed.
 
 use crate::tools::run_within;
 use std::fmt::Write as _;
@@ -34,7 +34,7 @@ pub fn program() -> Option<PathBuf> {
     program.is_file().then_some(program)
 }
 
-/// What became of a test.
+/// Result of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// All of its assertions held.
@@ -50,7 +50,7 @@ pub enum Verdict {
 pub struct Result {
     /// `SUITE.TEST`.
     pub name: String,
-    /// What became of it.
+    /// Its result.
     pub verdict: Verdict,
 }
 
@@ -63,12 +63,12 @@ pub struct Suite {
     pub tests: Vec<Result>,
     /// The number of assertions that were evaluated.
     pub asserts: u64,
-    /// How long it took.
+    /// Run time.
     pub took: Duration,
 }
 
 /// Returns the suites of the families and prefixes in `chosen`, as `FAMILY.SUITE` or as `FAMILY.SUITE.TEST`
-/// where a single test is asked for.
+/// for a single test.
 ///
 /// # Panics
 /// If the program cannot list them, or lists nothing of `chosen`.
@@ -137,8 +137,8 @@ pub fn run(program: &Path, suite: &str, urls: &[&str]) -> std::result::Result<Su
     Ok(Suite { name: suite.to_owned(), tests, asserts, took: started.elapsed() })
 }
 
-/// Reads the verbose output of CUnit: the tests, and the number of assertions. `None` if it has no summary, or
-/// one that counts other tests or failures.
+/// Reads the verbose output of CUnit: the tests, and the number of assertions. `None` if it has no summary,
+/// or one that counts other tests or failures.
 pub fn parse(text: &str) -> Option<(Vec<Result>, u64)> {
     let (body, summary) = text.split_once("Run Summary:")?;
     let count = |row: &str, column: usize| -> Option<u64> {
@@ -167,7 +167,7 @@ pub fn parse(text: &str) -> Option<(Vec<Result>, u64)> {
 }
 
 fn verdict(output: &str) -> Verdict {
-    // CUnit's word follows what the test printed; more of that may come after it, from the suite's clean-up.
+    // CUnit prints its verdict after the test's output; output of the suite's clean-up may follow.
     let is_passed =
         output.lines().any(|line| line.trim_end().ends_with("passed") || line.starts_with("passed"));
     let is_failed = output.lines().any(|line| line.trim_end() == "FAILED" || line.trim() == "...FAILED");

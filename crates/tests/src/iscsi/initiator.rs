@@ -1,7 +1,9 @@
-//! An iSCSI initiator for tests, deliberately simple: it sends what a test says and hides nothing of the answers.
+//! An iSCSI initiator for tests, deliberately simple: it sends what a test requests and hides nothing of the
+//! answers.
 //!
-//! [`Initiator::command`] does what any initiator does for one command at a time. A test that needs more sends
-//! PDUs ([`Initiator::send`]) or bytes ([`Initiator::send_bytes`]), and reads PDUs ([`Initiator::receive`]).
+//! [`Initiator::command`] does what any initiator does for one command at a time. A test that needs more
+//! sends PDUs ([`Initiator::send`]) or bytes ([`Initiator::send_bytes`]), and reads PDUs
+//! ([`Initiator::receive`]).
 
 use proto::iscsi::initiator::{CommandNumbers, Failure, Login, Options, Step};
 use proto::iscsi::parameters::{ConnectionParameters, Parameters};
@@ -110,8 +112,8 @@ impl Initiator {
         })
     }
 
-    /// Sends a command with all its data and waits for its end. It sends as much immediate data as it may, and the
-    /// rest as the target asks for it.
+    /// Sends a command with all its data and waits for its end. It sends as much immediate data as it may,
+    /// and the rest as the target asks for it.
     ///
     /// # Errors
     /// The target closed the connection.
@@ -189,7 +191,7 @@ impl Initiator {
         }
     }
 
-    /// Sends the data that an R2T asks for, in segments of the size that the target accepts.
+    /// Sends the data that an R2T requests, in Data-Out PDUs of the size that the target accepts.
     ///
     /// # Errors
     /// The target closed the connection.
@@ -240,8 +242,8 @@ impl Initiator {
         all
     }
 
-    /// Sends a task management function as an immediate command, and waits for its response. Responses of commands
-    /// that arrive before it become [`Initiator::events`].
+    /// Sends a task management function as an immediate command, and waits for its response. Responses of
+    /// commands that arrive before it become [`Initiator::events`].
     ///
     /// # Errors
     /// The target closed the connection.
@@ -288,7 +290,7 @@ impl Initiator {
         }
     }
 
-    /// Waits until the target closes the connection, and returns the PDUs that came before.
+    /// Waits until the target closes the connection, and returns the PDUs that arrived before.
     ///
     /// # Panics
     /// If it does not.
@@ -320,8 +322,8 @@ impl Initiator {
         self.wait_for_end();
     }
 
-    /// Takes the next CmdSN. A session with several connections takes a number of each of them for every command,
-    /// as each connection here counts by itself.
+    /// Takes the next CmdSN. A session with several connections takes a number of each of them for every
+    /// command, as each connection here counts by itself.
     ///
     /// # Panics
     /// If the window of commands is closed.
@@ -378,7 +380,7 @@ impl Initiator {
     /// The target closed the connection, or nothing came in a minute ([`io::ErrorKind::WouldBlock`]).
     ///
     /// # Panics
-    /// If the target sends nonsense.
+    /// If the target sends an invalid PDU.
     pub fn receive(&mut self) -> io::Result<(Response, Vec<u8>)> {
         loop {
             let used = self.receiver.input(&self.received).expect("a sound stream");

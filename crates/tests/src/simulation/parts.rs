@@ -107,12 +107,12 @@ pub(super) enum Part {
         fails: bool,
         below: Box<Part>,
     },
-    /// The device, and its log's device.
+    /// A log-writes target: its device, and its log's device.
     Logged {
         number: usize,
         below: [Box<Part>; 2],
     },
-    /// It fails like a path.
+    /// A node that fails requests like a lost path.
     FlakyPath {
         chance: u32,
         below: Box<Part>,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// One multipath over two paths.
 pub(super) struct Paths {
     line: String,
-    /// Requests wait while there is no path, unless a message changes that.
+    /// Requests wait while no path works, unless a message changes that.
     keeps: bool,
     /// Limit for that wait; 0: none.
     timeout_ns: u64,
@@ -34,7 +34,7 @@ const SELECTORS: [(&str, &str); 5] = [
 ];
 
 impl Paths {
-    /// Draws one; `ends`: waiting has a limit.
+    /// Draws a multipath; `ends`: waiting has a limit.
     pub(super) fn random(rng: &mut Rng, keeps: bool, ends: bool) -> Paths {
         let features = if keeps { "1 queue_if_no_path" } else { "0" };
         let group = |rng: &mut Rng, devices: &[&str]| {
@@ -182,7 +182,7 @@ pub(super) struct FlakyPath {
 }
 
 impl FlakyPath {
-    /// Creates one that fails `chance` in a thousand on either way.
+    /// Creates a node that fails `chance` in a thousand requests, on the way down or up.
     pub(super) fn new(child: NodeId, rng: Rng, chance: u32) -> FlakyPath {
         FlakyPath { child, rng, chance }
     }

@@ -38,7 +38,7 @@ pub(super) struct Remote {
     /// Empty until it is plugged in.
     nbd: Option<Nbd<SimStream>>,
     patience: Patience,
-    /// A connection fails at one of so many steps.
+    /// A connection fails at one in this many steps.
     trouble: u64,
     woken: Arc<AtomicBool>,
 }
@@ -80,7 +80,7 @@ impl Remote {
         nbd.node(Arc::new(move || woken.store(true, Relaxed))).expect("it takes several connections")
     }
 
-    /// Delivers requested connections, at times. Returns whether nodes must check.
+    /// At random, delivers requested connections. Returns whether nodes must check for them.
     pub(super) fn step(&mut self, rng: &mut Rng, ring: &mut SimRing) -> bool {
         let waiting = self.connector.0.lock().unwrap().len();
         if waiting > 0 && rng.chance(200) {
@@ -132,7 +132,7 @@ struct Server {
     open: bool,
     silent: bool,
     trouble: u64,
-    /// The client gives up a silent server.
+    /// The client has a timeout for silent servers.
     timed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Seeded faults: a simulation that does not find them finds nothing.
+//! Seeded faults, which simulations must find: they prove that the checks work.
 
 use block::{Bytes, Cookie, Flags, Op, Request, Status};
 use queue::{ChildKind, Cx, Node, NodeId, Ring, Verdict};

@@ -1,9 +1,10 @@
-//! Simulation of iSCSI sessions: the real front-end, initiators with several connections each, and a disk that completes
-//! requests in any order. Connections are lost, PDUs dropped, damaged and delivered late, commands aborted, sessions
-//! reinstated. Initiators recover as at error recovery level 0: they log in again.
+//! Simulation of iSCSI sessions: the real front-end, initiators with several connections each, and a disk
+//! that completes requests in any order. Connections are lost, PDUs dropped, damaged and delivered late,
+//! commands aborted, sessions reinstated. Initiators recover as at error recovery level 0: they log in again.
 //!
-//! No acknowledged write may be lost; none may be applied after its session, or the answer of the function that
-//! aborted it; the numbers of commands and statuses keep their rules.
+//! No acknowledged write may be lost. No write may be applied after the end of its session, or after the
+//! answer of the task management function that aborted it. CmdSN, ExpCmdSN, MaxCmdSN and StatSN follow the
+//! rules of RFC 7143.
 
 mod initiator;
 mod model;
@@ -24,7 +25,7 @@ use target::{Agreed, Target};
 pub enum SessionFault {
     /// The disk acknowledges writes that it drops.
     LostWrite,
-    /// The disk applies writes after it has acknowledged them: in the end after their session.
+    /// The disk applies writes after it has acknowledged them, possibly after the end of their session.
     LateWrite,
     /// The target accepts a command more than its window permits.
     WideWindow,
@@ -40,7 +41,7 @@ impl SessionFault {
 const STEPS: u64 = 2500;
 /// Steps without an answer after which an initiator logs in again.
 const PATIENCE: u32 = 400;
-/// Steps after which a run does not come to rest any more.
+/// Steps after which a run that is not idle counts as stuck.
 const REST_MAX: u64 = 200_000;
 
 struct World {
@@ -55,7 +56,7 @@ struct World {
     reinstated: u64,
     last_session: u64,
     now: u64,
-    /// Permille of a step that hurts a session.
+    /// Chance per step, in permille, of a fault in a session.
     faults: u32,
 }
 
@@ -177,7 +178,7 @@ impl World {
         self.settle()
     }
 
-    /// The disk begins or ends to hold requests, and completes some of those that it holds.
+    /// Makes the disk start or stop holding requests, and complete some of the held ones.
     fn move_disk(&mut self) {
         let mut shared = self.shared.lock().expect("no panic");
         if self.rng.chance(30) {

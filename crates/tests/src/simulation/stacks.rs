@@ -34,11 +34,11 @@ pub(super) struct Overlay {
     disk: usize,
     layout: Layout,
     origin_len: Bytes,
-    /// Which generation of it begins when it is opened next, as its header would name it.
+    /// Generation that the next opening begins, as its header would store it.
     generation: u64,
     /// Size of its journal.
     journal_size: JournalSize,
-    /// Every chunk in its journal is used.
+    /// A seeded fault: every chunk in its journal is used, without verification.
     believes: bool,
     /// State shared by its nodes, read anew whenever it is opened.
     pub(super) index: Option<Arc<Index>>,

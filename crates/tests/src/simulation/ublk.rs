@@ -27,7 +27,7 @@ struct Flying {
     ticket: Ticket,
     op: KernelOp,
     sectors: u32,
-    /// A server died meanwhile that had received it, or may have.
+    /// A server that may have received the request died before it was answered.
     orphaned: bool,
 }
 

@@ -18,7 +18,8 @@ impl Within {
         let limits = &self.limits;
         let most = match req.op {
             Op::Read | Op::Write => limits.max_sectors.bytes().0,
-            // A discard cannot be split below its granularity: then, as in the kernel, it is passed on.
+            // A discard cannot be split below its granularity. A smaller limit is not enforced, as in the
+            // kernel.
             Op::Discard => limits.max_discard_sectors.bytes().align_down(limits.discard_granularity.0).0,
             Op::WriteZeroes => limits.max_write_zeroes_sectors.bytes().0,
             Op::ZoneAppend => limits.max_zone_append_sectors.bytes().0,
@@ -37,7 +38,7 @@ impl Within {
             let gap = last_end.is_some_and(|last: u64| (last | start) & limits.virt_boundary_mask != 0);
             assert!(!gap, "{req:?} has a gap");
             last_end = Some(end);
-            // Byte by byte would be simplest; block by block is simple enough.
+            // Counts segments block by block, independently of the layer under test.
             let (mut at, mut left) = (start, limits.max_segment_size.0);
             count += 1;
             while at < end {

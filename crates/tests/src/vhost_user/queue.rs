@@ -75,7 +75,7 @@ impl Queue {
         &self.err
     }
 
-    /// The driver, to write what a correct one never does.
+    /// The driver, for tests that write invalid rings.
     pub fn driver(&mut self) -> &mut Driver {
         self.disk.driver()
     }
@@ -117,7 +117,7 @@ impl Queue {
     /// Kicks.
     pub fn kick_now(&mut self) {
         self.kicks += 1;
-        // A count that overflows is read by the device some day.
+        // If the count would overflow, the device has kicks to read already.
         let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
     }
 

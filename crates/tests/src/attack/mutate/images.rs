@@ -81,7 +81,7 @@ fn one(options: &Options, sample: &Sample, seed: u64, replay: &str, tally: &mut 
     std::fs::create_dir_all(file.parent().unwrap_or(&dir)).map_err(io)?;
     std::fs::write(file, &head).map_err(io)?;
     if options.canary {
-        // As if the server had followed a name out of the image's folder.
+        // The canary: simulates a server that opened a file outside the image's folder.
         std::fs::write(dir.join("base"), SECRET.repeat(LEN / SECRET.len())).map_err(io)?;
     }
     let socket = scratch.path().join("s");

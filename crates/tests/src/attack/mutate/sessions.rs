@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Number of sessions between two checks of the server.
 const BETWEEN_LOOKS: u64 = 500;
-/// How long the server may stay silent after the end of a session.
+/// Longest wait for the server's end of the connection after the end of a session.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most memory that the process may use, in KiB.
 const MEMORY_KIB: u64 = 600 << 10;

@@ -1,4 +1,4 @@
-//! sg3_utils on the kernel's initiator: every command reaches the unit and does what it says.
+//! Commands of sg3_utils through the kernel's initiator: each reaches the logical unit and has its effect.
 
 use super::{Initiator, serve};
 use crate::guest::disk::{Disk, tool};
@@ -41,7 +41,7 @@ fn inquiry() -> Done {
     for page in pages {
         sg(disk, &["sg_vpd", "-p", page]).ok();
     }
-    // Each listed page, too.
+    // Also each page that the unit lists.
     sg(disk, &["sg_vpd", "-a"]).ok();
     let limits = sg(disk, &["sg_vpd", "-p", "bl"]).ok();
     assert!(limits.contains("Maximum compare and write length: "), "{limits}");
@@ -97,7 +97,7 @@ fn commands() -> Done {
     sg(disk, &[&compare[..], &[&repeated]].concat()).ok();
     sg(disk, &[&compare[..], &[&in_one]].concat()).failed_with(MISCOMPARE);
 
-    // COMPARE AND WRITE: what is expected, and then what to write.
+    // COMPARE AND WRITE: the file has the expected block, then the block to write.
     let exchange = file("exchange", &[&one[..512], &other[..512]].concat());
     let words = ["sg_compare_and_write", &exchange, "--lba=64", "--num=1", "--xferlen=1024"];
     sg(disk, &words).ok();
@@ -105,8 +105,8 @@ fn commands() -> Done {
     sg(disk, &words).failed_with(MISCOMPARE);
     assert_eq!(stored(64, 1), other[..512]);
 
-    // EXTENDED COPY within the unit.
-    // Without udev nobody creates the link by which sg_xcopy opens a block device.
+    // EXTENDED COPY within the unit. udev, which would create the link by which sg_xcopy opens a block
+    // device, does not run here.
     let link = Path::new("/dev/block").join(disk.attribute("dev"));
     std::fs::create_dir_all("/dev/block").expect("root may");
     let _ = std::fs::remove_file(&link);

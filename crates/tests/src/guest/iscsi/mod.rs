@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The rows of this module.
+/// The tests of this module.
 pub fn tests() -> Vec<Test> {
     [TESTS, commands::TESTS, recovery::TESTS, units::TESTS].concat()
 }
@@ -35,7 +35,7 @@ const TESTS: &[Test] = &[
 const PORTAL: &str = "127.0.0.1:3260";
 /// The initiator's name.
 const INITIATOR: &str = "iqn.2026-11.io.blockyard.test:one";
-/// Folder of iscsid's and iscsiadm's files: it is compiled in.
+/// Folder of iscsid's and iscsiadm's files, which is compiled into them.
 const FOLDER: &str = "/etc/iscsi";
 
 /// Settings of new nodes. Reconnects are not delayed, and a dead connection is found within two seconds.
@@ -73,7 +73,7 @@ impl Initiator {
         if find("iscsid").is_none() {
             return Err(Skip("iscsid is not installed".into()));
         }
-        // What an earlier test left.
+        // Removes files that an earlier test left.
         let _ = std::fs::remove_dir_all(FOLDER);
         for folder in [FOLDER, "/run/lock/iscsi"] {
             std::fs::create_dir_all(folder).expect("root may");
@@ -173,8 +173,8 @@ fn sessions() -> Vec<PathBuf> {
     paths
 }
 
-/// Disables runtime power management of a session's target. Linux 7.3 warns about its own work queues (`iscsi_ctrl`
-/// is flushing `pm_runtime_work`) if that has work left when the initiator logs out.
+/// Disables runtime power management of a session's target. Linux 7.3 warns about its own work queues
+/// (`iscsi_ctrl` is flushing `pm_runtime_work`) if that has work left when the initiator logs out.
 fn keep_awake(session: &Path) {
     let control = |target: &PathBuf| target.join("power/control");
     let target = until(PATIENCE, || targets_of(session).into_iter().find(|target| control(target).exists()));

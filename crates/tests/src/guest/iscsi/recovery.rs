@@ -45,7 +45,7 @@ impl Addresses {
 impl Drop for Addresses {
     fn drop(&mut self) {
         for one in ADDRESSES {
-            // One of them may be lost just now.
+            // A test may have removed one of them.
             tool(&["ip", "address", "del", &format!("{one}/32"), "dev", "lo"]);
         }
     }
@@ -79,7 +79,7 @@ impl Multipath {
 
 impl Drop for Multipath {
     fn drop(&mut self) {
-        // Requests that wait for a path would keep it.
+        // Requests that wait for a path would keep the device open.
         let _ = tool(&["dmsetup", "message", "paths", "0", "fail_if_no_path"]);
         let outcome = tool(&["dmsetup", "remove", "--noudevsync", "--retry", "paths"]);
         if !std::thread::panicking() {
@@ -152,7 +152,7 @@ fn lost_portals(times: usize) -> Done {
         let lost = time % 2;
         address("del", ADDRESSES[lost]);
         until(PATIENCE, || (Multipath::states().get(lost)? == "F").then_some(())).expect("the path fails");
-        // The other path does all of it.
+        // The other path serves all requests.
         writer.progress(200);
         address("add", ADDRESSES[lost]);
         until(PATIENCE, || (sessions[lost].state() == "LOGGED_IN").then_some(())).expect("it logs in again");

@@ -7,7 +7,7 @@ use super::Ublk;
 use crate::server::{Sandbox, noise};
 use std::fs;
 
-/// The rows of this module.
+/// The tests of this module.
 pub(super) const TESTS: &[Test] =
     &[soak("ublk/power_cuts", "ext4 is intact after each flush in a log of its writes", power_cuts)];
 

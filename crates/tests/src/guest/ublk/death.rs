@@ -266,7 +266,8 @@ fn kill_with_batches(times: u64) -> Done {
     kill(Recovery::Reissue, "batch=yes", times)
 }
 
-/// Skips where a kernel thread's write to the memory of a dead process does more harm than failing.
+/// Skips on kernels where a kernel thread's write to the memory of a dead process does more harm than an
+/// error.
 fn needs_lone_threads() -> Result<(), Skip> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     if cpu.contains("User Mode Linux") {

@@ -1,4 +1,4 @@
-//! `blockyard crash` with ublk devices: that of the workload, and those of the states.
+//! `blockyard crash` with ublk devices, for the workload and for the crash states.
 
 use super::super::{Done, Test, test};
 use super::{driver, remove};
@@ -6,7 +6,7 @@ use crate::server::Sandbox;
 use crate::tools::run_within;
 use std::time::Duration;
 
-/// The rows of this module.
+/// The tests of this module.
 pub(super) const TESTS: &[Test] = &[test(
     "ublk/crash",
     "blockyard crash records and checks on ublk devices where the kernel has ublk",
@@ -15,7 +15,7 @@ pub(super) const TESTS: &[Test] = &[test(
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The number in `/dev/ublkbN` for each ublk device there is.
+/// Returns the numbers of all existing ublk devices.
 fn devices() -> Vec<u32> {
     let entries = std::fs::read_dir("/dev").expect("/dev").flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -30,7 +30,7 @@ fn crash() -> Done {
     let check = format!("{is_ublk}; test -z \"$CRASH_MARK\" || test -s $MNT/a || {{ echo lost; exit 1; }}");
     let mut command = sandbox.blockyard(&["crash", "--fs", "ext4", "--size", "8M", "--json", "--jobs", "1"]);
     command.args(["--workload", &workload, "--check", &check, "--states", "8", "--findings", "1"]);
-    // The choice is that of `serve`, which tests override.
+    // `crash` selects the export as `serve` does; the tests' override is removed.
     command.env_remove("BLOCKYARD_EXPORT").current_dir(sandbox.path("."));
     let outcome = run_within(&mut command, PATIENCE);
     let summary: serde_json::Value =

@@ -96,7 +96,7 @@ fn mounted() -> Done {
 pub(super) fn delete_under_load(options: &str, features: Features) -> Done {
     needs(features)?;
     let mut ublk = Ublk::file(64 << 20, options)?;
-    // Twice in the basic case.
+    // The basic case runs twice.
     for _ in 0..if features.is_empty() { 2 } else { 1 } {
         let mut fio = ublk
             .disk
@@ -285,13 +285,13 @@ fn no_permission() -> Done {
     Ok(())
 }
 
-/// udev's part, which is a rule of two lines: gives new nodes of ublk devices to a user.
+/// Does what a udev rule of two lines does: changes the owner of new nodes of ublk devices to a user.
 struct Udev {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// The user, and another one.
+/// User IDs of the owner, and of another user.
 const OWNER: u32 = 65534;
 const STRANGER: u32 = 65533;
 
@@ -488,7 +488,7 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        // No harm if it stays: the guest ends with its tests.
+        // An error is ignored: the guest ends with its tests.
         drop(std::fs::write(&self.share, &self.before));
     }
 }

@@ -1,7 +1,7 @@
 //! ublk: `/dev/ublkbN` of our own server.
 //!
-//! A test with the purpose of one of the kernel's selftests (`tools/testing/selftests/ublk`) or of blktests
-//! (`ublk/001`…) has its name; it may check more. docs/testing.md has the table.
+//! A test that checks the same as one of the kernel's selftests (`tools/testing/selftests/ublk`) or blktests
+//! (`ublk/001`…) has its name, and may check more. docs/testing.md has the table.
 
 mod cuts;
 mod data;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use ublk::{DeviceInfo, Driver, Features, KernelControl, State};
 
-/// The rows of this module.
+/// The tests of this module.
 pub fn tests() -> Vec<Test> {
     [
         cuts::TESTS,
@@ -136,7 +136,7 @@ impl Ublk {
         assert!(reached.is_some(), "the device is {:?} and does not become {state:?}", self.state());
     }
 
-    /// Ends the server as an operator does, and checks that the device is removed.
+    /// Ends the server with SIGTERM, as an operator does, and checks that the device is removed.
     #[track_caller]
     fn end(mut self) {
         self.server.terminate();

@@ -8,7 +8,7 @@ use exports::ublk::DataMode;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// The rows of this module.
+/// The tests of this module.
 pub(super) const TESTS: &[Test] = &[
     test("ublk/stripe_01", "stripes over two files read back what was written, copying", || {
         verify(DataMode::Copy)

@@ -5,7 +5,7 @@ use crate::guest::disk::tool;
 use crate::guest::{Done, Test, test};
 use ublk::Features;
 
-/// The rows of this module.
+/// The tests of this module.
 pub(super) const TESTS: &[Test] = &[
     test(
         "ublk/zoned_report",

@@ -1,5 +1,5 @@
-//! An initiator of the simulation: commands over several connections, whose bytes are delivered, lost and damaged as the
-//! simulation says, and what it must never see.
+//! An initiator of the simulation: it sends commands over several connections, whose bytes the simulation
+//! delivers, loses or damages, and checks the target's answers.
 
 use super::model::{BLOCK, BLOCKS, Model, Shared, block_of, number_of};
 use super::target::{Agreed, Opened};
@@ -18,7 +18,7 @@ use std::sync::Mutex;
 /// A connection of a session.
 pub(super) struct Connection {
     stream: Option<UnixStream>,
-    /// PDUs that were not delivered, and how much of the first one was.
+    /// PDUs that were not delivered yet; of the first one, a part may have been delivered.
     out: VecDeque<Vec<u8>>,
     sent: usize,
     input: Vec<u8>,
@@ -46,7 +46,7 @@ struct Command {
     kind: Kind,
     connection: usize,
     cmd_sn: u32,
-    /// A function was answered that aborted it: usually nothing more comes.
+    /// The function that aborted the command was answered: usually no answer of the command follows.
     is_aborted: bool,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Counts {
     pub(super) aborts: u64,
 }
 
-/// What a step needs besides the session.
+/// State of the run that a step of a session uses.
 pub(super) struct Context<'a> {
     pub(super) rng: &'a mut Rng,
     pub(super) model: &'a mut Model,
@@ -98,7 +98,7 @@ impl Connection {
         Connection { stream: Some(stream), out: VecDeque::new(), sent: 0, input: Vec::new(), stat_sn: 1 }
     }
 
-    /// Whether nothing is on its way to the target.
+    /// Whether no PDU waits for its delivery to the target.
     fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
@@ -357,7 +357,7 @@ impl Session {
         self.is_lost = true;
     }
 
-    /// The session is gone: whatever it had in progress has ended, and must not be applied any more.
+    /// Records the end of the session: its commands in progress have ended, and must not be applied any more.
     pub(super) fn end(&self, model: &mut Model, shared: &Mutex<Shared>, now: u64) {
         for command in self.commands.values() {
             if let Kind::Write { number, .. } = command.kind {
@@ -527,8 +527,8 @@ impl Session {
         Ok(())
     }
 
-    /// The function that aborts a command was answered: it is not applied any more. Its answer may still be on its way
-    /// on another connection, if it had ended before.
+    /// Records that the function that aborts a command was answered: the command must not be applied any
+    /// more. If the command had ended before, its answer may still arrive on another connection.
     fn aborted(&mut self, cx: &mut Context<'_>, tag: u32) {
         let Some(command) = self.commands.get_mut(&tag) else { return };
         command.is_aborted = true;

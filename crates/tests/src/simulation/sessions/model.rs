@@ -1,15 +1,16 @@
-//! What the disk may contain: every write has a number that its blocks repeat, so that a block shows which write it
-//! has, and which session that came from.
+//! The possible contents of the disk. Every write has a number, which its blocks contain, so that a block
+//! identifies its write and the write's session.
 //!
-//! A block may have the content of a write unless another one, which began after it had ended, was acknowledged. A
-//! write ends when it is answered, when it was aborted and the function was answered, or when its session is gone.
+//! A block may have the content of a write unless a later write, which began after the first had ended, was
+//! acknowledged. A write ends when it is answered, when it was aborted and the function was answered, or when
+//! its session is gone.
 
 use block::Cookie;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 512;
-/// Blocks of the disk: few, so that writes meet.
+/// Blocks of the disk: few, so that writes overlap.
 pub(super) const BLOCKS: usize = 96;
 
 /// The disk, as the node and the simulation see it.
@@ -83,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// One of eight writes has the seeded fault.
+    /// Returns whether the next write has the seeded fault; one in eight has.
     pub(super) fn is_fault_due(&mut self) -> bool {
         self.writes += 1;
         self.writes.is_multiple_of(8)
@@ -116,12 +117,13 @@ impl Model {
         write.ended.get_or_insert(now);
     }
 
-    /// A write ends without an answer, or with a failure: it may have been applied, and is not any more.
+    /// Records the end of a write without an answer, or with an error: it may have been applied before, and
+    /// must not be applied later.
     pub(super) fn end(&mut self, number: u64, now: u64) {
         self.writes.get_mut(&number).expect("it was begun").ended.get_or_insert(now);
     }
 
-    /// Checks what a read, which began and ended then, found in a block.
+    /// Checks the content `found` that a read from `begun` to `ended` returned for a block.
     pub(super) fn check(&self, block: usize, found: u64, begun: u64, ended: u64) -> Result<(), String> {
         let empty = Vec::new();
         let all = self.of_block.get(&block).unwrap_or(&empty);

@@ -1,5 +1,5 @@
-//! The target of the simulation: the real front-end on a ring of the simulation's thread, and a disk that completes
-//! requests when the simulation says so.
+//! The target of the simulation: the real front-end on a ring of the simulation's thread, and a disk that
+//! completes requests when the simulation decides.
 
 use super::SessionFault;
 use super::model::{BLOCK, BLOCKS, Shared};
@@ -55,7 +55,7 @@ impl Disk {
                 let bytes = cx.ring.bytes(segment)[..req.len.0 as usize].to_vec();
                 match self.fault {
                     Some(SessionFault::LostWrite) if shared.is_fault_due() => {}
-                    // It reaches the disk after its command, and maybe its session, has ended.
+                    // The data is written after the end of its command, and possibly of its session.
                     Some(SessionFault::LateWrite) if shared.is_fault_due() => shared.late.push((at, bytes)),
                     _ => shared.apply(at, &bytes),
                 }
@@ -73,7 +73,7 @@ pub(super) struct Opened {
     nexus: Arc<scsi::Nexus>,
 }
 
-/// What all sessions of a run have.
+/// Negotiated parameters of all sessions of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Agreed {
     pub(super) parameters: Parameters,
@@ -99,7 +99,7 @@ impl Target {
         memory: u64,
         fault: Option<SessionFault>,
     ) -> Target {
-        // With epoll, what a turn finds depends on nothing but what was done before.
+        // With epoll, the events of a turn depend only on earlier calls, so runs can be replayed.
         let config = RingConfig { engine: Choice::Epoll, ..RingConfig::default() };
         let ring = KernelRing::new(config).expect("a ring");
         let (mut queues, mut front) = (Queues::default(), Front::default());
@@ -170,7 +170,7 @@ impl Target {
         self.front.end_session(session, exports::iscsi::EndReason::Reinstated, &mut turn);
     }
 
-    /// The session is gone: so is its nexus.
+    /// Removes the I_T nexus of a session that has ended.
     pub(super) fn forget(&mut self, session: &Opened) {
         self.unit.detach_nexus(&session.nexus, NexusLoss::Loss);
     }
@@ -180,7 +180,7 @@ impl Target {
         self.queues.touch(self.queue).complete(io, 0, &mut self.ring);
     }
 
-    /// Runs until nothing is left to do without input.
+    /// Runs turns until the target is idle without further input.
     pub(super) fn settle(&mut self) -> Result<(), String> {
         let (mut idle, mut finished, mut done) = (0, Vec::new(), Vec::new());
         for _ in 0..TURNS_MAX {

@@ -12,7 +12,7 @@ use layers::dm::{Devices, LookupError};
 use queue::{Owner, Queue, QueueConfig, Ring as _, Stack};
 use std::io;
 
-/// The power fails in one of so many turns while the control plane waits for a disk.
+/// The power fails in one in this many turns while the control plane waits for a disk.
 const CUT_ONE_IN: u64 = 400;
 
 impl Machine {

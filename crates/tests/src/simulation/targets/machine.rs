@@ -42,7 +42,7 @@ pub(super) enum Swap {
     Cut,
 }
 
-/// An error besides those that the model finds.
+/// Result of a step or a check; the error becomes the failure's message.
 pub(super) type Outcomes = Result<(), String>;
 
 /// A disk of the machine.
@@ -116,7 +116,7 @@ pub(super) struct Machine {
     pub(super) load: u64,
     /// The power failed while the control plane was at work.
     pub(super) is_cut: bool,
-    /// The power may fail then.
+    /// The power may fail while the control plane is at work.
     pub(super) cuts: bool,
     pub(super) seeded_fault: Option<SeededFault>,
     /// Queues of the control plane, and the results of their requests.
@@ -237,7 +237,7 @@ impl Machine {
         Ok(BuiltTarget { target, disks })
     }
 
-    /// Puts a target to use, as a device of its own; returns its number.
+    /// Serves a target as a device of its own; returns its number.
     pub(super) fn show(
         &mut self,
         role: usize,
