@@ -36,9 +36,9 @@ pub(crate) enum Command {
     Add(ServeArgs),
     /// Serve all devices of a topology file in the foreground
     Up(UpArgs),
-    /// Bring the process that serves a topology file to what the file says
+    /// Apply a topology file to the process that serves it
     Apply(ApplyArgs),
-    /// Write the devices that are served as a topology file
+    /// Write the served devices as a topology file
     Save(SaveArgs),
     /// Check a topology file without starting anything
     Check(CheckArgs),
@@ -47,7 +47,7 @@ pub(crate) enum Command {
     /// List the devices of all processes
     #[command(visible_alias = "ls")]
     List(ListArgs),
-    /// Show all about one device
+    /// Show everything about one device
     Show(ShowArgs),
     /// Drain, flush and remove devices
     #[command(visible_alias = "rm")]
@@ -251,7 +251,7 @@ pub(crate) struct UpArgs {
     /// The topology file (TOML)
     #[arg(value_hint = clap::ValueHint::FilePath, value_name = "TOPOLOGY.toml")]
     pub(crate) file: PathBuf,
-    /// As `apply`: bring the process that serves the file to what it says
+    /// Apply the file to the process that serves it, as `apply` does
     #[arg(long, conflicts_with_all = ["web", "web_token", "web_allow"])]
     pub(crate) reload: bool,
     /// With --reload: print the actions and change nothing
@@ -281,7 +281,7 @@ pub(crate) struct ApplyArgs {
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What a topology cannot express is named in comments and on stderr. Paths are absolute. A file with the paths of
+Settings that a topology cannot express are listed in comments and on stderr. Paths are absolute. A file with the paths of
 private keys has mode 0600.")]
 pub(crate) struct SaveArgs {
     /// The devices [all of all processes]

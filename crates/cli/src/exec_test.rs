@@ -12,7 +12,7 @@ pub(crate) fn run(args: &ExecTestArgs) -> Result<ExitCode, Failure> {
     let stack: StackSpec =
         format!("exec:{command}").parse().map_err(|why| Failure::new("exec-test", command, why))?;
     let StackSpec::Exec(spec) = stack else {
-        return Err(Failure::new("exec-test", command, "it is no exec: backend"));
+        return Err(Failure::new("exec-test", command, "it is not an exec: backend"));
     };
     let mut listed = Vec::new();
     let passed = exec_test(&spec, |checked| {

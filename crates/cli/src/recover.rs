@@ -162,7 +162,7 @@ fn serve_args(arguments: &[String]) -> Result<ServeArgs, String> {
     let line = std::iter::once("blockyard").chain(arguments.iter().map(String::as_str));
     match Cli::try_parse_from(line).map(|cli| cli.command) {
         Ok(Command::Serve(args) | Command::Add(args)) => Ok(args),
-        Ok(_) => Err("its recorded command line is no serve or add (remove it: blockyard del)".to_owned()),
+        Ok(_) => Err("its recorded command line is not serve or add (remove it: blockyard del)".to_owned()),
         Err(why) => Err(format!("this version does not accept its recorded command line: {why}")),
     }
 }

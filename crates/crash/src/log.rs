@@ -9,7 +9,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// It is neither a log of `blockyard crash` nor of dm-log-writes.
-    #[error("it is no log of blockyard crash or of dm-log-writes")]
+    #[error("it is not a log of blockyard crash or of dm-log-writes")]
     Magic,
     /// A record is invalid: its offset in the log, and why.
     #[error("the record at byte {at} is damaged: {why}")]

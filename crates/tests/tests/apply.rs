@@ -441,8 +441,8 @@ fn settings_that_cannot_be_saved_are_reported() {
     let _server = sandbox.serve("ram:1M", &[]);
     sandbox.run(&["suspend", "disk"]).ok();
     let outcome = sandbox.run(&["save"]);
-    assert!(outcome.stderr.contains("save: left out: disk: that it is suspended"), "{outcome}");
-    assert!(outcome.stdout.starts_with("# left out: disk: that it is suspended"), "{outcome}");
+    assert!(outcome.stderr.contains("save: left out: disk: its suspension"), "{outcome}");
+    assert!(outcome.stdout.starts_with("# left out: disk: its suspension"), "{outcome}");
     sandbox.run(&["resume", "disk"]).ok();
 }
 

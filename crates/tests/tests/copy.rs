@@ -116,7 +116,7 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     let sandbox = Sandbox::new(Engine::Auto);
     let (source, small) = (sandbox.image("source", 2 * MIB), sandbox.image("small", MIB));
     for (from, to, why) in [
-        (file(&source), file(&small), "the target has 1M, less than the source's 2M"),
+        (file(&source), file(&small), "the target's size 1M is less than the source's size 2M"),
         (file(&source), format!("{},ro", file(&source)), "the target is read-only"),
         ("ram:1M".to_owned(), "file:/nonexistent/file".to_owned(), "No such file"),
     ] {

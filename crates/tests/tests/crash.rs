@@ -218,7 +218,7 @@ fn bad_input_is_refused() {
     sandbox.image("no.log", 8192);
     let log = sandbox.path("no.log");
     let words = ["--log", log.to_str().expect("UTF-8"), "--check", "true"];
-    assert!(refused(&words).contains("it is no log"), "{}", refused(&words));
+    assert!(refused(&words).contains("it is not a log"), "{}", refused(&words));
     assert!(refused(&["--guest", "6.1", "--log", "x", "--check", "true"]).contains("cannot be used with"));
     assert!(refused(&["--with", "x", "--workload", "true", "--check", "true"]).contains("--guest"));
     if !lacks_needs() {

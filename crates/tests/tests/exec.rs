@@ -204,7 +204,7 @@ fn a_program_that_cannot_serve_says_why() {
     for (stack, why) in [
         (
             driver(&sandbox, "refuse", ""),
-            "it ended before it was ready (exit status: 1: this disk is not mine)",
+            "it ended before it answered (exit status: 1: this disk is not mine)",
         ),
         ("exec:./no-such-driver".to_owned(), "it cannot be started: No such file or directory"),
     ] {

@@ -92,7 +92,7 @@ fn a_cancelled_and_a_failed_move_leave_the_source() {
     let mut slow = sandbox.blockyard(&["move", "disk", &file(&second), "--rate", "2M"]).spawn().unwrap();
     until(PATIENCE, || stack(&sandbox)["backend"].get("moving").map(drop)).expect("it moves");
     let refused = run_within(&mut sandbox.blockyard(&["resize", "disk", "64M"]), PATIENCE).failed();
-    assert!(refused.contains("its contents move to file:"), "{refused}");
+    assert!(refused.contains("its contents are being moved to file:"), "{refused}");
     moved(&sandbox, &["--cancel"]);
     assert!(!slow.wait().unwrap().success());
     assert!(stack(&sandbox)["stack"].as_str().unwrap().contains("first"));
@@ -147,5 +147,5 @@ fn what_cannot_move_is_refused_with_a_reason() {
         assert!(text.contains(why), "{to}: {text}");
     }
     let cancelled = run_within(&mut sandbox.blockyard(&["move", "disk", "--cancel"]), PATIENCE).failed();
-    assert!(cancelled.contains("its contents do not move"), "{cancelled}");
+    assert!(cancelled.contains("its contents are not being moved"), "{cancelled}");
 }

@@ -370,6 +370,6 @@ fn mp_6_requests_wait_until_a_program_has_activated_the_paths() {
     sandbox.run(&["resume", "m"]).ok();
     assert_eq!(held.join().unwrap(), Err(NbdError::Io));
     assert!(until(PATIENCE, || (!is_alive(pid)).then_some(())).is_some(), "it is ended with its table");
-    server.await_log("a path is not activated: ");
+    server.await_log("a path could not be activated: ");
     server.await_log("exit status: 3");
 }

@@ -34,7 +34,7 @@ pub enum NotPresentable {
     #[error("it holds less than one block (make it larger)")]
     Size,
     /// The zone size is no power of two.
-    #[error("its zones of {0} are no power of two (choose another zone_size)")]
+    #[error("its zone size {0} is not a power of two (choose another zone_size)")]
     Zone(Bytes),
 }
 

@@ -95,7 +95,7 @@ pub enum KnobError {
     #[error("blocksize cannot be {0} (use 512, 1024, 2048 or 4096)")]
     BlockSize(Bytes),
     /// The device ends within a block.
-    #[error("{size} are no whole blocks of {block} (choose another size or blocksize)")]
+    #[error("the size {size} is not a multiple of the block size {block} (choose another size or blocksize)")]
     HalfBlock {
         /// Size of the device.
         size: Bytes,

@@ -48,7 +48,7 @@ pub struct RamSpec {
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
     /// The size is not a valid size of a disk.
-    #[error("a disk of {0} is not possible (give a whole number of 512-byte sectors, above 0)")]
+    #[error("the size {0} is not possible (give a multiple of 512 bytes, above 0)")]
     Size(Bytes),
     /// The address space could not be reserved.
     #[error("reserving address space of {size} failed (give a smaller size, or raise `ulimit -v`)")]

@@ -26,16 +26,16 @@ pub enum Misaligned {
     #[error("its logical block size does not divide the physical block size of the other devices")]
     PhysicalBlock,
     /// `io_min` is no multiple of the physical block size.
-    #[error("io_min is no multiple of the physical block size")]
+    #[error("io_min is not a multiple of the physical block size")]
     IoMin,
     /// `io_opt` is no multiple of the physical block size.
-    #[error("io_opt is no multiple of the physical block size")]
+    #[error("io_opt is not a multiple of the physical block size")]
     IoOpt,
     /// `chunk_sectors` is no multiple of the physical block size.
-    #[error("chunk_sectors is no multiple of the physical block size")]
+    #[error("chunk_sectors is not a multiple of the physical block size")]
     Chunk,
     /// `alignment_offset` is no multiple of the logical block size.
-    #[error("alignment_offset is no multiple of the logical block size")]
+    #[error("alignment_offset is not a multiple of the logical block size")]
     AlignmentOffset,
 }
 

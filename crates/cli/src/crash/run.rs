@@ -184,7 +184,7 @@ impl Worker<'_> {
         if shared.summary.findings.len() >= self.limits.findings {
             return Some("the number of findings was reached".to_owned());
         }
-        (shared.known_in_a_row >= KNOWN_MAX).then(|| "no new states were generated any more".to_owned())
+        (shared.known_in_a_row >= KNOWN_MAX).then(|| "no new states were generated".to_owned())
     }
 
     fn show(&self, shared: &Shared) {

@@ -49,7 +49,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
             ("blockyard up lab.toml --web 127.0.0.1:7070", "with a page that shows them, live"),
             (
                 "blockyard up --reload lab.toml",
-                "bring the process that serves it to what the file says by now",
+                "apply the file to the process that serves it",
             ),
         ],
     ),

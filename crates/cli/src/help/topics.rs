@@ -165,8 +165,8 @@ fn topology() -> Topic {
     let blocks = vec![
         text(
             "A topology is a TOML file of devices and exports for one process: blockyard check FILE \
-             validates it, blockyard up FILE serves it, blockyard apply FILE brings the process that serves \
-             it to what the file says by now, and blockyard save writes what is served as such a file.",
+             validates it, blockyard up FILE serves it, blockyard apply FILE applies it to the \
+             process that serves it, and blockyard save writes the served devices as such a file.",
         ),
         lines(
             "queues = 2                    # I/O threads; also poll, ring, \

@@ -123,11 +123,11 @@ impl Opened {
                 left_out.push(format!("its UUID {} (dmsetup rename --setuuid sets it)", table.uuid));
             }
             if table.read_only {
-                left_out.push("that it is read-only: here it can be written (make its files ro)".to_owned());
+                left_out.push("its read-only state: the saved device can be written (give its files ro)".to_owned());
             }
         }
         if device.is_suspended() {
-            left_out.push("that it is suspended (blockyard suspend)".to_owned());
+            left_out.push("its suspension (blockyard suspend)".to_owned());
         }
         SavedDevice { spec, left_out }
     }

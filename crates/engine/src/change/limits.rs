@@ -33,7 +33,7 @@ pub enum LimitsRefusal {
     )]
     InUse(String, Bytes),
     /// The last block would be cut off.
-    #[error("logical_block_size: its size of {0} is no whole number of blocks of {1}")]
+    #[error("logical_block_size: its size {0} is not a multiple of {1}")]
     Uneven(Bytes, Bytes),
 }
 
@@ -294,7 +294,7 @@ mod tests {
         odd.stack = "null:1049088".parse().expect("a stack");
         let device = host.add_device(&odd).expect("a device");
         let refused = changed(&host, &device, "logical_block_size=4096", false).await.expect_err("uneven");
-        assert!(refused.contains("no whole number of blocks"), "{refused}");
+        assert!(refused.contains("is not a multiple of"), "{refused}");
         changed(&host, &device, "logical_block_size=512", false).await.expect("the same");
         host.shut_down().await.expect("shut down");
     }

@@ -58,7 +58,7 @@ pub(crate) fn check_not_moving(device: &Device) -> Result<(), HostError> {
         Some(moving) => {
             let to = &moving.to;
             let why =
-                format!("its contents move to {to} (wait for the end, or: blockyard move NAME --cancel)");
+                format!("its contents are being moved to {to} (wait for the end, or: blockyard move NAME --cancel)");
             Err(refused(libc::EBUSY, why))
         }
     }
@@ -88,7 +88,7 @@ impl Host {
     fn cancel_move(device: &Device) -> Result<(), HostError> {
         match cancel(device) {
             true => Ok(()),
-            false => Err(refused(libc::EINVAL, "its contents do not move")),
+            false => Err(refused(libc::EINVAL, "its contents are not being moved")),
         }
     }
 
@@ -128,11 +128,11 @@ impl Host {
         drop(pending);
         exchanged?;
         drop(lock);
-        tracing::info!(device = %device.name(), to = %planned.stack, "the contents move");
+        tracing::info!(device = %device.name(), to = %planned.stack, "the contents are being moved");
         let result = self.complete(device, &before, &during, &planned, &moving).await;
         match &result {
-            Ok(()) => tracing::info!(device = %device.name(), to = %planned.stack, "the contents have moved"),
-            Err(error) => tracing::warn!(device = %device.name(), %error, "the contents did not move"),
+            Ok(()) => tracing::info!(device = %device.name(), to = %planned.stack, "the contents were moved"),
+            Err(error) => tracing::warn!(device = %device.name(), %error, "the contents were not moved"),
         }
         result
     }
@@ -176,7 +176,7 @@ impl Host {
         while is_moving && !device.is_being_removed() {
             match self.swap(device, during, before.clone()).await {
                 Ok(()) => break,
-                Err(error) => tracing::warn!(device = %device.name(), %error, "the source is not alone yet"),
+                Err(error) => tracing::warn!(device = %device.name(), %error, "the device cannot be switched back to its source yet"),
             }
             tokio::time::sleep(RETRY).await;
         }
@@ -219,7 +219,7 @@ impl Host {
         if exchanged.is_err() {
             for export in self.exports_of(device) {
                 if let Err(error) = export.stack_changed(&during.stack) {
-                    tracing::error!(device = %device.name(), %error, "recovery would use the destination");
+                    tracing::error!(device = %device.name(), %error, "the record was not updated: recovery would use the destination");
                 }
             }
             targets::resume(during);
@@ -293,10 +293,10 @@ fn check(device: &Device, composition: &Composition, to: &StackSpec) -> Result<(
         return no("it is read-only (blockyard copy copies it, and set NAME file= exchanges the file)");
     }
     if composition.tree.profile().limits.features.contains(block::Features::ZONED) {
-        return no("zoned devices cannot move");
+        return no("zoned devices cannot be moved");
     }
     if composition.tree.base_size(composition.layers.len()).0 == 0 {
-        return no("it has no size");
+        return no("its size is 0");
     }
     Ok(())
 }

@@ -149,7 +149,7 @@ pub enum ChangeError {
     Partition,
     /// The replacement of a read-only device's file has another size.
     #[error(
-        "the device would be {to} long with that file, and is {from} (give a file with a partition of the same size)"
+        "with that file, the size of the device would change from {from} to {to} (give a file with a partition of the same size)"
     )]
     OtherPartition {
         /// Present size.
@@ -158,7 +158,7 @@ pub enum ChangeError {
         to: Bytes,
     },
     /// The device would shrink.
-    #[error("it would shrink from {from} to {to}, and lose the data behind that (add --shrink)")]
+    #[error("it would shrink from {from} to {to}, and lose the data past the new end (add --shrink)")]
     Shrinks {
         /// Present size.
         from: Bytes,
@@ -183,7 +183,7 @@ pub enum ChangeError {
     #[error("{0} is a parameter of a scheduler, and it has none (first: set scheduler=mq-deadline or kyber)")]
     NoScheduler(String),
     /// The device would use itself: the names on the cycle.
-    #[error("it would use itself: {0} (have one of them use something else)")]
+    #[error("it would use itself: {0} (break the cycle: change one of these devices)")]
     Cycle(String),
     /// The contents cannot be moved.
     #[error("{0}")]

@@ -31,7 +31,7 @@ pub enum TableRefusal {
         why: MessageError,
     },
     /// The uuid can be set once.
-    #[error("it cannot be {wanted} because its uuid is {now} already")]
+    #[error("its UUID is {now} already, and cannot become {wanted}")]
     HasUuid {
         /// The present uuid.
         now: String,
@@ -42,7 +42,7 @@ pub enum TableRefusal {
     #[error("a layer ({0}) above the table was created for it")]
     Layer(String),
     /// Exports cannot report larger blocks to their users.
-    #[error("its blocks would be {now} long, and users know blocks of {was}")]
+    #[error("its logical blocks would have {now}, and users rely on blocks of {was}")]
     Blocks {
         /// Block size that users know.
         was: Bytes,

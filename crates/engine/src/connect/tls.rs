@@ -47,7 +47,7 @@ pub enum TlsError {
         why: String,
     },
     /// The server's name cannot be in a certificate.
-    #[error("\"{0}\" cannot be the name in a certificate (add tls-hostname=NAME to the URI)")]
+    #[error("\"{0}\" is not a valid host name for a certificate (add tls-hostname=NAME to the URI)")]
     Name(String),
     /// An unsupported parameter.
     #[error("{0}")]
@@ -73,7 +73,7 @@ impl Tls {
             (Some("x509") | None, Some("true" | "1") | None) => {}
             (Some("x509") | None, _) => {
                 return Err(TlsError::Parameter(
-                    "tls-verify-peer=false is not supported: anyone in between could answer (trust the server's \
+                    "tls-verify-peer=false is not supported: anyone on the network path could answer (trust the server's \
                      own certificate as ca-cert.pem instead)",
                 ));
             }

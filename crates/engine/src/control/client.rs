@@ -102,7 +102,7 @@ pub enum ClientError {
         why: String,
     },
     /// The process did not answer in time.
-    #[error("{}: no answer within {} s (is it stopped, or its machine too busy? try again)", path.display(), ANSWER_TIME.as_secs())]
+    #[error("{}: no answer within {} s (is it stopped, or the machine overloaded? try again)", path.display(), ANSWER_TIME.as_secs())]
     Timeout {
         /// The socket.
         path: PathBuf,

@@ -71,7 +71,7 @@ pub enum CopyError {
     Table(String),
     /// The target is too small.
     #[error(
-        "the target has {target}, less than the source's {source_size} (resize it, or create it with size=)"
+        "the target's size {target} is less than the source's size {source_size} (resize it, or create it with size=)"
     )]
     Small {
         /// The target's size.
@@ -83,7 +83,7 @@ pub enum CopyError {
     #[error("the target is read-only")]
     ReadOnly,
     /// The source does not end on a block of the target.
-    #[error("the source's {size} are no whole number of the target's blocks of {block}")]
+    #[error("the source's size {size} is not a multiple of the target's logical block size {block}")]
     Unaligned {
         /// Size of the source.
         size: Bytes,

@@ -130,13 +130,13 @@ pub enum DeviceError {
     #[error("{0}")]
     Move(String),
     /// The stack has more layers than a request's path can hold.
-    #[error("{0} layers and a backend are more than the {DEPTH_MAX} that fit (leave some out)")]
+    #[error("{0} layers and a backend exceed the maximum of {DEPTH_MAX} nodes (use fewer layers)")]
     TooDeep(usize),
     /// The depth needs too many requests and children.
     #[error("{0} (choose a smaller --depth)")]
     Stack(#[from] StackError),
     /// A ring has no room for another file or region.
-    #[error("an I/O thread cannot take the device on: {0}")]
+    #[error("an I/O thread cannot serve the device: {0}")]
     Ring(#[from] io::Error),
 }
 

@@ -61,13 +61,13 @@ pub enum TraceError {
     #[error(transparent)]
     Filter(#[from] trace::FilterError),
     /// The filter asks for an event that this trace does not record.
-    #[error("only a Chrome trace records \"done\" (ask for complete)")]
+    #[error("only a Chrome trace records \"done\" (use complete)")]
     NoEnds,
     /// The buffer size is out of range.
-    #[error("a buffer of {0} is not possible (from 4K to {max})", max = Bytes(BUFFER_MAX))]
+    #[error("the buffer size {0} is out of range (4K to {max})", max = Bytes(BUFFER_MAX))]
     Buffer(Bytes),
     /// The duration is out of range.
-    #[error("a trace cannot last that long (give some seconds, more than none)")]
+    #[error("the duration is out of range (give a positive number of seconds)")]
     Seconds,
     /// The draining thread could not be started.
     #[error("the trace's thread could not be started: {0}")]

@@ -39,7 +39,7 @@ pub enum ProgramError {
         hint: &'static str,
     },
     /// It ended before it answered.
-    #[error("exec:{command}: it ended before it was ready ({how})")]
+    #[error("exec:{command}: it ended before it answered ({how})")]
     Ended {
         /// The command.
         command: String,
@@ -48,7 +48,7 @@ pub enum ProgramError {
     },
     /// It does not answer.
     #[error(
-        "exec:{command}: it does not answer the hello within {ANSWER:?} (does it speak the exec protocol on its \
+        "exec:{command}: it did not answer HELLO within {ANSWER:?} (does it speak the exec protocol on its \
          standard input? `blockyard exec-test` tells)"
     )]
     Silent {
@@ -185,7 +185,7 @@ impl Program {
             _ => {
                 let how = running
                     .ends_within(GRACE)
-                    .unwrap_or_else(|| running.with_last_line("it closed its socket, and runs on"));
+                    .unwrap_or_else(|| running.with_last_line("it closed its socket, but still runs"));
                 return Err(ProgramError::Ended { command: self.command(), how });
             }
         };
@@ -274,10 +274,10 @@ impl Program {
     /// It does not end in that time.
     pub(super) fn end(self, limit: Duration) -> Result<(), String> {
         let Some(Started { mut running, control }) = lock(&self.started).take() else {
-            return Err("it has ended before".to_owned());
+            return Err("it ended before it was asked to".to_owned());
         };
         drop(control);
-        running.ends_within(limit).map(drop).ok_or_else(|| format!("it runs on for {limit:?}"))
+        running.ends_within(limit).map(drop).ok_or_else(|| format!("it did not end within {limit:?}"))
     }
 
     /// Whether a program that has ended is started again.

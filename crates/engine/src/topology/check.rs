@@ -90,7 +90,7 @@ fn check_file(file: &DiskFileSpec) -> Result<(), String> {
 
 fn check_creation(file: &DiskFileSpec) -> Result<(), String> {
     if file.file.create.is_none() {
-        return Err("there is no such file (to make it, add size=10G,create)".into());
+        return Err("there is no such file (to create it, add size=10G,create)".into());
     }
     writable_directory(&file.file.path)?;
     let Some((name, _)) = &file.backing_file else { return Ok(()) };
@@ -105,7 +105,7 @@ fn check_creation(file: &DiskFileSpec) -> Result<(), String> {
 fn writable_directory(path: &Path) -> Result<(), String> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     access(parent, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|why| format!("cannot make a file in {}: {}", parent.display(), std::io::Error::from(why)))
+        .map_err(|why| format!("cannot create a file in {}: {}", parent.display(), std::io::Error::from(why)))
 }
 
 fn check_export(export: &ExportSpec) -> Vec<Problem> {

@@ -65,12 +65,12 @@ tls-certificates = "pki"
         let got: Vec<_> = problems.iter().map(|p| (p.line, p.key.as_str(), p.why.as_str())).collect();
         let expected = [
             (4, "device.twice.stack", "device.good uses the same file"),
-            (6, "device.missing.stack", "there is no such file (to make it, add size=10G,create)"),
-            (10, "device.nowhere.stack", "cannot make a file in"),
+            (6, "device.missing.stack", "there is no such file (to create it, add size=10G,create)"),
+            (10, "device.nowhere.stack", "cannot create a file in"),
             (12, "device.past.stack", "it has 4096 bytes, and the device starts at 4096"),
             (12, "device.past.stack", "device.twice uses the same file"),
             (14, "device.directory.stack", "it is neither a regular file nor a block device"),
-            (16, "export.nbd", "cannot make a file in"),
+            (16, "export.nbd", "cannot create a file in"),
             (16, "export.tls-certificates", "server-cert.pem: No such file"),
             (16, "export.tls-certificates", "server-key.pem: No such file"),
         ];

@@ -98,7 +98,7 @@ pub enum Refused {
     #[error("its size {0} is not a positive multiple of 512 and of its block size")]
     Size(u64),
     /// The largest transfer is smaller than a block or not a multiple of it.
-    #[error("its largest transfer {0} is less than a block, or no multiple of one")]
+    #[error("its largest transfer {0} is less than a block, or not a multiple of it")]
     Transfer(u32),
     /// Reserved bytes are set.
     #[error("reserved bytes of its answer are not 0")]

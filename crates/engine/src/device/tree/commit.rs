@@ -35,17 +35,17 @@ pub enum CommitError {
     ReadOnly,
     /// The origin would have to be opened a second time, which only a single file can be.
     #[error(
-        "the origin under the overlay is no file, or more than one (stop the device, then: blockyard commit STACK --layer …)"
+        "the origin under the overlay is not a single file (stop the device, then: blockyard commit STACK --layer …)"
     )]
     NotOneFile,
     /// The overlay is longer than its origin.
     #[error(
-        "the overlay holds data past the end of its origin, which cannot be extended (make the origin {0} long)"
+        "the overlay holds data past the end of its origin, which cannot be extended (extend the origin to {0})"
     )]
     Shorter(Bytes),
     /// The origin would begin like an image of another format.
     #[error(
-        "the data of clients begins like an image of another format, and the origin's format was not given (serve it with format=raw, then commit again)"
+        "the data begins with the header of an image format, and the origin's format was not given (serve it with format=raw, then commit again)"
     )]
     BecomesImage,
     /// An I/O error.
@@ -311,7 +311,7 @@ pub(super) fn commit_opened(mut tree: Tree) -> Result<(), DeviceError> {
 
 fn deny_writers(file: &File) {
     if let Err(error) = file.deny_writers() {
-        tracing::warn!(%error, "{} is not locked against writers any more", file.spec().path.display());
+        tracing::warn!(%error, "{} is no longer locked against writers", file.spec().path.display());
     }
 }
 

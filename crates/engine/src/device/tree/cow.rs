@@ -226,7 +226,7 @@ fn open_existing(below: &Tree, store: &Tree, origin: Identity, spec: &CowSpec) -
     if header.origin != origin && !is_committing {
         return Err(unfit(match header.origin.size == origin.size {
             true => "it belongs to another device, or its origin was changed (give the origin that it was created over)".into(),
-            false => format!("it belongs to a device of {}, and this one has {}", header.origin.size, origin.size),
+            false => format!("it belongs to a device of size {}, and this one has {}", header.origin.size, origin.size),
         }));
     }
     let differs = |what: &str, has: Bytes| unfit(format!("its {what} is {has} (leave out {what})"));
@@ -307,12 +307,12 @@ fn check_blocks(below: &Tree, store: &Tree, layout: Layout) -> Result<(), String
     let block = block[0].max(block[1]);
     if layout.chunk < block {
         return Err(format!(
-            "a chunk of {} is less than a block of {block} (create it with chunk={block})",
+            "the chunk size {} is less than the logical block size {block} (create it with chunk={block})",
             layout.chunk
         ));
     }
     if !layout.size.is_aligned(block.0) {
-        return Err(format!("{} are no whole blocks of {block}", layout.size));
+        return Err(format!("the size {} is not a multiple of the logical block size {block}", layout.size));
     }
     Ok(())
 }

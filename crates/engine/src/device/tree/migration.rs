@@ -63,19 +63,19 @@ pub(crate) fn plan(
     }
     if into.size != from.size {
         return Err(refuse(format!(
-            "the destination has {}, and the device {} (give it the same size: size=, or resize one of them)",
+            "the destination has size {}, and the device {} (give it the same size: size=, or resize one of them)",
             into.size, from.size
         )));
     }
     let (was, now) = (from.limits.logical_block_size, into.limits.logical_block_size);
     if now > was {
         let why =
-            format!("the destination has blocks of {now}, and users of the device know blocks of {was}");
+            format!("the destination has logical blocks of {now}, and users of the device rely on blocks of {was}");
         return Err(refuse(why));
     }
     let place = Place { start: Sectors(0), len: from.size.sectors() };
     if place.len.bytes() != from.size || place.len == Sectors(0) {
-        return Err(refuse(format!("a device of {} has no whole sectors", from.size)));
+        return Err(refuse(format!("the device size {} is not a multiple of 512 bytes", from.size)));
     }
     let migration = Migration::new(place.len, stack.to_string(), rate);
     let target = migration.target::<KernelRing>();

@@ -52,12 +52,12 @@ async fn activate(program: String, arguments: [String; 3], shared: Weak<Multipat
     let [device, group, path] = &arguments;
     let took = format!("{} ms", began.elapsed().as_millis());
     match (outcome, ended) {
-        (Outcome::Activated, _) => tracing::info!(device, group, path, took, "a path is activated"),
+        (Outcome::Activated, _) => tracing::info!(device, group, path, took, "a path was activated"),
         (_, Ok(End::TimedOut)) => {
             tracing::warn!(device, group, path, took, "{program} took too long and was killed");
         }
         (_, Ok(End::Exited(status))) => {
-            tracing::warn!(device, group, path, took, "a path is not activated: {program}: {status}");
+            tracing::warn!(device, group, path, took, "a path could not be activated: {program}: {status}");
         }
         (_, Ok(End::Unwanted)) => {}
         (_, Err(why)) => tracing::warn!(device, group, path, "{program} cannot be run: {why}"),
