@@ -55,13 +55,13 @@ pub trait Front {
 
     /// Accepts no more requests for the device of this queue. With `now`, disconnects its clients without
     /// replies; otherwise answers the requests accepted before.
-    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>);
+    fn close_queue(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>);
 
     /// Returns whether the device of this queue still has clients.
     fn is_open(&self, queue: QueueId) -> bool;
 
     /// Removes the device of this queue, which must have no clients.
-    fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>);
+    fn remove_queue(&mut self, queue: QueueId, turn: &mut Turn<'_>);
 }
 
 /// All front-ends of a reactor.
@@ -138,9 +138,9 @@ impl Fronts {
             || self.vhost.is_dirty()
     }
 
-    /// See [`Front::close_lane`].
-    pub fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
-        self.all().into_iter().for_each(|front| front.close_lane(queue, now, turn));
+    /// See [`Front::close_queue`].
+    pub fn close_queue(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+        self.all().into_iter().for_each(|front| front.close_queue(queue, now, turn));
     }
 
     /// Returns whether the device of this queue still has clients.
@@ -154,16 +154,16 @@ impl Fronts {
 
     /// Updates the facts about the device of this queue and its size after it was reconfigured, while the
     /// queue is frozen. ublk and FUSE ignore the size: the kernel checks requests against its own.
-    pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
-        self.nbd.refit_lane(queue, facts, size);
-        self.ublk.refit_lane(queue, facts.zero_copy_reads);
-        self.fuse.refit_lane(queue, facts.zero_copy_reads);
-        self.iscsi.refit_lane(queue, facts);
-        self.vhost.refit_lane(queue, facts, size);
+    pub fn update_queue(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
+        self.nbd.update_queue(queue, facts, size);
+        self.ublk.update_queue(queue, facts.zero_copy_reads);
+        self.fuse.update_queue(queue, facts.zero_copy_reads);
+        self.iscsi.update_queue(queue, facts);
+        self.vhost.update_queue(queue, facts, size);
     }
 
-    /// See [`Front::drop_lane`].
-    pub fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
-        self.all().into_iter().for_each(|front| front.drop_lane(queue, turn));
+    /// See [`Front::remove_queue`].
+    pub fn remove_queue(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
+        self.all().into_iter().for_each(|front| front.remove_queue(queue, turn));
     }
 }

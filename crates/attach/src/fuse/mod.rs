@@ -369,15 +369,15 @@ impl Export for FuseExport {
 }
 
 fn adoption(descriptor: OwnedFd, shared: Arc<Shared>, under_block_device: bool) -> Attach {
-    Box::new(move |lane, fronts, turn| {
+    Box::new(move |handle, fronts, turn| {
         if under_block_device && let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
             tracing::info!(%error, "under pressure for memory a thread may wait for itself");
         }
         let front = &mut fronts.fuse;
-        if !front.has_lane(lane.queue) {
-            front.open_lane(lane.queue, lane.depth, lane.facts.zero_copy_reads);
+        if !front.has_queue(handle.queue) {
+            front.add_queue(handle.queue, handle.depth, handle.facts.zero_copy_reads);
         }
-        if let Err(error) = front.adopt(descriptor, lane.queue, shared, turn) {
+        if let Err(error) = front.adopt(descriptor, handle.queue, shared, turn) {
             tracing::error!(%error, "a mount could not be served on one of the threads");
         }
     })

@@ -107,8 +107,8 @@ pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Sh
     for number in 0..reactors {
         let own: Vec<u16> = (0..queues).filter(|queue| usize::from(*queue) % reactors == number).collect();
         let (shared, sender) = (shared.clone(), sender.clone());
-        let attach: Attach = Box::new(move |lane, fronts, turn| {
-            let at_once = lane.facts.inline || lane.facts.zero_copy_reads;
+        let attach: Attach = Box::new(move |handle, fronts, turn| {
+            let at_once = handle.facts.inline || handle.facts.zero_copy_reads;
             let registered = fronts.fuse.enlist(&shared, &own, at_once, turn);
             // The receiver does not exist any more after a timeout.
             let _ = sender.send(registered.map_err(|error| error.to_string()));

@@ -295,12 +295,12 @@ impl Targets {
         }
         let mut added = Vec::new();
         for (visible, unit) in plan.added {
-            match self.lane_of(&unit, plan.reactor).await {
-                Some((queue, lane)) => {
+            match self.queue_of(&unit, plan.reactor).await {
+                Some((queue, clients)) => {
                     let access = if visible.read_only { Access::ReadOnly } else { Access::ReadWrite };
                     let lun = Lun::new(visible.lun);
                     let nexus = unit.logical().attach_nexus(plan.nexus_name.clone(), lun, access);
-                    added.push(SessionLun { visible, nexus, queue, lane });
+                    added.push(SessionLun { visible, nexus, queue, clients });
                 }
                 None => tracing::warn!(
                     device = %unit.device().name(),
@@ -330,7 +330,7 @@ impl Targets {
         let change = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
             if let Some(session) = on_reactor.session() {
                 let is_same = |lun: &SessionLun| {
-                    fronts.iscsi.lane_clients(lun.queue).is_some_and(|lane| Arc::ptr_eq(lane, &lun.lane))
+                    fronts.iscsi.queue_clients(lun.queue).is_some_and(|clients| Arc::ptr_eq(clients, &lun.clients))
                 };
                 let luns = all.iter().filter(|lun| is_same(lun)).map(|lun| LunSetup {
                     lun: Lun::new(lun.visible.lun),
@@ -392,21 +392,21 @@ impl Targets {
         })
     }
 
-    /// Returns the queue of a device on a reactor and its lane, which are created if needed; `None`: the device is
-    /// being removed, or its only queue is on another reactor.
-    async fn lane_of(&self, unit: &Arc<Unit>, reactor: usize) -> Option<(QueueId, Arc<AtomicU32>)> {
+    /// Returns the queue of a device on a reactor and its LUN counter, which are created if needed; `None`:
+    /// the device is being removed, or its only queue is on another reactor.
+    async fn queue_of(&self, unit: &Arc<Unit>, reactor: usize) -> Option<(QueueId, Arc<AtomicU32>)> {
         if self.host().reactor_of(unit.device()).is_some_and(|only| only != reactor) {
             return None;
         }
         unit.guarded().await;
         let (answer, queue) = oneshot::channel();
-        let attach = move |lane: &QueueHandle, fronts: &mut Fronts, _: &mut Turn<'_>| {
+        let attach = move |handle: &QueueHandle, fronts: &mut Fronts, _: &mut Turn<'_>| {
             let front = &mut fronts.iscsi;
-            if !front.has_lane(lane.queue) {
-                front.open_lane(lane.queue, lane.facts, Arc::default());
+            if !front.has_queue(handle.queue) {
+                front.add_queue(handle.queue, handle.facts, Arc::default());
             }
-            let clients = front.lane_clients(lane.queue).cloned();
-            let _ = answer.send(clients.map(|clients| (lane.queue, clients)));
+            let clients = front.queue_clients(handle.queue).cloned();
+            let _ = answer.send(clients.map(|clients| (handle.queue, clients)));
         };
         self.host().reactors()[reactor].attach(unit.device().clone(), Box::new(attach));
         queue.await.ok().flatten()

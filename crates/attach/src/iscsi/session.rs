@@ -118,8 +118,8 @@ pub(super) struct SessionLun {
     pub(super) visible: VisibleLun,
     pub(super) nexus: Arc<Nexus>,
     pub(super) queue: QueueId,
-    /// The lane of the queue. If the queue's lane is another one now, the queue belongs to another device.
-    pub(super) lane: Arc<AtomicU32>,
+    /// The LUN counter of the queue. If the queue has another counter now, it belongs to another device.
+    pub(super) clients: Arc<AtomicU32>,
 }
 
 /// The reactor's part of a session, shared with the closures that are sent there.

@@ -243,12 +243,12 @@ fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, door: &Door<'_>, 
     let reported = u64::from(session.block_sizes.minimum.max(512));
     let adopt = adoption(fd, session, leftover, Some(Box::new(move || drop(permit))));
     let known = device.clone();
-    let attach = move |lane: &QueueHandle, fronts: &mut Fronts, turn: &mut Turn<'_>| {
+    let attach = move |handle: &QueueHandle, fronts: &mut Fronts, turn: &mut Turn<'_>| {
         // Until now the client did not count as connected, so the logical block size may have changed since
         // it was reported.
         if known.limits().logical_block_size.0 == reported {
-            adopt(lane, fronts, turn);
-            fronts.nbd.count_limits(lane.queue, known.limit_counts.clone());
+            adopt(handle, fronts, turn);
+            fronts.nbd.count_limits(handle.queue, known.limit_counts.clone());
         } else {
             tracing::info!(device = %known.name(), "a connection was closed: the logical block size changed during its handshake");
         }
@@ -265,12 +265,12 @@ pub(crate) fn adoption(
     leftover: Vec<u8>,
     when_gone: Option<Box<dyn FnOnce() + Send>>,
 ) -> Attach {
-    Box::new(move |lane, fronts, turn| {
+    Box::new(move |handle, fronts, turn| {
         let front = &mut fronts.nbd;
-        if !front.has_lane(lane.queue) {
-            front.open_lane(lane.queue, lane.depth, lane.facts, lane.counters.connections.clone());
+        if !front.has_queue(handle.queue) {
+            front.add_queue(handle.queue, handle.depth, handle.facts, handle.counters.connections.clone());
         }
-        match front.adopt(fd, session, lane.queue, &leftover, turn) {
+        match front.adopt(fd, session, handle.queue, &leftover, turn) {
             Ok(connection) => when_gone.into_iter().for_each(|notify| front.when_gone(connection, notify)),
             Err(error) => tracing::error!(%error, "a connection could not be taken over"),
         }

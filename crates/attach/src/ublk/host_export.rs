@@ -9,7 +9,7 @@ use engine::control::{BoxFuture, ExportInfo};
 use engine::device::Device;
 use engine::host::{Export, Handover, HostError};
 use engine::rundir::RunDir;
-use exports::ublk::LaneShared;
+use exports::ublk::ServedQueueShared;
 use spec::{Recovery, StackSpec, TableSpec};
 use std::path::Path;
 use std::sync::Arc;
@@ -86,19 +86,19 @@ impl Export for HostExport {
         Box::pin(async move {
             self.may_resize(size)?;
             let number = self.0.info.dev_id;
-            let lanes: Vec<_> = self.0.lanes().clone();
-            let before: Vec<u64> = lanes.iter().map(|lane| lane.size.load(Relaxed)).collect();
-            let grows = |lane: &Arc<LaneShared>| lane.size.load(Relaxed) < size.0;
-            // When growing, lanes accept requests to new blocks before the kernel knows the size; when
+            let queues: Vec<_> = self.0.queues().clone();
+            let before: Vec<u64> = queues.iter().map(|served| served.size.load(Relaxed)).collect();
+            let grows = |served: &Arc<ServedQueueShared>| served.size.load(Relaxed) < size.0;
+            // When growing, queues accept requests to new blocks before the kernel knows the size; when
             // shrinking, they refuse requests after the kernel knows it.
-            lanes.iter().filter(|lane| grows(lane)).for_each(|lane| lane.size.store(size.0, Relaxed));
+            queues.iter().filter(|served| grows(served)).for_each(|served| served.size.store(size.0, Relaxed));
             let driver = self.0.driver.clone();
             let updated = blocking(move || driver.update_size(number, size.sectors().0)).await;
             if let Err(refused) = updated.and_then(|updated| updated.map_err(UblkError::from)) {
-                lanes.iter().zip(before).for_each(|(lane, before)| lane.size.store(before, Relaxed));
+                queues.iter().zip(before).for_each(|(served, before)| served.size.store(before, Relaxed));
                 return Err(refused.into());
             }
-            lanes.iter().for_each(|lane| lane.size.store(size.0, Relaxed));
+            queues.iter().for_each(|served| served.size.store(size.0, Relaxed));
             Ok(())
         })
     }

@@ -30,7 +30,7 @@ use block::{Bytes, Integrity};
 use engine::device::Device;
 use engine::host::{Host, HostError};
 use engine::rundir::RunDir;
-use exports::ublk::{Choice, LaneShared};
+use exports::ublk::{Choice, ServedQueueShared};
 use host_export::HostExport;
 use plan::Plan;
 use queue::UblkQueue;
@@ -59,7 +59,7 @@ struct UblkExport {
     integrity: (Option<Integrity>, &'static str),
     /// Memory shared with clients, the file behind it, and the driver's index once registered.
     client_memory: Option<(PathBuf, Arc<SharedFile>, OnceLock<u16>)>,
-    queues: Mutex<Vec<Arc<LaneShared>>>,
+    queues: Mutex<Vec<Arc<ServedQueueShared>>>,
     /// Set while the block device is started.
     live: AtomicBool,
     /// Set if the device must stay when this process ends.
@@ -393,9 +393,9 @@ async fn serve(
     for part in assignments {
         let descriptors = Descriptors::map(opened.as_fd(), part.queue, export.info.queue_depth)
             .map_err(|why| UblkError::Open(number, why))?;
-        let shared = Arc::new(LaneShared::default());
+        let shared = Arc::new(ServedQueueShared::default());
         shared.size.store(device.size().0, Relaxed);
-        export.lanes().push(shared.clone());
+        export.queues().push(shared.clone());
         let reactor = &host.reactors()[part.reactor];
         if let Ok(cpus) = export.driver.affinity(number, part.queue) {
             reactor.add_affinity(&cpus);
@@ -513,7 +513,7 @@ impl UblkExport {
         block_path(self.info.dev_id)
     }
 
-    fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Arc<LaneShared>>> {
+    fn queues(&self) -> std::sync::MutexGuard<'_, Vec<Arc<ServedQueueShared>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

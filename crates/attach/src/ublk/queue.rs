@@ -3,7 +3,7 @@
 use block::{Bytes, Integrity};
 use engine::device::Device;
 use engine::reactor::{OwnQueue, QueueHandle, Reactor};
-use exports::ublk::{ClientMemory, DataMode, LaneConfig, LaneShared};
+use exports::ublk::{ClientMemory, DataMode, ServedQueueConfig, ServedQueueShared};
 use exports::{Fronts, Turn};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) struct UblkQueue {
     /// Memory shared with clients, and the driver's index of it.
     pub(crate) client_memory: Option<(Arc<SharedFile>, u16)>,
     /// Counters and size, shared with the control plane.
-    pub(crate) shared: Arc<LaneShared>,
+    pub(crate) shared: Arc<ServedQueueShared>,
 }
 
 /// Starts to serve the queue, on the reactor's thread.
@@ -60,7 +60,7 @@ fn open(queue: UblkQueue, at: &QueueHandle, fronts: &mut Fronts, turn: &mut Turn
             return Err(text_of(error));
         }
     };
-    let config = LaneConfig {
+    let config = ServedQueueConfig {
         queue: at.queue,
         file,
         descriptors: queue.descriptors,
@@ -76,7 +76,7 @@ fn open(queue: UblkQueue, at: &QueueHandle, fronts: &mut Fronts, turn: &mut Turn
         client_memory,
         shared: queue.shared,
     };
-    fronts.ublk.open_lane(config, turn.ring).map_err(|error| {
+    fronts.ublk.add_queue(config, turn.ring).map_err(|error| {
         turn.ring.remove_file(file);
         if let Some(memory) = client_memory {
             turn.ring.remove_memory(memory.region);

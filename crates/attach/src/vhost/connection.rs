@@ -4,7 +4,7 @@
 //! continue at their position. So a request in flight never refers to unmapped memory.
 
 use super::disk::Disk;
-use super::lanes::Lane;
+use super::virtqueue::VirtqueueHandle;
 use super::socket::{Message, Socket, send};
 use exports::vhost::{GuestRegionSetup, RingSetup, SEGMENTS_MAX};
 use proto::vhost_user::wire::{CONFIG_MAX, VRING_LOG, protocol};
@@ -76,7 +76,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(disk: &Arc<Disk>, stream: UnixStream) -> Connection {
-        let rings = disk.lanes().iter().map(|_| RingFiles::default()).collect();
+        let rings = disk.virtqueues().iter().map(|_| RingFiles::default()).collect();
         Connection {
             session: Session::new(disk.offer()),
             disk: disk.clone(),
@@ -214,14 +214,14 @@ impl Connection {
                 let ring = &mut self.rings[file.index as usize];
                 ring.call = fd(&mut fds);
                 if ring.is_served {
-                    self.disk.lanes()[file.index as usize].set_call(ring.call.clone());
+                    self.disk.virtqueues()[file.index as usize].set_call(ring.call.clone());
                 }
             }
             Action::SetErr(file) => {
                 let ring = &mut self.rings[file.index as usize];
                 ring.err = fd(&mut fds);
                 if ring.is_served {
-                    self.disk.lanes()[file.index as usize].set_err(ring.err.clone());
+                    self.disk.virtqueues()[file.index as usize].set_err(ring.err.clone());
                 }
             }
             Action::SetBackendSocket => self.backend = fds.pop(),
@@ -345,8 +345,8 @@ impl Connection {
         self.session.logs() && address.is_some_and(|address| address.flags & VRING_LOG != 0)
     }
 
-    fn lane(&self, index: u16) -> &Lane {
-        &self.disk.lanes()[usize::from(index)]
+    fn virtqueue(&self, index: u16) -> &VirtqueueHandle {
+        &self.disk.virtqueues()[usize::from(index)]
     }
 
     async fn start(&mut self, index: u16) -> Result<(), Refused> {
@@ -382,7 +382,7 @@ impl Connection {
             err: files.err.clone(),
             inflight: self.inflight(index)?,
         };
-        self.lane(index).start(setup).await.map_err(|why| Refused(format!("ring {index}: {why}")))?;
+        self.virtqueue(index).start(setup).await.map_err(|why| Refused(format!("ring {index}: {why}")))?;
         let is_logged = self.is_logged(index);
         let files = &mut self.rings[usize::from(index)];
         (files.is_served, files.is_logged) = (true, is_logged);
@@ -393,7 +393,7 @@ impl Connection {
         if !std::mem::take(&mut self.rings[usize::from(index)].is_served) {
             return;
         }
-        if let Some(base) = self.lane(index).stop().await {
+        if let Some(base) = self.virtqueue(index).stop().await {
             self.session.stopped(index, base);
         }
     }

@@ -1,7 +1,7 @@
 //! The device of an export as its front-ends see it, and the events that other tasks send to a connection.
 
 use super::choice;
-use super::lanes::{Lane, LaneProperties};
+use super::virtqueue::{VirtqueueHandle, VirtqueueProperties};
 use engine::device::Device;
 use engine::host::{Host, HostError};
 use exports::vhost::{Broken, REQUEST_MAX, SEGMENTS_MAX};
@@ -38,7 +38,7 @@ pub(super) struct Described {
 /// The virtio block device that an export offers.
 pub(super) struct Disk {
     device: Arc<Device>,
-    lanes: Vec<Lane>,
+    virtqueues: Vec<VirtqueueHandle>,
     config: Mutex<Config>,
     described: Mutex<Described>,
     config_changed: Notify,
@@ -47,7 +47,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Creates the lanes.
+    /// Creates the virtqueues.
     pub(super) async fn open(
         host: &Arc<Host>,
         device: &Arc<Device>,
@@ -73,14 +73,14 @@ impl Disk {
             tracing::warn!(device = %name, "a virtual machine's driver needs a reset: {why}");
             notified.notify_one();
         });
-        let properties = LaneProperties { config, id, alarm };
-        let mut lanes = Vec::new();
+        let properties = VirtqueueProperties { config, id, alarm };
+        let mut virtqueues = Vec::new();
         for reactor in choice::reactors(host, spec, queues).await? {
-            lanes.push(Lane::open(host, device, reactor, &properties).await?);
+            virtqueues.push(VirtqueueHandle::open(host, device, reactor, &properties).await?);
         }
         Ok(Arc::new(Disk {
             device: device.clone(),
-            lanes,
+            virtqueues,
             config: Mutex::new(config),
             described: Mutex::default(),
             config_changed: Notify::new(),
@@ -95,8 +95,8 @@ impl Disk {
     }
 
     /// The virtqueues, by number.
-    pub(super) fn lanes(&self) -> &[Lane] {
-        &self.lanes
+    pub(super) fn virtqueues(&self) -> &[VirtqueueHandle] {
+        &self.virtqueues
     }
 
     /// Returns the features and queues that front-ends are offered.
@@ -104,7 +104,7 @@ impl Disk {
         Offer {
             features: (self.config().features() | RING_FEATURES).bits(),
             protocol: protocol::ALL,
-            queues: self.lanes.len() as u16,
+            queues: self.virtqueues.len() as u16,
             queue_size_max: QUEUE_SIZE_MAX,
             regions_max: REGIONS_MAX as u16,
         }
@@ -121,8 +121,8 @@ impl Disk {
             change(&mut config);
             *config
         };
-        for lane in &self.lanes {
-            lane.set_config(config).await;
+        for virtqueue in &self.virtqueues {
+            virtqueue.set_config(config).await;
         }
     }
 
@@ -184,11 +184,11 @@ impl Disk {
     /// Numbers for the metrics: kicks, interrupts, and requests whose data was copied.
     pub(super) fn counts(&self) -> [(&'static str, u64); 3] {
         let sum =
-            |of: fn(&exports::vhost::LaneShared) -> u64| self.lanes.iter().map(|lane| of(&lane.shared)).sum();
+            |of: fn(&exports::vhost::VirtqueueShared) -> u64| self.virtqueues.iter().map(|virtqueue| of(&virtqueue.shared)).sum();
         [
-            ("kicks", sum(|lane| lane.kicks.load(Relaxed))),
-            ("interrupts", sum(|lane| lane.interrupts.load(Relaxed))),
-            ("copied", sum(|lane| lane.copied.load(Relaxed))),
+            ("kicks", sum(|virtqueue| virtqueue.kicks.load(Relaxed))),
+            ("interrupts", sum(|virtqueue| virtqueue.interrupts.load(Relaxed))),
+            ("copied", sum(|virtqueue| virtqueue.copied.load(Relaxed))),
         ]
     }
 }

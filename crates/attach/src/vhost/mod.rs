@@ -1,13 +1,13 @@
 //! The control plane of the vhost-user export: the socket, the messages of front-ends, and the state of rings.
 //!
-//! An export has a lane on a reactor for each virtqueue, from its start to its removal. A front-end that
-//! connects shares guest memory and eventfds, and its rings are served on these lanes. One front-end is
+//! An export has a hardware queue on a reactor for each virtqueue, from its start to its removal. A front-end
+//! that connects shares guest memory and eventfds, and its rings are served on these queues. One front-end is
 //! served at a time; the next one waits until the current one has disconnected.
 
 mod choice;
 mod connection;
 mod disk;
-mod lanes;
+mod virtqueue;
 mod socket;
 
 use crate::nbd::listen::{Listening, Socket as ListeningSocket};
@@ -160,10 +160,10 @@ impl VhostExport {
 impl Export for VhostExport {
     fn info(&self, _device: &Device) -> ExportInfo {
         let described = self.disk.described();
-        let lanes = self.disk.lanes();
-        let threads: Vec<String> = lanes.iter().map(|lane| lane.reactor().to_string()).collect();
+        let virtqueues = self.disk.virtqueues();
+        let threads: Vec<String> = virtqueues.iter().map(|virtqueue| virtqueue.reactor().to_string()).collect();
         let mut details = BTreeMap::from([
-            ("virtqueues".to_owned(), lanes.len().to_string()),
+            ("virtqueues".to_owned(), virtqueues.len().to_string()),
             ("threads of virtqueues".to_owned(), threads.join(",")),
         ]);
         if described.is_connected {

@@ -5,7 +5,7 @@ use super::rig::{Mix, Place, places};
 use super::ring::BenchRing;
 use super::{DEPTH, LEN};
 use block::{Bytes, Cookie, Request, Status};
-use exports::ublk::{DataMode, Driver as _, Front, LaneConfig, LaneShared, ModelRing};
+use exports::ublk::{DataMode, Driver as _, Front, ServedQueueConfig, ServedQueueShared, ModelRing};
 use queue::{Cx, Done, Node, Queue, QueueConfig, Queues, Stack, Verdict};
 use ring::Token;
 use std::sync::Arc;
@@ -144,9 +144,9 @@ impl Served {
         let mut queue = Queue::new(config, stack).expect("a stack that fits");
         queue.reserve_tags(DEPTH);
         queues.insert(queue);
-        let shared = Arc::new(LaneShared::default());
+        let shared = Arc::new(ServedQueueShared::default());
         shared.size.store(SIZE.0, Relaxed);
-        let lane = LaneConfig {
+        let served = ServedQueueConfig {
             queue: id,
             file: ring.file(),
             descriptors: ring.descriptors(0).expect("a queue"),
@@ -163,7 +163,7 @@ impl Served {
             shared,
         };
         let mut front = Front::default();
-        front.open_lane(lane, ring).expect("memory for its buffers");
+        front.add_queue(served, ring).expect("memory for its buffers");
         Served { front, queues, done: Vec::with_capacity(DEPTH.into()), touched: Vec::new() }
     }
 

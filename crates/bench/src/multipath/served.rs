@@ -106,7 +106,7 @@ impl Reactor {
             sparse: false,
             opaque: false,
         };
-        front.open_lane(id, DEPTH, facts, Arc::default());
+        front.add_queue(id, DEPTH, facts, Arc::default());
         Reactor { ring, queues, front }
     }
 

@@ -460,7 +460,7 @@ impl State {
             Message::Abort(device) => {
                 for hosted in self.hosted.iter().filter(|hosted| Arc::ptr_eq(&hosted.device, &device)) {
                     let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-                    self.fronts.close_lane(hosted.handle.queue, true, turn);
+                    self.fronts.close_queue(hosted.handle.queue, true, turn);
                 }
             }
             Message::Refresh(device, done) => {
@@ -604,7 +604,7 @@ impl State {
             // Requests held by a suspension are finished like the others.
             self.queues.touch(hosted.handle.queue).thaw(hosted.device.size(), &mut self.ring);
             let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
-            self.fronts.close_lane(hosted.handle.queue, false, turn);
+            self.fronts.close_queue(hosted.handle.queue, false, turn);
         }
         self.retirements.push(Retirement { device: device.clone(), done, flushed: true });
     }
@@ -644,7 +644,7 @@ impl State {
         let hosted = self.hosted.swap_remove(position);
         let id = hosted.handle.queue;
         self.queues.remove(id);
-        self.fronts.drop_lane(id, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
+        self.fronts.remove_queue(id, &mut Turn { ring: &mut self.ring, queues: &mut self.queues });
         hosted.device.remove_queue(&hosted.handle.counters);
         hosted.resources.release(&mut self.ring);
         for retirement in &mut self.retirements {

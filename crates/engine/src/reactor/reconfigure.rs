@@ -165,7 +165,7 @@ impl State {
         let (facts, size) = (hosted.handle.facts, hosted.device.size());
         self.refresh(position);
         let hosted = &self.hosted[position];
-        self.fronts.refit_lane(id, facts, size);
+        self.fronts.update_queue(id, facts, size);
         if !hosted.device.is_io_suspended() {
             self.queues.touch(id).thaw(size, &mut self.ring);
         }

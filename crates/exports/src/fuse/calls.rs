@@ -95,8 +95,8 @@ impl Front {
     pub(super) fn submit(&mut self, index: usize, tag: Tag, pdu: Pdu, req: Request, turn: &mut Turn<'_>) {
         let Some(Some(channel)) = self.channels.get(index) else { return };
         let queue = channel.queue;
-        if let Some(lane) = self.lane(queue) {
-            lane.pdus[tag.index()] = pdu;
+        if let Some(served) = self.served(queue) {
+            served.pdus[tag.index()] = pdu;
         }
         let owner = Owner::new(FrontNumber::Fuse as u8, index as u32);
         turn.queues.touch(queue).submit(tag, owner, req, turn.ring);
@@ -126,7 +126,7 @@ impl Front {
                 return Step::End(libc::EIO);
             }
             (req.flags, req.data) = (Flags::empty(), Data::One(payload.slice(0, (end - start) as u32)));
-        } else if !self.lane(queue).is_some_and(|lane| lane.zero_copy_reads) {
+        } else if !self.served(queue).is_some_and(|served| served.zero_copy_reads) {
             let Some(memory) = turn.ring.allocate((end - start) as u32) else {
                 return Step::End(libc::ENOMEM);
             };

@@ -3,7 +3,7 @@
 use super::entries::{End, Entries};
 use super::parts::Waiting;
 use super::shared::{HELD_MAX, HELD_WHOLE_MAX, Shared, TRANSFER_MAX};
-use super::{Front, Lane, Pdu, Via};
+use super::{Front, ServedQueue, Pdu, Via};
 use crate::Turn;
 use block::{Segment, Tag};
 use proto::fuse::Header;
@@ -309,7 +309,7 @@ impl Front {
         }
     }
 
-    pub(super) fn lane(&mut self, queue: QueueId) -> Option<&mut Lane> {
-        self.lanes.get_mut(usize::from(queue.0))?.as_mut()
+    pub(super) fn served(&mut self, queue: QueueId) -> Option<&mut ServedQueue> {
+        self.queues.get_mut(usize::from(queue.0))?.as_mut()
     }
 }

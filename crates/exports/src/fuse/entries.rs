@@ -287,7 +287,7 @@ mod tests {
             let first = shared();
             adopt(&mut front, live, &first, turn);
             let place = front.channels.iter().position(Option::is_some).unwrap();
-            front.close_lane(QUEUE, true, turn);
+            front.close_queue(QUEUE, true, turn);
             front.commit(turn);
             assert_eq!(first.channels(), 0, "{round}: it is gone");
             let second = shared();
@@ -310,7 +310,7 @@ mod tests {
             );
             // For the next round, pretend that the kernel has returned the entry.
             channel.entries.as_mut().unwrap().live = 0;
-            front.close_lane(QUEUE, true, turn);
+            front.close_queue(QUEUE, true, turn);
             front.commit(turn);
             assert_eq!(second.channels(), 0, "{round}");
         }

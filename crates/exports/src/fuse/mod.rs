@@ -78,7 +78,7 @@ impl Pdu {
 }
 
 /// A device that this front-end serves.
-struct Lane {
+struct ServedQueue {
     pdus: Box<[Pdu]>,
     zero_copy_reads: bool,
 }
@@ -87,7 +87,7 @@ struct Lane {
 #[derive(Default)]
 pub struct Front {
     channels: Vec<Option<Channel>>,
-    lanes: Vec<Option<Lane>>,
+    queues: Vec<Option<ServedQueue>>,
     /// Indices of channels that were abandoned while the kernel had entries of them. Those entries may
     /// complete at any time, and would be attributed to a new channel with that index.
     given_up: Vec<usize>,
@@ -95,24 +95,24 @@ pub struct Front {
 
 impl Front {
     /// Starts serving the device of this queue.
-    pub fn open_lane(&mut self, queue: QueueId, depth: u16, zero_copy_reads: bool) {
+    pub fn add_queue(&mut self, queue: QueueId, depth: u16, zero_copy_reads: bool) {
         let index = usize::from(queue.0);
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(index + 1, || None);
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(Lane { pdus: vec![Pdu::VACANT; depth.into()].into(), zero_copy_reads });
+        self.queues[index] = Some(ServedQueue { pdus: vec![Pdu::VACANT; depth.into()].into(), zero_copy_reads });
     }
 
     /// Updates whether the device supports zero-copy reads.
-    pub fn refit_lane(&mut self, queue: QueueId, zero_copy_reads: bool) {
-        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.zero_copy_reads = zero_copy_reads;
+    pub fn update_queue(&mut self, queue: QueueId, zero_copy_reads: bool) {
+        if let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) {
+            served.zero_copy_reads = zero_copy_reads;
         }
     }
 
     /// Returns whether the device of this queue is served.
-    pub fn has_lane(&self, queue: QueueId) -> bool {
-        self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
+    pub fn has_queue(&self, queue: QueueId) -> bool {
+        self.queues.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
     /// Starts reading requests of a mount from this descriptor, which must be non-blocking.
@@ -209,7 +209,7 @@ impl FrontEnd for Front {
             .any(|channel| channel.watch == Watch::No && !channel.is_over && channel.is_hot)
     }
 
-    fn close_lane(&mut self, queue: QueueId, now: bool, _turn: &mut Turn<'_>) {
+    fn close_queue(&mut self, queue: QueueId, now: bool, _turn: &mut Turn<'_>) {
         // Replies are written at once, so none are pending. `commit` does the rest. The kernel returns
         // entries when the mount ends, which is either before this point or never.
         for channel in self.channels.iter_mut().flatten().filter(|channel| channel.queue == queue) {
@@ -224,9 +224,9 @@ impl FrontEnd for Front {
         self.channels.iter().flatten().any(|channel| channel.queue == queue)
     }
 
-    fn drop_lane(&mut self, queue: QueueId, _turn: &mut Turn<'_>) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)) {
-            *lane = None;
+    fn remove_queue(&mut self, queue: QueueId, _turn: &mut Turn<'_>) {
+        if let Some(served) = self.queues.get_mut(usize::from(queue.0)) {
+            *served = None;
         }
     }
 }

@@ -12,12 +12,12 @@ impl Front {
     pub(super) fn ended(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
         let Done { tag, owner, status } = done;
         let index = owner.index() as usize;
-        let Some(pdu) = self.lane(queue_id).map(|lane| lane.pdus[tag.index()]) else { return };
+        let Some(pdu) = self.served(queue_id).map(|served| served.pdus[tag.index()]) else { return };
         let queue = turn.queues.get_mut(queue_id);
         let req = *queue.request(tag);
         if let Some((pdu, req)) = self.next_step(index, &pdu, &req, status, turn) {
-            if let Some(lane) = self.lane(queue_id) {
-                lane.pdus[tag.index()] = pdu;
+            if let Some(served) = self.served(queue_id) {
+                served.pdus[tag.index()] = pdu;
             }
             let queue = turn.queues.touch(queue_id);
             return match pdu.exclusive.is_empty() {

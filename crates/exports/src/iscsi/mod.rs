@@ -70,7 +70,7 @@ use {connection::UNSENT_MAX, session::IMMEDIATE_MAX};
 /// The number of this front-end.
 const FRONT: u8 = FrontNumber::Iscsi as u8;
 
-struct Lane {
+struct ServedQueue {
     facts: DeviceFacts,
     /// Number of LUNs that refer to the device, for the control plane.
     clients: Arc<AtomicU32>,
@@ -86,7 +86,7 @@ pub struct Front {
     sessions: Vec<Option<Box<Session>>>,
     connections: Vec<Option<Box<Connection>>>,
     tasks: Tasks,
-    lanes: Vec<Option<Lane>>,
+    queues: Vec<Option<ServedQueue>>,
     chunk_uses: ChunkUses,
     /// Connections with something to send or to continue in this turn.
     dirty: Vec<u32>,
@@ -120,30 +120,30 @@ impl Front {
     /// Starts serving LUNs of the device of this queue. `clients` counts them. If programs need exclusive
     /// access to ranges, all queues of the device must be guarded by its range lock
     /// ([`Queue::guard`](queue::Queue::guard)) before the first command.
-    pub fn open_lane(&mut self, queue: QueueId, facts: DeviceFacts, clients: Arc<AtomicU32>) {
+    pub fn add_queue(&mut self, queue: QueueId, facts: DeviceFacts, clients: Arc<AtomicU32>) {
         let index = usize::from(queue.0);
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(index + 1, || None);
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(Lane { facts, clients, starved: VecDeque::new(), closing: false });
+        self.queues[index] = Some(ServedQueue { facts, clients, starved: VecDeque::new(), closing: false });
     }
 
     /// Returns whether LUNs of the device of this queue are served.
-    pub fn has_lane(&self, queue: QueueId) -> bool {
-        self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
+    pub fn has_queue(&self, queue: QueueId) -> bool {
+        self.queues.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
-    /// Returns the LUN counter of the device of this queue, which identifies its lane, or `None` if no lane
-    /// is served.
-    pub fn lane_clients(&self, queue: QueueId) -> Option<&Arc<AtomicU32>> {
-        let lane = self.lanes.get(usize::from(queue.0))?.as_ref()?;
-        (!lane.closing).then_some(&lane.clients)
+    /// Returns the LUN counter of the device of this queue, which identifies the device, or `None` if no
+    /// queue is served.
+    pub fn queue_clients(&self, queue: QueueId) -> Option<&Arc<AtomicU32>> {
+        let served = self.queues.get(usize::from(queue.0))?.as_ref()?;
+        (!served.closing).then_some(&served.clients)
     }
 
     /// Updates the facts about the device of this queue. The size is known to its logical unit.
-    pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts) {
-        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.facts = facts;
+    pub fn update_queue(&mut self, queue: QueueId, facts: DeviceFacts) {
+        if let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) {
+            served.facts = facts;
         }
     }
 
@@ -228,14 +228,14 @@ impl Front {
     /// Drops the LUNs whose device is not served here.
     fn keep_served(&self, luns: &mut Vec<LunSetup>) {
         luns.retain(|lun| {
-            let lane = self.lanes.get(usize::from(lun.queue.0)).and_then(Option::as_ref);
-            lane.is_some_and(|lane| !lane.closing)
+            let served = self.queues.get(usize::from(lun.queue.0)).and_then(Option::as_ref);
+            served.is_some_and(|served| !served.closing)
         });
     }
 
     fn count_client(&mut self, queue: QueueId, by: i32) {
-        if let Some(Some(lane)) = self.lanes.get(usize::from(queue.0)) {
-            lane.clients.store(lane.clients.load(Relaxed).wrapping_add_signed(by), Relaxed);
+        if let Some(Some(served)) = self.queues.get(usize::from(queue.0)) {
+            served.clients.store(served.clients.load(Relaxed).wrapping_add_signed(by), Relaxed);
         }
     }
 
@@ -336,9 +336,9 @@ impl crate::Front for Front {
 
     /// Stops accepting commands for LUNs of the device. With `now`, commands in progress end without a
     /// response.
-    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
-        let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
-        lane.closing = true;
+    fn close_queue(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+        let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) else { return };
+        served.closing = true;
         if now {
             self.abort_queue(queue, turn);
         }
@@ -351,13 +351,13 @@ impl crate::Front for Front {
     }
 
     fn is_open(&self, queue: QueueId) -> bool {
-        let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.clients.load(Relaxed) > 0)
+        let served = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref);
+        served.is_some_and(|served| served.clients.load(Relaxed) > 0)
     }
 
-    fn drop_lane(&mut self, queue: QueueId, _: &mut Turn<'_>) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)) {
-            *lane = None;
+    fn remove_queue(&mut self, queue: QueueId, _: &mut Turn<'_>) {
+        if let Some(served) = self.queues.get_mut(usize::from(queue.0)) {
+            *served = None;
         }
     }
 }

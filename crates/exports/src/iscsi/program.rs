@@ -180,7 +180,7 @@ impl Front {
                 luns.find(|lun| std::sync::Arc::ptr_eq(&lun.nexus, nexus)).map(|lun| lun.queue)
             }
         };
-        let Some(queue_id) = queue_id.filter(|queue| self.has_lane(*queue)) else {
+        let Some(queue_id) = queue_id.filter(|queue| self.has_queue(*queue)) else {
             let completed = Completed { slot: io.slot, status: Status::Offline };
             self.step_program(id, Some(completed), turn);
             return false;

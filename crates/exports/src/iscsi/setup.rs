@@ -23,7 +23,7 @@ pub struct ConnectionId(pub u32);
 pub struct LunSetup {
     /// The number that the initiator uses.
     pub lun: Lun,
-    /// The queue of the device, whose lane is open. Several LUNs may share a queue.
+    /// The queue of the device, which this front-end serves. Several LUNs may share a queue.
     pub queue: QueueId,
     /// The nexus of the session with the logical unit. The control plane attached it, and detaches it when
     /// the session or the LUN is gone.

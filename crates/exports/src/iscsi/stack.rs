@@ -37,7 +37,7 @@ impl Front {
         let task = self.tasks.of(id);
         let Work::Io(io) = task.work else { return };
         let Some(queue_id) = self.queue_of(id) else { return self.end_without_device(id, turn) };
-        let Some(Some(lane)) = self.lanes.get(usize::from(queue_id.0)) else {
+        let Some(Some(served)) = self.queues.get(usize::from(queue_id.0)) else {
             return self.end_without_device(id, turn);
         };
         let mut req = Request::new(io.op, Bytes(io.offset), Bytes(io.len));
@@ -46,7 +46,7 @@ impl Front {
             Op::Read => {
                 // A digest covers bytes that must not change before they are sent.
                 let digest = self.connection(task.connection).is_some_and(|c| c.data_digest);
-                let facts = lane.facts;
+                let facts = served.facts;
                 if facts.inline {
                     if !self.has_room(id, io.len) {
                         return;
@@ -78,9 +78,9 @@ impl Front {
             },
             _ => {}
         }
-        let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue_id.0)) else { return };
+        let Some(Some(served)) = self.queues.get_mut(usize::from(queue_id.0)) else { return };
         let queue = turn.queues.touch(queue_id);
-        let tag = if lane.starved.is_empty() { queue.tag() } else { None };
+        let tag = if served.starved.is_empty() { queue.tag() } else { None };
         let Some(tag) = tag else { return self.starve(id, queue_id, turn) };
         let task = self.tasks.of_mut(id);
         (task.phase, task.in_stack) = (Phase::Stack, 1);
@@ -142,8 +142,8 @@ impl Front {
             self.tasks.of_mut(id).work = Work::Ended(Box::new(Outcome::status(ScsiStatus::Busy)));
             return self.advance(id, turn);
         }
-        let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
-        lane.starved.push_back(id);
+        let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) else { return };
+        served.starved.push_back(id);
         self.starved += 1;
         let task = self.tasks.of_mut(id);
         task.phase = Phase::Tag;
@@ -155,35 +155,35 @@ impl Front {
 
     /// Removes an aborted task from those that wait for a tag.
     pub(super) fn leave_starved(&mut self, id: TaskId) {
-        self.lanes.iter_mut().flatten().for_each(|lane| lane.starved.retain(|&waiting| waiting != id));
+        self.queues.iter_mut().flatten().for_each(|served| served.starved.retain(|&waiting| waiting != id));
         self.starved -= 1;
         self.stops_waiting(id);
     }
 
     /// Gives free tags to the tasks that wait for them.
     pub(super) fn feed_starved(&mut self, turn: &mut Turn<'_>) {
-        for index in 0..self.lanes.len() {
+        for index in 0..self.queues.len() {
             let queue = QueueId(index as u16);
-            while let Some(Some(lane)) = self.lanes.get_mut(index) {
-                if lane.starved.is_empty() {
+            while let Some(Some(served)) = self.queues.get_mut(index) {
+                if served.starved.is_empty() {
                     break;
                 }
                 let Some(tag) = turn.queues.get_mut(queue).tag() else { break };
                 turn.queues.get_mut(queue).release(tag);
                 // The remaining tasks wait behind this one, which must find the list empty to take the tag.
-                let mut rest = std::mem::take(&mut lane.starved);
+                let mut rest = std::mem::take(&mut served.starved);
                 let Some(id) = rest.pop_front() else { break };
                 self.starved -= 1;
                 self.stops_waiting(id);
                 let task = self.tasks.of_mut(id);
                 task.phase = Phase::Begun;
                 self.advance(id, turn);
-                let Some(Some(lane)) = self.lanes.get_mut(index) else { break };
-                let more = !lane.starved.is_empty();
-                while let Some(later) = lane.starved.pop_front() {
+                let Some(Some(served)) = self.queues.get_mut(index) else { break };
+                let more = !served.starved.is_empty();
+                while let Some(later) = served.starved.pop_front() {
                     rest.push_front(later);
                 }
-                lane.starved = rest;
+                served.starved = rest;
                 if more {
                     // A program is waiting for more tags.
                     break;

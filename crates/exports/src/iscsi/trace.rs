@@ -50,7 +50,7 @@ impl Front {
         bytes: u64,
         turn: &mut Turn<'_>,
     ) {
-        let Some(queue) = self.queue_of(id).filter(|queue| self.has_lane(*queue)) else { return };
+        let Some(queue) = self.queue_of(id).filter(|queue| self.has_queue(*queue)) else { return };
         let (status, sense) = (end.0 as u8, sense_code(end.1));
         let point = self.command_point(id, CommandEvent::Ended { status, sense, is_silent, bytes });
         turn.queues.get_mut(queue).command(&point, turn.ring);

@@ -253,8 +253,8 @@ impl Front {
         connection.awaits_memory = true;
         let resumed = std::mem::take(&mut connection.resumed);
         self.budget.wait(index, resumed);
-        if let (false, Some(lane)) = (resumed, &self.lanes[usize::from(connection.queue.0)]) {
-            lane.counts.waited.fetch_add(1, Relaxed);
+        if let (false, Some(served)) = (resumed, &self.queues[usize::from(connection.queue.0)]) {
+            served.counts.waited.fetch_add(1, Relaxed);
         }
     }
 
@@ -269,8 +269,8 @@ impl Front {
         turn: &mut Turn<'_>,
     ) -> Result<u32, Wait> {
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(0) };
-        let lane = self.lanes[usize::from(connection.queue.0)].as_ref();
-        let inline = lane.is_some_and(|lane| lane.facts.inline);
+        let served = self.queues[usize::from(connection.queue.0)].as_ref();
+        let inline = served.is_some_and(|served| served.facts.inline);
         let held_max = if inline && request.command == Command::Read { READ_AHEAD_MAX } else { HELD_MAX };
         if !connection.has_room(owed_for(&request).bytes, held_max) {
             return Err(Wait::Room);
@@ -398,8 +398,8 @@ impl Front {
         turn: &mut Turn<'_>,
     ) -> Result<(), Wait> {
         let Some(connection) = self.connection(index) else { return Ok(()) };
-        let Some(lane) = &self.lanes[usize::from(connection.queue.0)] else { return Ok(()) };
-        let DeviceFacts { zero_copy_reads, allows_zero_copy, sparse, .. } = lane.facts;
+        let Some(served) = &self.queues[usize::from(connection.queue.0)] else { return Ok(()) };
+        let DeviceFacts { zero_copy_reads, allows_zero_copy, sparse, .. } = served.facts;
         let Submission { mut op, mut flags, offset, len } = submission;
         let (mut stage, mut reserved) = (Stage::Only, 0);
         if op == Op::Read {
@@ -449,7 +449,7 @@ impl Front {
     /// Takes a tag for a request and submits it. If no tag is free, frees the memory allocated for it.
     fn enter(&mut self, index: u32, pdu: Pdu, req: BlockRequest, turn: &mut Turn<'_>) -> Result<(), Wait> {
         let Some(connection) = self.connections[index as usize].as_mut() else { return Ok(()) };
-        let Some(lane) = self.lanes[usize::from(connection.queue.0)].as_mut() else { return Ok(()) };
+        let Some(served) = self.queues[usize::from(connection.queue.0)].as_mut() else { return Ok(()) };
         let queue = turn.queues.touch(connection.queue);
         let Some(tag) = queue.tag() else {
             let waits_in_input = matches!(connection.input, Input::Payload { submission: Some(_), .. });
@@ -459,7 +459,7 @@ impl Front {
             }
             return Err(Wait::Tag);
         };
-        lane.pdus[tag.index()] = pdu;
+        served.pdus[tag.index()] = pdu;
         connection.input = Input::START;
         connection.in_stack += 1;
         connection.owed.add(owed_for(&pdu.request));

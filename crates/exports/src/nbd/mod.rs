@@ -86,7 +86,7 @@ enum Stage {
     Mapped(Segment),
 }
 
-struct Lane {
+struct ServedQueue {
     facts: DeviceFacts,
     pdus: Box<[Pdu]>,
     /// Number of connections, for the control plane.
@@ -99,7 +99,7 @@ struct Lane {
 #[derive(Default)]
 pub struct Front {
     connections: Vec<Option<Connection>>,
-    lanes: Vec<Option<Lane>>,
+    queues: Vec<Option<ServedQueue>>,
     chunk_uses: ChunkUses,
     /// Connections with something to send or to continue in this turn.
     dirty: Vec<u32>,
@@ -115,19 +115,19 @@ pub struct Front {
 impl Front {
     /// Starts serving connections to the device of this queue, which has `depth` tags. `connections` counts
     /// the connections.
-    pub fn open_lane(&mut self, queue: QueueId, depth: u16, facts: DeviceFacts, connections: Arc<AtomicU32>) {
+    pub fn add_queue(&mut self, queue: QueueId, depth: u16, facts: DeviceFacts, connections: Arc<AtomicU32>) {
         let index = usize::from(queue.0);
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(index + 1, || None);
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
         }
         let (pdus, counts) = (vec![Pdu::VACANT; depth.into()].into(), Arc::default());
-        self.lanes[index] = Some(Lane { facts, pdus, connections, counts });
+        self.queues[index] = Some(ServedQueue { facts, pdus, connections, counts });
     }
 
     /// Counts in `counts` how often limits take effect for the connections of this queue.
     pub fn count_limits(&mut self, queue: QueueId, counts: Arc<LimitCounts>) {
-        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.counts = counts;
+        if let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) {
+            served.counts = counts;
         }
     }
 
@@ -138,23 +138,23 @@ impl Front {
     }
 
     /// Returns whether connections to the device of this queue are served.
-    pub fn has_lane(&self, queue: QueueId) -> bool {
-        self.lanes.get(usize::from(queue.0)).is_some_and(Option::is_some)
+    pub fn has_queue(&self, queue: QueueId) -> bool {
+        self.queues.get(usize::from(queue.0)).is_some_and(Option::is_some)
     }
 
     /// Updates the facts about the device of this queue and its size. Existing connections may use a larger
     /// size at once; their clients see it when they reconnect.
-    pub fn refit_lane(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
-        let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) else { return };
-        lane.facts = facts;
+    pub fn update_queue(&mut self, queue: QueueId, facts: DeviceFacts, size: Bytes) {
+        let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) else { return };
+        served.facts = facts;
         for connection in self.connections.iter_mut().flatten().filter(|c| c.queue == queue) {
             connection.session.size = size.0;
         }
     }
 
     fn count_connection(&mut self, queue: QueueId, by: i32) {
-        if let Some(lane) = &self.lanes[usize::from(queue.0)] {
-            lane.connections.store(lane.connections.load(Relaxed).wrapping_add_signed(by), Relaxed);
+        if let Some(served) = &self.queues[usize::from(queue.0)] {
+            served.connections.store(served.connections.load(Relaxed).wrapping_add_signed(by), Relaxed);
         }
     }
 
@@ -280,10 +280,10 @@ impl Front {
             cuts.push((index, cut));
         }
         for (index, cut) in &cuts {
-            if let Some(lane) = &self.lanes[usize::from(cut.queue.0)] {
+            if let Some(served) = &self.queues[usize::from(cut.queue.0)] {
                 let count = match cut.why {
-                    CutReason::Stalled => &lane.counts.stalled,
-                    CutReason::Evicted => &lane.counts.evicted,
+                    CutReason::Stalled => &served.counts.stalled,
+                    CutReason::Evicted => &served.counts.evicted,
                 };
                 count.fetch_add(1, Relaxed);
             }
@@ -480,7 +480,7 @@ impl crate::Front for Front {
         !self.dirty.is_empty() || self.budget.has_next()
     }
 
-    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+    fn close_queue(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         for index in 0..self.connections.len() as u32 {
             match self.connection(index).is_some_and(|c| c.queue == queue) {
                 true if now => self.cut(index, turn),
@@ -491,13 +491,13 @@ impl crate::Front for Front {
     }
 
     fn is_open(&self, queue: QueueId) -> bool {
-        let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.connections.load(Relaxed) > 0)
+        let served = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref);
+        served.is_some_and(|served| served.connections.load(Relaxed) > 0)
     }
 
-    fn drop_lane(&mut self, queue: QueueId, _: &mut Turn<'_>) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)) {
-            *lane = None;
+    fn remove_queue(&mut self, queue: QueueId, _: &mut Turn<'_>) {
+        if let Some(served) = self.queues.get_mut(usize::from(queue.0)) {
+            *served = None;
         }
     }
 }

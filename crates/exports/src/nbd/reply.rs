@@ -19,9 +19,9 @@ impl Front {
     pub(super) fn answer(&mut self, queue_id: QueueId, done: Done, turn: &mut Turn<'_>) {
         let Done { tag, owner, status } = done;
         let index = owner.index();
-        let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() else { return };
-        let pdu = lane.pdus[tag.index()];
-        let zero_copy_reads = lane.facts.zero_copy_reads;
+        let Some(served) = self.queues[usize::from(queue_id.0)].as_mut() else { return };
+        let pdu = served.pdus[tag.index()];
+        let zero_copy_reads = served.facts.zero_copy_reads;
         let queue = turn.queues.get_mut(queue_id);
         let data = match queue.request(tag).data {
             Data::One(segment) => segment,
@@ -34,8 +34,8 @@ impl Front {
         };
         match step {
             Step::Read(pdu, req) => {
-                if let Some(lane) = self.lanes[usize::from(queue_id.0)].as_mut() {
-                    lane.pdus[tag.index()] = pdu;
+                if let Some(served) = self.queues[usize::from(queue_id.0)].as_mut() {
+                    served.pdus[tag.index()] = pdu;
                 }
                 return turn.queues.touch(queue_id).submit(tag, owner, req, turn.ring);
             }

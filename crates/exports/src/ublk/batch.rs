@@ -59,7 +59,7 @@ struct Half {
     committed: bool,
 }
 
-/// The batch commands of a lane.
+/// The batch commands of a served queue.
 #[derive(Debug)]
 pub(super) struct Batch {
     file: FileId,

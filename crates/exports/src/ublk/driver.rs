@@ -18,9 +18,9 @@ pub struct KernelBuffers {
     pub first: u16,
 }
 
-/// Memory that a lane holds as long as it exists.
+/// Memory that a served queue holds as long as it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LaneMemory {
+pub enum QueueMemory {
     /// Private memory. Only the start of the segment is meaningful: the memory may be longer than a
     /// segment's length can express.
     Buffers(Segment),
@@ -63,14 +63,14 @@ pub trait Driver: Ring + Batches {
 
     /// Reserves memory of this length, separate from [`allocate`](Ring::allocate): only address space until
     /// it is written to. Returns `None` if none is left.
-    fn reserve(&mut self, len: u64) -> Option<LaneMemory>;
+    fn reserve(&mut self, len: u64) -> Option<QueueMemory>;
 
     /// Reserves entries for the memory of `count` requests. Returns `None` if the kernel has no such table,
     /// or it is full.
-    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory>;
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<QueueMemory>;
 
     /// Releases either kind of memory. No operation may be in flight on it.
-    fn unreserve(&mut self, memory: LaneMemory);
+    fn unreserve(&mut self, memory: QueueMemory);
 }
 
 impl Batches for KernelRing {
@@ -107,21 +107,21 @@ impl Driver for KernelRing {
         KernelRing::address(self, segment)
     }
 
-    fn reserve(&mut self, len: u64) -> Option<LaneMemory> {
+    fn reserve(&mut self, len: u64) -> Option<QueueMemory> {
         let region = self.add_memory(len).ok()?;
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        Some(LaneMemory::Buffers(Segment { offset: 0, len, region }))
+        Some(QueueMemory::Buffers(Segment { offset: 0, len, region }))
     }
 
-    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory> {
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<QueueMemory> {
         let (region, first) = self.add_kernel_buffers(count).ok()?;
-        Some(LaneMemory::Kernel(KernelBuffers { region, base: 0, first }))
+        Some(QueueMemory::Kernel(KernelBuffers { region, base: 0, first }))
     }
 
-    fn unreserve(&mut self, memory: LaneMemory) {
+    fn unreserve(&mut self, memory: QueueMemory) {
         match memory {
-            LaneMemory::Buffers(memory) => self.remove_memory(memory.region),
-            LaneMemory::Kernel(buffers) => self.remove_kernel_buffers(buffers.region),
+            QueueMemory::Buffers(memory) => self.remove_memory(memory.region),
+            QueueMemory::Kernel(buffers) => self.remove_kernel_buffers(buffers.region),
         }
     }
 }

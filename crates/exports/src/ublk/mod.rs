@@ -13,7 +13,7 @@
 
 mod batch;
 mod driver;
-mod lane;
+mod served_queue;
 mod mode;
 mod modelled;
 mod request;
@@ -25,8 +25,8 @@ use crate::fronts::{Front as FrontOfTurn, Turn};
 use ::ublk::Descriptors;
 use batch::Batch;
 use block::{Bytes, Integrity, Region};
-pub use driver::{Batches, Driver, KernelBuffers, LaneMemory};
-use lane::{Lane, Waiting};
+pub use driver::{Batches, Driver, KernelBuffers, QueueMemory};
+use served_queue::{ServedQueue, Waiting};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
 pub use modelled::ModelRing;
 use queue::{Done, FileId, QueueId, Queues};
@@ -34,9 +34,9 @@ use ring::{Event, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
-/// State of a lane that other threads read and change.
+/// State of a served queue that other threads read and change.
 #[derive(Debug, Default)]
-pub struct LaneShared {
+pub struct ServedQueueShared {
     /// Size of the device in bytes: requests beyond it are refused.
     pub size: AtomicU64,
     /// Number of tags that the driver has not aborted.
@@ -47,10 +47,10 @@ pub struct LaneShared {
     pub refused: AtomicI32,
 }
 
-/// Configuration of a lane: a queue of a ublk device, or a part of one.
+/// Configuration of a served queue: a queue of a ublk device, or a part of one.
 #[derive(Debug)]
-pub struct LaneConfig {
-    /// The hardware queue. Its first `depth` tags are reserved for the lane.
+pub struct ServedQueueConfig {
+    /// The hardware queue. Its first `depth` tags are reserved for the driver's tags.
     pub queue: QueueId,
     /// The character device, a file of this thread's ring.
     pub file: FileId,
@@ -68,7 +68,8 @@ pub struct LaneConfig {
     pub zero_copy_reads: bool,
     /// Largest request in bytes; a multiple of the page size.
     pub io_max: Bytes,
-    /// Whether the device uses commands for many tags at once. If so, the lane has all tags of its queue.
+    /// Whether the device uses commands for many tags at once. If so, one thread serves all tags of the
+    /// device's queue.
     pub batch: bool,
     /// Whether the driver supports ioctl-encoded commands.
     pub encoded: bool,
@@ -77,13 +78,13 @@ pub struct LaneConfig {
     /// Memory shared with clients, if any.
     pub client_memory: Option<ClientMemory>,
     /// State shared with other threads.
-    pub shared: Arc<LaneShared>,
+    pub shared: Arc<ServedQueueShared>,
 }
 
 /// Memory that clients of a device have mapped as well. The stack must not access request data in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientMemory {
-    /// A region of this thread's ring, released when the lane is closed.
+    /// A region of this thread's ring, released when the queue is closed.
     pub region: Region,
     /// Length in bytes.
     pub len: u64,
@@ -93,7 +94,7 @@ pub struct ClientMemory {
 
 /// Reasons why a queue cannot be served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum OpenLaneError {
+pub enum OpenQueueError {
     /// There is no address space for the buffers.
     #[error(
         "no address space for the buffers of its tags (raise `ulimit -v`, or give a smaller depth or request)"
@@ -107,8 +108,8 @@ pub enum OpenLaneError {
 /// The ublk queues of one reactor.
 #[derive(Default)]
 pub struct Front {
-    /// Lanes by the number of their hardware queue.
-    lanes: Vec<Option<Lane>>,
+    /// Served queues by the number of their hardware queue.
+    queues: Vec<Option<ServedQueue>>,
     /// Tags that wait for memory or space in the ring.
     waiting: Waiting,
     /// Queues with completions to commit at the end of the turn.
@@ -120,35 +121,35 @@ impl Front {
     ///
     /// # Errors
     /// Nothing was started; the file and the client memory in the configuration still belong to the caller.
-    pub fn open_lane<D: Driver>(&mut self, config: LaneConfig, ring: &mut D) -> Result<(), OpenLaneError> {
+    pub fn add_queue<D: Driver>(&mut self, config: ServedQueueConfig, ring: &mut D) -> Result<(), OpenQueueError> {
         let index = usize::from(config.queue.0);
-        let lane = Lane::open(config, ring)?;
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(index + 1, || None);
+        let served = ServedQueue::open(config, ring)?;
+        if self.queues.len() <= index {
+            self.queues.resize_with(index + 1, || None);
         }
-        self.lanes[index] = Some(lane);
+        self.queues[index] = Some(served);
         Ok(())
     }
 
     /// Updates whether the device of this queue supports zero-copy reads.
-    pub fn refit_lane(&mut self, queue: QueueId, zero_copy_reads: bool) {
-        if let Some(Some(lane)) = self.lanes.get_mut(usize::from(queue.0)) {
-            lane.lend(zero_copy_reads);
+    pub fn update_queue(&mut self, queue: QueueId, zero_copy_reads: bool) {
+        if let Some(Some(served)) = self.queues.get_mut(usize::from(queue.0)) {
+            served.lend(zero_copy_reads);
         }
     }
 
     /// Handles the completion of a tag's command or copy.
     #[inline]
     pub fn ended<D: Driver>(&mut self, token: Token, result: i64, ring: &mut D, queues: &mut Queues<D>) {
-        let Some(lane) = self.lanes.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
+        let Some(served) = self.queues.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
             return;
         };
         if Batch::is_command(token.number) {
-            lane.batch_ended(token.number, result, ring);
+            served.batch_ended(token.number, result, ring);
         } else {
-            lane.ended(token.number as u16, result, ring, queues, &mut self.waiting);
+            served.ended(token.number as u16, result, ring, queues, &mut self.waiting);
         }
-        list(&mut self.committing, QueueId(token.index), lane);
+        list(&mut self.committing, QueueId(token.index), served);
     }
 
     /// Handles a request that the stack has completed.
@@ -160,34 +161,34 @@ impl Front {
         ring: &mut D,
         queues: &mut Queues<D>,
     ) {
-        let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
+        let Some(served) = self.queues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
         let req = queues.get_mut(queue).request(done.tag);
-        lane.done(done.tag.0, req, done.status, ring, &mut self.waiting);
-        list(&mut self.committing, queue, lane);
+        served.done(done.tag.0, req, done.status, ring, &mut self.waiting);
+        list(&mut self.committing, queue, served);
     }
 
     /// Continues waiting tags at the end of a turn, and commits completions.
     pub fn take_up<D: Driver>(&mut self, ring: &mut D, queues: &mut Queues<D>) {
         for _ in 0..self.waiting.len() {
             let Some((queue, tag)) = self.waiting.pop_front() else { break };
-            let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else {
+            let Some(served) = self.queues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else {
                 continue;
             };
-            lane.take_up(tag, ring, queues, &mut self.waiting);
-            list(&mut self.committing, queue, lane);
+            served.take_up(tag, ring, queues, &mut self.waiting);
+            list(&mut self.committing, queue, served);
         }
         if !self.committing.is_empty() {
             self.commit_batches(ring);
         }
     }
 
-    /// Commits completions of lanes with batches.
+    /// Commits completions of queues with batches.
     #[inline(never)]
     fn commit_batches<D: Driver>(&mut self, ring: &mut D) {
         for queue in self.committing.drain(..) {
-            if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
-                lane.is_listed = false;
-                lane.flush(ring);
+            if let Some(served) = self.queues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
+                served.is_listed = false;
+                served.flush(ring);
             }
         }
     }
@@ -199,37 +200,37 @@ impl Front {
 
     /// Returns whether no tag has a request whose result has not been committed.
     pub fn is_idle(&self) -> bool {
-        self.lanes.iter().flatten().all(Lane::is_idle)
+        self.queues.iter().flatten().all(ServedQueue::is_idle)
     }
 
     /// Returns whether the driver still has to abort tags of the device of this queue.
     pub fn has_tags(&self, queue: QueueId) -> bool {
-        let lane = self.lanes.get(usize::from(queue.0)).and_then(Option::as_ref);
-        lane.is_some_and(|lane| lane.live() > 0)
+        let served = self.queues.get(usize::from(queue.0)).and_then(Option::as_ref);
+        served.is_some_and(|served| served.live() > 0)
     }
 
     /// Cancels the fetch commands, as if the server had died: the driver then fails or holds back requests.
     /// Tags that have a request are returned when it is done.
     pub fn withdraw<D: Driver>(&mut self, queue: QueueId, ring: &mut D) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
-            lane.withdraw(ring);
+        if let Some(served) = self.queues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) {
+            served.withdraw(ring);
         }
     }
 
     /// Removes a queue whose tags the driver has all aborted. Returns the file.
     pub fn close<D: Driver>(&mut self, queue: QueueId, ring: &mut D) -> Option<FileId> {
-        let lane = self.lanes.get_mut(usize::from(queue.0))?.take()?;
+        let served = self.queues.get_mut(usize::from(queue.0))?.take()?;
         debug_assert!(self.waiting.iter().all(|waiting| waiting.0 != queue), "{queue:?} has tags that wait");
-        Some(lane.close(ring))
+        Some(served.close(ring))
     }
 }
 
-/// Records a lane with completions to commit. Completions that cannot be committed yet are committed when
-/// the lane's last commit has completed.
+/// Records a queue with completions to commit. Completions that cannot be committed yet are committed when
+/// the queue's last commit has completed.
 #[inline]
-fn list(committing: &mut Vec<QueueId>, queue: QueueId, lane: &mut Lane) {
-    if lane.can_commit() && !lane.is_listed {
-        lane.is_listed = true;
+fn list(committing: &mut Vec<QueueId>, queue: QueueId, served: &mut ServedQueue) {
+    if served.can_commit() && !served.is_listed {
+        served.is_listed = true;
         committing.push(queue);
     }
 }
@@ -258,7 +259,7 @@ impl FrontOfTurn for Front {
     }
 
     /// The driver aborts the tags once the device is stopped. With `now`, they are withdrawn instead.
-    fn close_lane(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
+    fn close_queue(&mut self, queue: QueueId, now: bool, turn: &mut Turn<'_>) {
         if now {
             self.withdraw(queue, turn.ring);
         }
@@ -268,7 +269,7 @@ impl FrontOfTurn for Front {
         self.has_tags(queue)
     }
 
-    fn drop_lane(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
+    fn remove_queue(&mut self, queue: QueueId, turn: &mut Turn<'_>) {
         if let Some(file) = self.close(queue, turn.ring) {
             turn.ring.remove_file(file);
         }

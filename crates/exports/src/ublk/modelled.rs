@@ -8,7 +8,7 @@
 //! *Invariant:* the inner ring uses neither the numbers of this ring's own regions nor that of the
 //! character device.
 
-use super::driver::{Batches, Driver, KernelBuffers, LaneMemory};
+use super::driver::{Batches, Driver, KernelBuffers, QueueMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
 use ::ublk::{BatchIo, Descriptors, IoCommand};
 use block::{Region, Segment};
@@ -204,21 +204,21 @@ impl<R: Ring> Driver for ModelRing<R> {
         u64::from(segment.region.0 + 1) << REGION_SHIFT | segment.offset
     }
 
-    fn reserve(&mut self, len: u64) -> Option<LaneMemory> {
+    fn reserve(&mut self, len: u64) -> Option<QueueMemory> {
         self.reserves_left = self.reserves_left.checked_sub(1)?;
-        self.inner.allocate(u32::try_from(len).ok()?).map(LaneMemory::Buffers)
+        self.inner.allocate(u32::try_from(len).ok()?).map(QueueMemory::Buffers)
     }
 
-    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<LaneMemory> {
+    fn reserve_kernel_buffers(&mut self, count: u16) -> Option<QueueMemory> {
         let first = self.next_buffer;
         self.next_buffer = first.checked_add(count)?;
         let base = u64::from(first) << KERNEL_BUFFER_SHIFT;
-        Some(LaneMemory::Kernel(KernelBuffers { region: TABLE, first, base }))
+        Some(QueueMemory::Kernel(KernelBuffers { region: TABLE, first, base }))
     }
 
     /// Entries of the table are not reused: no test needs that many.
-    fn unreserve(&mut self, memory: LaneMemory) {
-        if let LaneMemory::Buffers(memory) = memory {
+    fn unreserve(&mut self, memory: QueueMemory) {
+        if let QueueMemory::Buffers(memory) = memory {
             self.inner.free(memory);
         }
     }

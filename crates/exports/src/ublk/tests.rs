@@ -41,7 +41,7 @@ struct Rig {
     ring: ModelRing<SimRing>,
     queues: Queues<ModelRing<SimRing>>,
     queue: QueueId,
-    shared: Arc<LaneShared>,
+    shared: Arc<ServedQueueShared>,
 }
 
 fn params() -> Params {
@@ -121,7 +121,7 @@ fn rig_with(mode: DataMode, behind: Backend, more: Features) -> Rig {
     let mut queue = Queue::new(config, stack).unwrap();
     queue.reserve_tags(DEPTH);
     queues.insert(queue);
-    let shared = Arc::new(LaneShared::default());
+    let shared = Arc::new(ServedQueueShared::default());
     shared.size.store(DISK.0, Relaxed);
     let mut front = Front::default();
     let client_memory = more.has(Features::SHMEM_ZC).then(|| {
@@ -130,7 +130,7 @@ fn rig_with(mode: DataMode, behind: Backend, more: Features) -> Rig {
         assert_eq!(memory.offset, 0, "a region has its beginning for a name");
         ClientMemory { region: memory.region, len: CLIENT_MEMORY, index }
     });
-    let lane = LaneConfig {
+    let served = ServedQueueConfig {
         queue: id,
         file: ring.file(),
         descriptors: ring.descriptors(0).unwrap(),
@@ -146,7 +146,7 @@ fn rig_with(mode: DataMode, behind: Backend, more: Features) -> Rig {
         encoded: true,
         shared: shared.clone(),
     };
-    front.open_lane(lane, &mut ring).unwrap();
+    front.add_queue(served, &mut ring).unwrap();
     control.start(number, SERVER).unwrap();
     Rig { model, control, number, front, ring, queues, queue: id, shared }
 }
@@ -255,8 +255,8 @@ fn written_data_is_read_back_in_every_mode() {
         assert!(!rig.front.has_tags(rig.queue), "{mode}");
         assert_eq!(rig.shared.refused.load(Relaxed), 0, "{mode}");
         rig.front.close(rig.queue, &mut rig.ring);
-        let lane = usize::from(mode == DataMode::Copy) + usize::from(batch);
-        assert_eq!(rig.memory_in_use() + lane, idle, "{mode} keeps memory");
+        let served = usize::from(mode == DataMode::Copy) + usize::from(batch);
+        assert_eq!(rig.memory_in_use() + served, idle, "{mode} keeps memory");
     }
 }
 
@@ -480,7 +480,7 @@ fn a_queue_without_memory_for_its_batches_leaves_its_resources_with_the_caller()
     // The buffers can be allocated, but the batch buffers cannot.
     for left in [0, 1] {
         rig.ring.reserves_left = left;
-        let config = LaneConfig {
+        let config = ServedQueueConfig {
             integrity: None,
             queue: QueueId(rig.queue.0 + 1),
             file: rig.ring.file(),
@@ -494,10 +494,10 @@ fn a_queue_without_memory_for_its_batches_leaves_its_resources_with_the_caller()
             batch: true,
             client_memory: Some(ClientMemory { region: client.region, len: CLIENT_MEMORY, index: 0 }),
             encoded: true,
-            shared: Arc::new(LaneShared::default()),
+            shared: Arc::new(ServedQueueShared::default()),
         };
-        let refused = rig.front.open_lane(config, &mut rig.ring);
-        assert!(matches!(refused, Err(OpenLaneError::Memory)), "{left}");
+        let refused = rig.front.add_queue(config, &mut rig.ring);
+        assert!(matches!(refused, Err(OpenQueueError::Memory)), "{left}");
         assert_eq!(rig.memory_in_use(), before, "{left}: neither kept nor given back twice");
     }
     rig.ring.inner.free(client);

@@ -9,7 +9,7 @@
 //! the request is complete.
 
 use super::driver::Driver;
-use super::lane::{Lane, Stage, Waiting};
+use super::served_queue::{ServedQueue, Stage, Waiting};
 use ::ublk::user_copy_integrity_offset;
 use block::{Data, Integrity, Op, Request, Segment, Status, Tag};
 use queue::{FileOp, Owner, Queues};
@@ -28,7 +28,7 @@ struct Aside {
     memory: Segment,
 }
 
-/// The tuples of all tags of a lane.
+/// The tuples of all tags of a served queue.
 pub(super) struct Tuples {
     shape: Integrity,
     asides: Box<[Aside]>,
@@ -41,7 +41,7 @@ impl Tuples {
     }
 }
 
-impl Lane {
+impl ServedQueue {
     fn aside(&mut self, tag: u16) -> Option<&mut Aside> {
         self.tuples.as_mut().map(|tuples| &mut tuples.asides[usize::from(tag)])
     }

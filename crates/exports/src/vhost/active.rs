@@ -69,7 +69,7 @@ pub enum StartError {
 pub(super) struct Active {
     pub(super) ring: Ring,
     pub(super) chain: Chain,
-    /// Distinguishes the kick watches of this lane's successive rings.
+    /// Distinguishes the kick watches of this virtqueue's successive rings.
     pub(super) generation: u32,
     resources: Resources,
     /// Whether requests are still popped.

@@ -1,11 +1,12 @@
-//! Requests of zoned devices in a lane: reports, appends, and the statuses of requests that break a zone's rules.
+//! Requests of zoned devices in a virtqueue: reports, appends, and the statuses of requests that break a
+//! zone's rules.
 //!
 //! The stack reports such a request as an I/O error, as the kernel's block layer does. The specification has
-//! statuses of its own for it, so the lane reads the state of the zone after a failure, and derives the status
-//! from it ([`virtio::blk::failed_status_byte`]). Another request may have changed the zone in between; the
-//! status is then that of its new state, and an error in any case.
+//! statuses of its own for it, so the virtqueue reads the state of the zone after a failure, and derives the
+//! status from it ([`virtio::blk::failed_status_byte`]). Another request may have changed the zone in
+//! between; the status is then that of its new state, and an error in any case.
 
-use super::lane::{Lane, Popped, TagSlot};
+use super::virtqueue::{Virtqueue, Popped, TagSlot};
 use crate::fronts::Turn;
 use block::{Bytes, Data, Op, Request, Segment, Status, Tag, Zone};
 use queue::{Done, Ring};
@@ -33,7 +34,7 @@ impl Report {
     }
 }
 
-impl Lane {
+impl Virtqueue {
     /// Starts a zone request. `place` is where an append reports its sector, and the room that the driver has for a
     /// report in bytes.
     #[cold]

@@ -10,7 +10,7 @@ use super::{Failure, Outcome, Scenario, guarded};
 use ::ublk::model::{ClientRequest, Finished, Model as Kernel, ModelConfig};
 use ::ublk::{Driver as Control, Features, IoFlags, KernelOp, NewDevice, ParamTypes, Params};
 use block::{Bytes, Flags, Op, Sectors, Status};
-use exports::ublk::{DataMode, Front, LaneConfig, LaneShared, ModelRing};
+use exports::ublk::{DataMode, Front, ServedQueueConfig, ServedQueueShared, ModelRing};
 use queue::{Done, IoId, Nanos, Queue, QueueConfig, QueueId, Queues, Ring as _};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Ticket, Tracer, Wakes, fill_sector};
 use std::collections::BTreeMap;
@@ -328,7 +328,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks a drained device: every tag is the driver's, and only lanes have memory.
+    /// Checks a drained device: every tag is the driver's, and only served queues have memory.
     fn check_drained(&mut self) -> Result<(), String> {
         let server = self.server.as_mut().ok_or("no server")?;
         for &id in &server.ids {
@@ -396,9 +396,9 @@ impl Server {
             queue.reserve_tags(setup.depth);
             queue.set_waker(wakes.waker(id));
             queues.insert(queue);
-            let shared = LaneShared::default();
+            let shared = ServedQueueShared::default();
             shared.size.store(setup.sectors.bytes().0, Relaxed);
-            let lane = LaneConfig {
+            let served = ServedQueueConfig {
                 queue: id,
                 file: ring.file(),
                 descriptors: ring.descriptors(q_id).expect("a queue of the device"),
@@ -414,7 +414,7 @@ impl Server {
                 encoded: true,
                 shared: Arc::new(shared),
             };
-            front.open_lane(lane, &mut ring).expect("memory without faults");
+            front.add_queue(served, &mut ring).expect("memory without faults");
             ids.push(id);
         }
         ring.inner.set_faults(setup.faults);

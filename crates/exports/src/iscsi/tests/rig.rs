@@ -231,7 +231,7 @@ fn run(mut ring: KernelRing, disks: &[Disk], options: &Options, own: Sender<Job>
             sparse: false,
             opaque: false,
         };
-        front.open_lane(id, facts, Arc::default());
+        front.add_queue(id, facts, Arc::default());
     }
     let limits = crate::iscsi::Limits { memory: options.memory, stall: Some(Duration::from_secs(60)) };
     let wake: crate::iscsi::Wake = Arc::new(move || {

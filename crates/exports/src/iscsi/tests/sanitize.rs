@@ -78,7 +78,7 @@ fn sanitize_waits_for_tags_and_ends_with_its_device() {
     reactor.disks[0].hold(true);
     client.start_write(0, &overwrite(false), 6, &PATTERN);
     client.ping(&[]);
-    reactor.with(|front, turn| crate::Front::close_lane(front, queue::QueueId(0), true, turn));
+    reactor.with(|front, turn| crate::Front::close_queue(front, queue::QueueId(0), true, turn));
     reactor.release(0);
     client.ping(&[]);
     assert_eq!(session.nexuses[0].unit().sanitize_state().map(|sense| sense.asc), Some(0x31), "it failed");

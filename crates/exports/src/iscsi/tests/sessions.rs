@@ -350,7 +350,7 @@ fn a_device_that_is_removed_waits_for_its_commands() {
     let running = client.start_read(0, &read10(0, 1), 512);
     client.ping(&[]);
     assert!(reactor.with(|front, turn| {
-        front.close_lane(QueueId(0), false, turn);
+        front.close_queue(QueueId(0), false, turn);
         front.is_open(QueueId(0))
     }));
     reactor.release(0);

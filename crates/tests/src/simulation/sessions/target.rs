@@ -117,7 +117,7 @@ impl Target {
             sparse: false,
             opaque: false,
         };
-        front.open_lane(queue, facts, Arc::default());
+        front.add_queue(queue, facts, Arc::default());
         let has_mail = Arc::new(AtomicBool::new(false));
         let flag = has_mail.clone();
         let wake: Wake = Arc::new(move || flag.store(true, SeqCst));

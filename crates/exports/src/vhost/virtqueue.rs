@@ -3,7 +3,7 @@
 use super::active::{Active, RingSetup, StartError};
 use super::poll::PollBudget;
 use super::zones::Report;
-use super::{BOUNCE_MAX, Broken, LaneConfig, REQUEST_MAX, SEGMENTS_MAX, Stopped, token};
+use super::{BOUNCE_MAX, Broken, VirtqueueConfig, REQUEST_MAX, SEGMENTS_MAX, Stopped, token};
 use crate::facts::DeviceFacts;
 use crate::fronts::{FrontNumber, Turn};
 use block::{Bytes, Data, Flags, Op, Request, Segment, Tag};
@@ -62,8 +62,8 @@ pub(super) enum Popped {
 }
 
 /// A virtqueue that is served, or can be.
-pub(super) struct Lane {
-    pub(super) config: LaneConfig,
+pub(super) struct Virtqueue {
+    pub(super) config: VirtqueueConfig,
     pub(super) slots: Box<[TagSlot]>,
     pub(super) free: Vec<u16>,
     /// By tag: where a zone append reports its sector. Empty unless the device is zoned.
@@ -101,10 +101,10 @@ fn segments_of<'a>(spans: &[Span], segments: &'a mut [Segment]) -> &'a [Segment]
     segments
 }
 
-impl Lane {
-    pub(super) fn new(config: LaneConfig) -> Lane {
+impl Virtqueue {
+    pub(super) fn new(config: VirtqueueConfig) -> Virtqueue {
         let zoned_tags = if config.config.is_zoned() { usize::from(config.depth) } else { 0 };
-        Lane {
+        Virtqueue {
             append_sectors: vec![Span::EMPTY; zoned_tags].into(),
             failures: vec![None; zoned_tags].into(),
             slots: vec![TagSlot::FREE; config.depth.into()].into(),
@@ -203,7 +203,7 @@ impl Lane {
     fn pump(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut found = false;
         let Some(size) = self.active.as_ref().map(|active| active.ring.layout().size) else { return false };
-        // Requests that complete at once take no tag: the limit gives other lanes their turn.
+        // Requests that complete at once take no tag: the limit gives other virtqueues their turn.
         for _ in 0..size {
             let Some(active) = self.active.as_mut().filter(|active| active.is_running) else { break };
             let Some(&tag) = self.free.last().filter(|_| self.starved.is_none()) else { break };
@@ -332,7 +332,7 @@ impl Lane {
         let is_read = op == Op::Read;
         let is_durable = !is_read && config.has_write_cache && !config.config.is_write_back();
         let queue = turn.queues.touch(config.queue);
-        // The lane's queue has this many segment entries for each tag.
+        // The hardware queue has this many segment entries for each tag.
         let guest = queue.run(Tag(tag), segments).unwrap_or(Data::NONE);
         // A region starts on a page boundary.
         let is_aligned =
@@ -506,7 +506,7 @@ impl Lane {
             return true;
         }
         if self.free.is_empty() || self.starved.is_some() {
-            // Completions put the lane back into the list.
+            // Completions put the virtqueue back into the list.
             return self.starved.is_some() && self.bounced == 0;
         }
         let Some(active) = self.active.as_mut().filter(|active| active.is_running) else { return true };

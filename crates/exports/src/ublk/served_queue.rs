@@ -1,11 +1,11 @@
 //! One queue of a ublk device, or the part of a queue that this thread serves: the life cycle of its tags.
 
 use super::batch::{Batch, Element, Outcome};
-use super::driver::{Driver, LaneMemory};
+use super::driver::{Driver, QueueMemory};
 use super::mode::DataMode;
 use super::request::{Bounds, ParsedRequest, parse_request, result_of};
 use super::tuples::Tuples;
-use super::{ClientMemory, LaneConfig, OpenLaneError};
+use super::{ClientMemory, ServedQueueConfig, OpenQueueError};
 use crate::fronts::FrontNumber;
 use ::ublk::{
     AutoBufReg, BatchFlags, IoCommand, IoDescriptor, IoFlags, IoOp, IoResult, shmem_index, shmem_offset,
@@ -104,40 +104,40 @@ impl Codes {
 }
 
 /// A served queue, or part of one.
-pub(super) struct Lane {
-    pub(super) config: LaneConfig,
+pub(super) struct ServedQueue {
+    pub(super) config: ServedQueueConfig,
     codes: Codes,
     /// A contiguous array with a buffer, or a buffer table entry for the request's memory, for each tag.
     /// `None`: memory is allocated for each request.
-    memory: Option<LaneMemory>,
+    memory: Option<QueueMemory>,
     pub(super) slots: Box<[TagSlot]>,
     /// Integrity data, if the device has any.
     pub(super) tuples: Option<Tuples>,
     /// Number of tags that are not [`Stage::Out`].
     live: u32,
-    /// Whether the lane is withdrawn: every command sent from now on is cancelled at once.
+    /// Whether the queue is withdrawn: every command sent from now on is cancelled at once.
     withdrawn: bool,
     /// Commands for many tags at once, and their memory; `None` if each tag has its own commands.
-    batch: Option<(Batch, LaneMemory)>,
-    /// Whether the front-end has this lane in its list of those with completions to commit.
+    batch: Option<(Batch, QueueMemory)>,
+    /// Whether the front-end lists this queue among those with completions to commit.
     pub(super) is_listed: bool,
 }
 
-impl Lane {
-    /// Creates a lane, and fetches all of its tags.
-    pub(super) fn open<D: Driver>(config: LaneConfig, ring: &mut D) -> Result<Lane, OpenLaneError> {
+impl ServedQueue {
+    /// Starts serving a queue: fetches all of its tags.
+    pub(super) fn open<D: Driver>(config: ServedQueueConfig, ring: &mut D) -> Result<ServedQueue, OpenQueueError> {
         let memory = match config.mode {
             DataMode::Copy => {
                 let len = config.io_max.0 * u64::from(config.depth);
-                Some(ring.reserve(len).ok_or(OpenLaneError::Memory)?)
+                Some(ring.reserve(len).ok_or(OpenQueueError::Memory)?)
             }
             DataMode::ZeroCopy | DataMode::AutoZeroCopy => {
                 let buffers = ring.reserve_kernel_buffers(config.depth);
-                Some(buffers.ok_or(OpenLaneError::KernelBuffers)?)
+                Some(buffers.ok_or(OpenQueueError::KernelBuffers)?)
             }
             DataMode::GetData | DataMode::UserCopy => None,
         };
-        let mut lane = Lane {
+        let mut served = ServedQueue {
             codes: Codes::new(config.encoded),
             memory,
             slots: vec![TagSlot::NEW; config.depth.into()].into(),
@@ -148,33 +148,33 @@ impl Lane {
             is_listed: false,
             config,
         };
-        lane.config.shared.tags.store(lane.live, Relaxed);
-        if lane.config.batch {
-            if let Err(error) = lane.fetch_all(ring) {
-                lane.live = 0;
+        served.config.shared.tags.store(served.live, Relaxed);
+        if served.config.batch {
+            if let Err(error) = served.fetch_all(ring) {
+                served.live = 0;
                 // On error the client memory still belongs to the caller.
-                lane.config.client_memory = None;
-                lane.close(ring);
+                served.config.client_memory = None;
+                served.close(ring);
                 return Err(error);
             }
-            return Ok(lane);
+            return Ok(served);
         }
-        for tag in 0..lane.config.depth {
-            lane.fetch(tag, ring);
+        for tag in 0..served.config.depth {
+            served.fetch(tag, ring);
         }
-        Ok(lane)
+        Ok(served)
     }
 
     /// Fetches all tags with one command.
-    fn fetch_all<D: Driver>(&mut self, ring: &mut D) -> Result<(), OpenLaneError> {
+    fn fetch_all<D: Driver>(&mut self, ring: &mut D) -> Result<(), OpenQueueError> {
         let flags = match self.config.mode {
             DataMode::Copy => BatchFlags::HAS_BUF_ADDR,
             DataMode::AutoZeroCopy => BatchFlags::AUTO_BUF_REG_FALLBACK,
             _ => BatchFlags::default(),
         };
         let len = Batch::memory_len(self.config.depth, flags);
-        let Some(memory) = ring.reserve(len) else { return Err(OpenLaneError::Memory) };
-        let LaneMemory::Buffers(all) = memory else { return Err(OpenLaneError::Memory) };
+        let Some(memory) = ring.reserve(len) else { return Err(OpenQueueError::Memory) };
+        let QueueMemory::Buffers(all) = memory else { return Err(OpenQueueError::Memory) };
         let all = Segment { len: len as u32, ..all };
         self.slots.iter_mut().for_each(|slot| slot.stage = Stage::Fetched);
         let element: Vec<Element> = (0..self.config.depth)
@@ -191,7 +191,7 @@ impl Lane {
 
     fn element(&self, tag: u16, result: i32, address: u64) -> Element {
         let buffer = match self.memory {
-            Some(LaneMemory::Kernel(buffers)) => buffers.first + tag,
+            Some(QueueMemory::Kernel(buffers)) => buffers.first + tag,
             _ => 0,
         };
         Element { tag: self.config.first_tag + tag, buffer, result, address }
@@ -272,7 +272,7 @@ impl Lane {
             && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Out | Stage::Fetched))
     }
 
-    /// Releases the lane's memory, and returns its file, which the caller must remove.
+    /// Releases the queue's memory, and returns its file, which the caller must remove.
     pub(super) fn close<D: Driver>(self, ring: &mut D) -> FileId {
         debug_assert!(self.live == 0, "{:?} is closed while {} tags are out", self.config.queue, self.live);
         if let Some(memory) = self.memory {
@@ -282,7 +282,7 @@ impl Lane {
             ring.unreserve(memory);
         }
         if let Some(ClientMemory { region, .. }) = self.config.client_memory {
-            ring.unreserve(LaneMemory::Buffers(Segment { region, ..Segment::EMPTY }));
+            ring.unreserve(QueueMemory::Buffers(Segment { region, ..Segment::EMPTY }));
         }
         self.config.file
     }
@@ -366,7 +366,7 @@ impl Lane {
         let command =
             IoCommand { q_id: self.config.q_id, tag: self.config.first_tag + tag, result, addr: value };
         let address = match self.memory {
-            Some(LaneMemory::Kernel(buffers)) if self.config.mode == DataMode::AutoZeroCopy => {
+            Some(QueueMemory::Kernel(buffers)) if self.config.mode == DataMode::AutoZeroCopy => {
                 let index = buffers.first + tag;
                 AutoBufReg { index, flags: AutoBufReg::FALLBACK, ..AutoBufReg::default() }.to_sqe_addr()
             }
@@ -385,7 +385,7 @@ impl Lane {
     #[inline]
     fn buffer(&self, tag: u16, len: u32) -> Option<Segment> {
         match self.memory {
-            Some(LaneMemory::Buffers(all)) => Some(Segment {
+            Some(QueueMemory::Buffers(all)) => Some(Segment {
                 offset: all.offset + u64::from(tag) * self.config.io_max.0,
                 len,
                 region: all.region,
@@ -479,11 +479,11 @@ impl Lane {
         let ParsedRequest { req, data_len: len } = slot.asked;
         match self.memory {
             _ if len == 0 => self.submit(tag, Data::NONE, ring, queues),
-            Some(LaneMemory::Buffers(_)) => {
+            Some(QueueMemory::Buffers(_)) => {
                 let data = self.buffer(tag, len).map_or(Data::NONE, Data::One);
                 self.submit(tag, data, ring, queues)
             }
-            Some(LaneMemory::Kernel(_)) => self.submit(tag, self.kernel_buffer(tag, len), ring, queues),
+            Some(QueueMemory::Kernel(_)) => self.submit(tag, self.kernel_buffer(tag, len), ring, queues),
             None if req.op == Op::Read && self.config.zero_copy_reads => {
                 slot.asked.req.flags = req.flags.union(Flags::ZERO_COPY);
                 self.submit(tag, Data::NONE, ring, queues)
@@ -522,7 +522,7 @@ impl Lane {
 
     fn kernel_buffer(&self, tag: u16, len: u32) -> Data {
         match self.memory {
-            Some(LaneMemory::Kernel(buffers)) => {
+            Some(QueueMemory::Kernel(buffers)) => {
                 let offset = buffers.base + (u64::from(tag) << KERNEL_BUFFER_SHIFT);
                 Data::One(Segment { offset, len, region: buffers.region })
             }
@@ -531,7 +531,7 @@ impl Lane {
     }
 
     fn register<D: Driver>(&mut self, tag: u16, ring: &mut D) {
-        let Some(LaneMemory::Kernel(buffers)) = self.memory else { return };
+        let Some(QueueMemory::Kernel(buffers)) = self.memory else { return };
         self.slots[usize::from(tag)].stage = Stage::Filling;
         self.command(tag, self.codes.register, 0, (buffers.first + tag).into(), ring);
     }
@@ -599,7 +599,7 @@ impl Lane {
         if slot.registered {
             slot.result = result;
             slot.stage = Stage::Emptying;
-            let Some(LaneMemory::Kernel(buffers)) = self.memory else { return };
+            let Some(QueueMemory::Kernel(buffers)) = self.memory else { return };
             return self.command(tag, self.codes.unregister, 0, (buffers.first + tag).into(), ring);
         }
         if slot.in_client_memory {

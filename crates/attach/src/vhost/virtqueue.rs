@@ -1,9 +1,9 @@
-//! The lanes of an export on the reactors, as the control plane uses them.
+//! The virtqueues of an export on the reactors, as the control plane uses them.
 
 use engine::device::Device;
 use engine::host::{Host, HostError, HostErrorKind};
 use engine::reactor::OwnQueue;
-use exports::vhost::{Alarm, LaneConfig, LaneShared, RingSetup, SEGMENTS_MAX};
+use exports::vhost::{Alarm, VirtqueueConfig, VirtqueueShared, RingSetup, SEGMENTS_MAX};
 use queue::QueueId;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,42 +11,42 @@ use tokio::sync::oneshot;
 use virtio::blk::Config;
 
 /// A virtqueue of the export: a hardware queue on one reactor.
-pub(super) struct Lane {
+pub(super) struct VirtqueueHandle {
     host: Arc<Host>,
     reactor: usize,
     queue: QueueId,
-    pub(super) shared: Arc<LaneShared>,
+    pub(super) shared: Arc<VirtqueueShared>,
 }
 
-/// Properties that all lanes of an export have.
-pub(super) struct LaneProperties {
+/// Properties that all virtqueues of an export have.
+pub(super) struct VirtqueueProperties {
     pub(super) config: Config,
     pub(super) id: [u8; virtio::blk::ID_LEN as usize],
     pub(super) alarm: Alarm,
 }
 
-impl Lane {
-    /// Creates the lane of virtqueue `index`; lanes are distributed over the reactors in turn.
+impl VirtqueueHandle {
+    /// Creates a virtqueue on a reactor: number `reactor`, or the only one that may serve the device.
     pub(super) async fn open(
         host: &Arc<Host>,
         device: &Arc<Device>,
         reactor: usize,
-        properties: &LaneProperties,
-    ) -> Result<Lane, HostError> {
+        properties: &VirtqueueProperties,
+    ) -> Result<VirtqueueHandle, HostError> {
         let reactors = host.reactors();
         let reactor = host.reactor_of(device).unwrap_or(reactor);
         let limits = device.limits();
         let abilities = device.abilities();
-        let shared = Arc::new(LaneShared::default());
+        let shared = Arc::new(VirtqueueShared::default());
         let depth = device.depth();
         let (sender, opened) = oneshot::channel();
         let (config, id, alarm) = (properties.config, properties.id, properties.alarm.clone());
-        let (lane_shared, poll_ns) = (shared.clone(), host.poll_ns());
+        let (queue_shared, poll_ns) = (shared.clone(), host.poll_ns());
         reactors[reactor].attach_alone(
             device.clone(),
             OwnQueue { tags: depth, segments_per_tag: SEGMENTS_MAX },
             Box::new(move |at, fronts, _| {
-                fronts.vhost.open_lane(LaneConfig {
+                fronts.vhost.add_queue(VirtqueueConfig {
                     queue: at.queue,
                     depth,
                     facts: at.facts,
@@ -56,7 +56,7 @@ impl Lane {
                     config,
                     id,
                     poll_ns,
-                    shared: lane_shared,
+                    shared: queue_shared,
                     alarm,
                 });
                 let _ = sender.send(at.queue);
@@ -65,7 +65,7 @@ impl Lane {
         let queue = opened.await.map_err(|_| {
             HostError::new(HostErrorKind::Failed, "an I/O thread has no queue for it (see the log)")
         })?;
-        Ok(Lane { host: host.clone(), reactor, queue, shared })
+        Ok(VirtqueueHandle { host: host.clone(), reactor, queue, shared })
     }
 
     /// Number of the reactor.
