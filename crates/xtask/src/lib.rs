@@ -2,7 +2,7 @@
 //!
 //! `commands` runs other programs and counts results; `programs` runs test programs side by side, `flakes`
 //! under load; `foreign` fetches test programs of other releases; `tidy` checks the rules of the source tree,
-//! `rooms` the dependencies between crates, and `words` the wording of comments; `guest` runs a job on a real
+//! `crate_rules` the dependencies between crates, and `words` the wording of comments; `guest` runs a job on a real
 //! kernel, and `ceph` a cluster. Nothing here is linked into the product.
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ pub mod foreign;
 pub mod guest;
 pub mod package;
 mod programs;
-pub mod rooms;
+pub mod crate_rules;
 mod sanitizers;
 pub mod tidy;
 mod words;

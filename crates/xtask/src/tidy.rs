@@ -19,7 +19,7 @@ const HEADER_LINES_MAX: usize = 25;
 /// the kernel on the I/O path, and `ublk` to one driver off that path; `virtio` accesses memory that it
 /// shares with guests; `rbd` calls a C library; the RAM backend shares its memory between threads, and the
 /// file backend opens files in ways that std does not support.
-const UNSAFE_ROOMS: &[(&str, &[&str])] = &[
+const UNSAFE_PATHS: &[(&str, &[&str])] = &[
     ("ring", &["src/"]),
     ("ublk", &["src/kernel/"]),
     ("virtio", &["src/memory/", "src/ring/area"]),
@@ -149,8 +149,8 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         }
     }
     crate::folders::check(tree, &mut found);
-    crate::rooms::check(tree, &mut found);
-    crate::rooms::check_document(tree, &mut found);
+    crate::crate_rules::check(tree, &mut found);
+    crate::crate_rules::check_document(tree, &mut found);
     check_decisions(tree, &mut found);
     check_changelog(tree, &mut found);
     found
@@ -239,11 +239,11 @@ fn check_header(file: &File, found: &mut Vec<Violation>) {
 
 fn check_unsafe(file: &File, found: &mut Vec<Violation>) {
     let mut parts = file.path.strip_prefix("crates/").unwrap_or(&file.path).splitn(2, '/');
-    let (room, inside) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    let allowed = UNSAFE_ROOMS.iter().find(|(name, _)| *name == room).map_or(&[][..], |(_, files)| *files);
+    let (folder, inside) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let allowed = UNSAFE_PATHS.iter().find(|(name, _)| *name == folder).map_or(&[][..], |(_, files)| *files);
     let is_root = matches!(inside, "src/lib.rs" | "src/main.rs") || inside.starts_with("src/bin/");
     if is_root {
-        let wanted: &[&str] = match (room, allowed) {
+        let wanted: &[&str] = match (folder, allowed) {
             ("ring", _) => &[],
             (_, []) => &["#![forbid(unsafe_code)]"],
             // If one module is exempt, `deny` covers the rest, which only that module lifts.
@@ -259,7 +259,7 @@ fn check_unsafe(file: &File, found: &mut Vec<Violation>) {
     for (index, line) in file.text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
         if UNSAFE_WORDS.iter().any(|words| code.contains(words)) {
-            found.push(Violation::new(&file.path, index + 1, "unsafe outside the rooms that may hold it"));
+            found.push(Violation::new(&file.path, index + 1, "unsafe outside the paths that may contain it"));
         }
     }
 }

@@ -161,13 +161,13 @@ fn versions_stand_in_the_workspace_only() {
 }
 
 #[test]
-fn unknown_rooms_and_missing_lints_are_found() {
-    assert_found("crates/attic/Cargo.toml", &manifest(""), "no such room");
+fn unknown_crates_and_missing_lints_are_found() {
+    assert_found("crates/attic/Cargo.toml", &manifest(""), "unknown crate");
     assert_found("crates/block/Cargo.toml", "[package]\nname = \"x\"\n", "lints");
 }
 
 #[test]
-fn the_document_and_the_table_of_rooms_agree() {
+fn the_document_and_the_table_of_crates_agree() {
     assert_tidy("ARCHITECTURE.md", "| `queue` | Queue | block | – |\n| `block` | words | – | clocks |\n");
     assert_found("ARCHITECTURE.md", "| `queue` | Queue | block, ring | – |\n", "queue may use");
 }

@@ -6,7 +6,7 @@
 use crate::tidy::{Tree, Violation};
 
 /// A crate of the workspace.
-pub struct Room {
+pub struct CrateRules {
     /// Its directory under `crates/`, which is also its name as a dependency.
     pub name: &'static str,
     /// Crates that its product code may depend on.
@@ -15,8 +15,8 @@ pub struct Room {
     pub tests_may_use: &'static [&'static str],
 }
 
-const fn room(name: &'static str, may_use: &'static [&'static str]) -> Room {
-    Room { name, may_use, tests_may_use: &[] }
+const fn rules(name: &'static str, may_use: &'static [&'static str]) -> CrateRules {
+    CrateRules { name, may_use, tests_may_use: &[] }
 }
 
 const ALL: &[&str] = &[
@@ -25,36 +25,36 @@ const ALL: &[&str] = &[
 ];
 
 /// Every crate of the workspace, lowest first.
-pub const ROOMS: &[Room] = &[
-    room("block", &[]),
-    room("options", &[]),
-    room("queue", &["block"]),
-    room("ring", &["block", "queue"]),
-    room("ublk", &["block"]),
-    room("virtio", &["block", "ring"]),
-    room("partition", &["block"]),
-    room("sim", &["block", "queue"]),
-    room("trace", &["block", "queue"]),
-    room("layers", &["block", "queue", "options"]),
-    room("proto", &["block"]),
-    room("scsi", &["block"]),
-    room("backends", &["block", "queue", "ring", "proto"]),
-    room("qcow2", &[]),
-    room("images", &["block", "queue", "backends", "qcow2"]),
-    room("rbd", &["block", "queue", "ring", "backends"]),
-    room("fuse", &[]),
-    room("loopdev", &[]),
-    Room {
+pub const CRATES: &[CrateRules] = &[
+    rules("block", &[]),
+    rules("options", &[]),
+    rules("queue", &["block"]),
+    rules("ring", &["block", "queue"]),
+    rules("ublk", &["block"]),
+    rules("virtio", &["block", "ring"]),
+    rules("partition", &["block"]),
+    rules("sim", &["block", "queue"]),
+    rules("trace", &["block", "queue"]),
+    rules("layers", &["block", "queue", "options"]),
+    rules("proto", &["block"]),
+    rules("scsi", &["block"]),
+    rules("backends", &["block", "queue", "ring", "proto"]),
+    rules("qcow2", &[]),
+    rules("images", &["block", "queue", "backends", "qcow2"]),
+    rules("rbd", &["block", "queue", "ring", "backends"]),
+    rules("fuse", &[]),
+    rules("loopdev", &[]),
+    CrateRules {
         name: "exports",
         may_use: &["proto", "scsi", "block", "queue", "ring", "ublk", "virtio"],
         // An export is tested with a backend.
         tests_may_use: &["backends"],
     },
-    room(
+    rules(
         "spec",
         &["block", "options", "partition", "proto", "layers", "backends", "images", "rbd", "ublk", "exports"],
     ),
-    room(
+    rules(
         "engine",
         &[
             "block",
@@ -72,21 +72,21 @@ pub const ROOMS: &[Room] = &[
             "exports",
         ],
     ),
-    room(
+    rules(
         "attach",
         &[
             "block", "spec", "queue", "ring", "ublk", "virtio", "proto", "scsi", "fuse", "loopdev",
             "exports", "engine",
         ],
     ),
-    room("driver", &["attach", "engine", "spec", "backends", "ring"]),
-    room("lio", &[]),
-    room("web", &["engine"]),
-    room("crash", &["layers"]),
-    room("cli", &["attach", "crash", "engine", "fuse", "lio", "options", "proto", "trace", "web"]),
-    room("xtask", &[]),
-    room("bench", ALL),
-    room("tests", ALL),
+    rules("driver", &["attach", "engine", "spec", "backends", "ring"]),
+    rules("lio", &[]),
+    rules("web", &["engine"]),
+    rules("crash", &["layers"]),
+    rules("cli", &["attach", "crash", "engine", "fuse", "lio", "options", "proto", "trace", "web"]),
+    rules("xtask", &[]),
+    rules("bench", ALL),
+    rules("tests", ALL),
 ];
 
 /// Section of a manifest with dependencies.
@@ -113,11 +113,11 @@ pub fn check(tree: &Tree, found: &mut Vec<Violation>) {
         else {
             continue;
         };
-        let Some(room) = ROOMS.iter().find(|room| room.name == folder) else {
+        let Some(rules) = CRATES.iter().find(|rules| rules.name == folder) else {
             found.push(Violation::new(
                 &file.path,
                 1,
-                "no such room: add it to crates/xtask/src/rooms.rs and ARCHITECTURE.md",
+                "unknown crate: add it to crates/xtask/src/crate_rules.rs and ARCHITECTURE.md",
             ));
             continue;
         };
@@ -129,23 +129,23 @@ pub fn check(tree: &Tree, found: &mut Vec<Violation>) {
             ));
         }
         for dependency in dependencies(&file.text) {
-            check_dependency(room, &file.path, &dependency, found);
+            check_dependency(rules, &file.path, &dependency, found);
         }
     }
 }
 
-fn check_dependency(room: &Room, path: &str, dependency: &Dependency<'_>, found: &mut Vec<Violation>) {
+fn check_dependency(rules: &CrateRules, path: &str, dependency: &Dependency<'_>, found: &mut Vec<Violation>) {
     let Dependency { line, section, name, value } = *dependency;
     if !value.contains("workspace") {
         let what = format!("{name}: its version or path belongs into [workspace.dependencies]");
         found.push(Violation::new(path, line, what));
     }
-    if !ROOMS.iter().any(|other| other.name == name) {
+    if !CRATES.iter().any(|other| other.name == name) {
         return;
     }
-    let for_tests = section == Section::Tests && (name == "sim" || room.tests_may_use.contains(&name));
-    if !room.may_use.contains(&name) && !for_tests {
-        let what = format!("{} must not use {name}: see the rooms of ARCHITECTURE.md", room.name);
+    let for_tests = section == Section::Tests && (name == "sim" || rules.tests_may_use.contains(&name));
+    if !rules.may_use.contains(&name) && !for_tests {
+        let what = format!("{} must not use {name}: see the crates in ARCHITECTURE.md", rules.name);
         found.push(Violation::new(path, line, what));
     }
 }
@@ -198,7 +198,7 @@ pub fn check_document(tree: &Tree, found: &mut Vec<Violation>) {
         let (Some(name), Some(_), Some(may_use)) = (columns.next(), columns.next(), columns.next()) else {
             continue;
         };
-        let Some(room) = ROOMS.iter().find(|room| name == format!("`{}`", room.name)) else { continue };
+        let Some(rules) = CRATES.iter().find(|rules| name == format!("`{}`", rules.name)) else { continue };
         if may_use == "all above" || may_use == "anything" {
             continue;
         }
@@ -207,13 +207,13 @@ pub fn check_document(tree: &Tree, found: &mut Vec<Violation>) {
             .map(|word| word.trim().trim_matches('`'))
             .filter(|word| *word != "–")
             .collect();
-        let mut held = room.may_use.to_vec();
+        let mut held = rules.may_use.to_vec();
         listed.retain(|word| !word.is_empty());
         listed.sort_unstable();
         held.sort_unstable();
         if listed != held {
             let what =
-                format!("{} may use {held:?} by crates/xtask/src/rooms.rs, {listed:?} here", room.name);
+                format!("{} may use {held:?} by crates/xtask/src/crate_rules.rs, {listed:?} here", rules.name);
             found.push(Violation::new(&file.path, index + 1, what));
         }
     }
