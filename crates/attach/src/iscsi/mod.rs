@@ -8,7 +8,7 @@
 mod aptpl;
 mod auth;
 mod discovery;
-mod door;
+mod login_directory;
 mod export;
 mod handover;
 mod portal;

@@ -1,6 +1,6 @@
 //! Portals: addresses at which the targets of a process listen, and the logins there.
 
-use super::door::Door;
+use super::login_directory::LoginDirectory;
 use super::handover::Ends;
 use super::targets::{Targets, TargetsError};
 use crate::handshakes::{Handshakes, Peer, handshakes_max, make_room};
@@ -177,21 +177,21 @@ async fn log_in(
     spoke: &AtomicBool,
 ) -> Result<(), Refused> {
     let began = Instant::now();
-    let door = Door::new(targets, portal);
+    let directory = LoginDirectory::new(targets, portal);
     let nonce = nonce().map_err(|why| Refused { names: None, why: why.to_string() })?;
     let mut login = Target::new(nonce);
     let mut received = Vec::new();
     let done = loop {
         // The time limit of a portal group applies once the initiator has named its target.
         let step =
-            timeout_at(began + door.timeout(), step(&mut stream, &mut login, &mut received, &door, spoke));
+            timeout_at(began + directory.timeout(), step(&mut stream, &mut login, &mut received, &directory, spoke));
         match step.await {
             Ok(Ok(Some(done))) => break done,
             Ok(Ok(None)) => {}
             Ok(Err(Ended::Closed)) => return Ok(()),
             Ok(Err(Ended::Because(why))) => return Err(Refused { names: names(&login), why }),
             Err(_) => {
-                let why = format!("it took longer than {} s", door.timeout().as_secs());
+                let why = format!("it took longer than {} s", directory.timeout().as_secs());
                 return Err(Refused { names: names(&login), why });
             }
         }
@@ -201,13 +201,13 @@ async fn log_in(
         Err(why) => {
             login.withdraw(why.status());
             let output = std::mem::take(login.output());
-            let _ = timeout_at(Instant::now() + door.timeout(), stream.write_all(&output)).await;
+            let _ = timeout_at(Instant::now() + directory.timeout(), stream.write_all(&output)).await;
             return Err(Refused { names: names(&login), why: why.to_string() });
         }
     };
-    door.keep_tsih();
+    directory.keep_tsih();
     let output = std::mem::take(login.output());
-    let sent = timeout_at(Instant::now() + door.timeout(), stream.write_all(&output)).await;
+    let sent = timeout_at(Instant::now() + directory.timeout(), stream.write_all(&output)).await;
     match sent.map_err(io::Error::from).flatten().and_then(|()| stream.into_std()) {
         Ok(stream) => targets.adopt(id, OwnedFd::from(stream), received, &done, ends),
         Err(_) => targets.end_empty_session(id),
@@ -234,7 +234,7 @@ async fn step(
     stream: &mut TcpStream,
     login: &mut Target,
     received: &mut Vec<u8>,
-    door: &Door,
+    directory: &LoginDirectory,
     spoke: &AtomicBool,
 ) -> Result<Option<LoginDone>, Ended> {
     match login.poll() {
@@ -251,7 +251,7 @@ async fn step(
         let output = std::mem::take(login.output());
         stream.write_all(&output).await?;
     }
-    let used = login.input(received, door);
+    let used = login.input(received, directory);
     received.drain(..used);
     if used == 0 && login.output().is_empty() && login.poll() == Step::NeedInput {
         if stream.read_buf(received).await? == 0 {

@@ -1,6 +1,6 @@
 //! One NBD connection until a reactor owns it: accept, handshake, TLS.
 
-use super::{Door, Listener, Tls};
+use super::{PeerCatalogue, Listener, Tls};
 use crate::handshakes::{Handshakes, Peer, handshakes_max, make_room};
 use crate::nbd::listen::Socket;
 use engine::host::Host;
@@ -129,10 +129,10 @@ enum Outcome {
 
 async fn greet(mut stream: Plain, client: Client, listener: &Listener, host: &Arc<Host>) -> io::Result<()> {
     let mut handshake = Handshake::new(listener.handshake_config());
-    let door = Door { exports: &listener.exports, limits: &listener.limits, peer: client.peer };
+    let catalogue = PeerCatalogue { exports: &listener.exports, limits: &listener.limits, peer: client.peer };
     let outcome = match &mut stream {
-        Plain::Tcp(stream) => drive(stream, &mut handshake, &door, &client).await?,
-        Plain::Unix(stream) => drive(stream, &mut handshake, &door, &client).await?,
+        Plain::Tcp(stream) => drive(stream, &mut handshake, &catalogue, &client).await?,
+        Plain::Unix(stream) => drive(stream, &mut handshake, &catalogue, &client).await?,
     };
     match outcome {
         Outcome::Over => Ok(()),
@@ -141,7 +141,7 @@ async fn greet(mut stream: Plain, client: Client, listener: &Listener, host: &Ar
                 Plain::Tcp(stream) => OwnedFd::from(stream.into_std()?),
                 Plain::Unix(stream) => OwnedFd::from(stream.into_std()?),
             };
-            hand_over(fd, *session, leftover, &door, host);
+            hand_over(fd, *session, leftover, &catalogue, host);
             Ok(())
         }
         Outcome::StartTls(early) => {
@@ -152,8 +152,8 @@ async fn greet(mut stream: Plain, client: Client, listener: &Listener, host: &Ar
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "bytes behind STARTTLS"));
             }
             match stream {
-                Plain::Tcp(stream) => encrypted(stream, &tls, handshake, &door, &client, host).await,
-                Plain::Unix(stream) => encrypted(stream, &tls, handshake, &door, &client, host).await,
+                Plain::Tcp(stream) => encrypted(stream, &tls, handshake, &catalogue, &client, host).await,
+                Plain::Unix(stream) => encrypted(stream, &tls, handshake, &catalogue, &client, host).await,
             }
         }
     }
@@ -163,7 +163,7 @@ async fn greet(mut stream: Plain, client: Client, listener: &Listener, host: &Ar
 async fn drive<S>(
     stream: &mut S,
     handshake: &mut Handshake,
-    door: &Door<'_>,
+    catalogue: &PeerCatalogue<'_>,
     client: &Client,
 ) -> io::Result<Outcome>
 where
@@ -185,7 +185,7 @@ where
             }
             Step::NeedInput => {}
         }
-        let used = handshake.input(&received, door);
+        let used = handshake.input(&received, catalogue);
         received.drain(..used);
         let waits = handshake.output().is_empty() && handshake.poll() == Step::NeedInput;
         if waits && stream.read_buf(&mut received).await? == 0 {
@@ -199,7 +199,7 @@ async fn encrypted<S>(
     stream: S,
     tls: &Tls,
     mut handshake: Handshake,
-    door: &Door<'_>,
+    catalogue: &PeerCatalogue<'_>,
     client: &Client,
     host: &Arc<Host>,
 ) -> io::Result<()>
@@ -208,10 +208,10 @@ where
 {
     let mut stream = tls.accept(stream).await?;
     handshake.tls_started();
-    match drive(&mut stream, &mut handshake, door, client).await? {
+    match drive(&mut stream, &mut handshake, catalogue, client).await? {
         Outcome::Ready(session, leftover) => {
             let (ours, theirs) = UnixStream::pair()?;
-            hand_over(OwnedFd::from(theirs.into_std()?), *session, leftover, door, host);
+            hand_over(OwnedFd::from(theirs.into_std()?), *session, leftover, catalogue, host);
             tokio::spawn(relay(stream, ours));
             Ok(())
         }
@@ -234,11 +234,11 @@ where
     }
 }
 
-fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, door: &Door<'_>, host: &Arc<Host>) {
+fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, catalogue: &PeerCatalogue<'_>, host: &Arc<Host>) {
     // If the device was removed since the handshake looked it up, the connection closes.
-    let Some(device) = door.exports.device(session.export) else { return };
+    let Some(device) = catalogue.exports.device(session.export) else { return };
     // The connection also closes if other clients have reached the limit meanwhile.
-    let Some(permit) = door.limits.admit(door.peer, device.number()) else { return };
+    let Some(permit) = catalogue.limits.admit(catalogue.peer, device.number()) else { return };
     // A backend that accepts byte ranges reports a minimum of 1; its logical blocks have 512 bytes.
     let reported = u64::from(session.block_sizes.minimum.max(512));
     let adopt = adoption(fd, session, leftover, Some(Box::new(move || drop(permit))));

@@ -121,13 +121,13 @@ impl Catalogue for Exports {
 }
 
 /// The exports as offered to one peer: exports at their connection limit are refused.
-struct Door<'a> {
+struct PeerCatalogue<'a> {
     exports: &'a Exports,
     limits: &'a Arc<ConnectionLimits>,
     peer: Peer,
 }
 
-impl Catalogue for Door<'_> {
+impl Catalogue for PeerCatalogue<'_> {
     fn list(&self, each: &mut dyn FnMut(&str, &str)) {
         self.exports.list(each);
     }

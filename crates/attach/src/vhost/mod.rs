@@ -43,12 +43,12 @@ pub(crate) async fn export(
     let host = exports.host();
     let path = spec.path.clone();
     let failed = |why: io::Error| HostError::failed(path.display().to_string(), why);
-    let door = match spec.mode {
-        SocketMode::Server => Door::listen(&spec.path).map_err(failed)?,
-        SocketMode::Client => Door::Connect,
+    let source = match spec.mode {
+        SocketMode::Server => ConnectionSource::listen(&spec.path).map_err(failed)?,
+        SocketMode::Client => ConnectionSource::Connect,
     };
     let disk = Disk::open(host, device, spec).await?;
-    let task = tokio::spawn(serve(door, spec.path.clone(), disk.clone()));
+    let task = tokio::spawn(serve(source, spec.path.clone(), disk.clone()));
     let address = path.display().to_string();
     let export = VhostExport { host: host.clone(), disk, path, task: Mutex::new(Some(task)) };
     host.add_export(device, Arc::new(export));
@@ -56,7 +56,7 @@ pub(crate) async fn export(
 }
 
 /// The source of connections to front-ends.
-enum Door {
+enum ConnectionSource {
     /// Front-ends connect to our socket. Dropping the first field removes the socket's file.
     Listen(
         #[expect(dead_code, reason = "it removes the socket file when it is dropped")] Listening,
@@ -66,13 +66,13 @@ enum Door {
     Connect,
 }
 
-impl Door {
-    fn listen(path: &Path) -> io::Result<Door> {
+impl ConnectionSource {
+    fn listen(path: &Path) -> io::Result<ConnectionSource> {
         let mut listening = Listening::open(&NbdAddress::Unix(path.to_owned()))?;
         match listening.sockets.pop() {
             Some(ListeningSocket::Unix(listener)) => {
                 listener.set_nonblocking(true)?;
-                Ok(Door::Listen(listening, UnixListener::from_std(listener)?))
+                Ok(ConnectionSource::Listen(listening, UnixListener::from_std(listener)?))
             }
             _ => Err(io::Error::other("it is not a Unix socket")),
         }
@@ -80,18 +80,18 @@ impl Door {
 
     async fn next(&self, path: &Path) -> io::Result<UnixStream> {
         match self {
-            Door::Listen(_, listener) => Ok(listener.accept().await?.0),
-            Door::Connect => UnixStream::connect(path).await,
+            ConnectionSource::Listen(_, listener) => Ok(listener.accept().await?.0),
+            ConnectionSource::Connect => UnixStream::connect(path).await,
         }
     }
 }
 
 /// Serves one front-end after the other, until the export is closed.
-async fn serve(door: Door, path: PathBuf, disk: Arc<Disk>) {
+async fn serve(source: ConnectionSource, path: PathBuf, disk: Arc<Disk>) {
     let failures = LogLimit::default();
     loop {
         let stream = tokio::select! {
-            stream = door.next(&path) => stream,
+            stream = source.next(&path) => stream,
             () = disk.closing() => return,
         };
         let error = match stream {
@@ -106,7 +106,7 @@ async fn serve(door: Door, path: PathBuf, disk: Arc<Disk>) {
                 ended.err().map(|why| why.to_string())
             }
             Err(why) => {
-                let is_pending = matches!(door, Door::Connect)
+                let is_pending = matches!(source, ConnectionSource::Connect)
                     && [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused].contains(&why.kind());
                 let text = (!is_pending).then(|| why.to_string());
                 tokio::select! {

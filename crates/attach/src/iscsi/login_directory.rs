@@ -17,7 +17,7 @@ const LOGIN_TIMEOUT_S: u64 = 15;
 const DISCOVERY_WINDOW: u32 = 4;
 
 /// The targets as one login sees them.
-pub(super) struct Door {
+pub(super) struct LoginDirectory {
     targets: Arc<Targets>,
     portal: Arc<Portal>,
     /// The TSIH reserved for this login; 0: none.
@@ -26,10 +26,10 @@ pub(super) struct Door {
     timeout_s: AtomicU64,
 }
 
-impl Door {
-    pub(super) fn new(targets: &Arc<Targets>, portal: &Arc<Portal>) -> Door {
+impl LoginDirectory {
+    pub(super) fn new(targets: &Arc<Targets>, portal: &Arc<Portal>) -> LoginDirectory {
         let (targets, portal) = (targets.clone(), portal.clone());
-        Door { targets, portal, tsih: AtomicU16::new(0), timeout_s: AtomicU64::new(LOGIN_TIMEOUT_S) }
+        LoginDirectory { targets, portal, tsih: AtomicU16::new(0), timeout_s: AtomicU64::new(LOGIN_TIMEOUT_S) }
     }
 
     /// Returns the longest duration of the login: that of its portal group, once that is known.
@@ -55,7 +55,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for LoginDirectory {
     fn drop(&mut self) {
         match self.tsih.load(Relaxed) {
             0 => {}
@@ -64,7 +64,7 @@ impl Drop for Door {
     }
 }
 
-impl Directory for Door {
+impl Directory for LoginDirectory {
     fn admit(&self, admission: &Admission<'_>) -> Result<Policy, Status> {
         let state = self.targets.lock();
         let SessionType::Normal { target } = admission.session else { return Ok(self.discovery(&state)) };
