@@ -4,7 +4,7 @@
 //! Runs on the control plane's runtime. Closures change a session on its reactor; they check on that thread
 //! that the session and the queues of its LUNs still exist, since the numbers of both are reused.
 
-use super::session::{ConnectionInfo, Reach, Session, SessionCounts, SessionInfo, SessionLun};
+use super::session::{ConnectionInfo, ReactorSession, Session, SessionCounts, SessionInfo, SessionLun};
 use super::targets::{Event, Targets};
 use super::tree::{GroupId, VisibleLun};
 use super::unit::Unit;
@@ -200,13 +200,13 @@ impl Targets {
             luns: Vec::new(),
             counts: SessionCounts::default(),
         };
-        let (counters, reach) = (Arc::<SessionCounters>::default(), Arc::<Reach>::default());
+        let (counters, reactor_session) = (Arc::<SessionCounters>::default(), Arc::<ReactorSession>::default());
         let session = Session {
             info,
             reactor,
             nexus_name,
             luns: BTreeMap::new(),
-            reach: reach.clone(),
+            reactor_session: reactor_session.clone(),
             exp_cmd_sn: done.cmd_sn,
             connections: BTreeMap::new(),
             counters: counters.clone(),
@@ -214,7 +214,7 @@ impl Targets {
         };
         state.sessions.list.insert(id, session);
         let events = self.events();
-        let gone = reach.clone();
+        let gone = reactor_session.clone();
         let setup = SessionSetup {
             number: done.tsih,
             target: group.as_ref().map(|group| group.target.to_string()).unwrap_or_default(),
@@ -233,7 +233,7 @@ impl Targets {
             })),
         };
         let open = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
-            let _ = reach.id.set(fronts.iscsi.open_session(setup));
+            let _ = reactor_session.id.set(fronts.iscsi.open_session(setup));
         };
         self.host().reactors()[reactor].run(Box::new(open));
         tracing::debug!(
@@ -271,9 +271,9 @@ impl Targets {
             stat_sn: done.stat_sn,
             when_gone: Some(Box::new(move || drop(gone))),
         };
-        let reach = session.reach.clone();
+        let reactor_session = session.reactor_session.clone();
         let adopt = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
-            let Some(session) = reach.session() else { return };
+            let Some(session) = reactor_session.session() else { return };
             if let Err(error) = fronts.iscsi.adopt(session, fd, setup, &leftover, turn) {
                 tracing::error!(%error, "an iSCSI connection could not be taken over");
                 fronts.iscsi.end_session(session, EndReason::ConnectionLost, turn);
@@ -285,10 +285,10 @@ impl Targets {
     /// Updates a session to the LUNs that its initiator may see now. An initiator whose LUNs change gets a
     /// unit attention (3F/0E).
     pub(super) async fn change_luns(self: &Arc<Self>, id: u64) {
-        let Some(reach) = self.lock().sessions.list.get(&id).map(|session| session.reach.clone()) else {
+        let Some(reactor_session) = self.lock().sessions.list.get(&id).map(|session| session.reactor_session.clone()) else {
             return;
         };
-        let _turn = reach.changing.lock().await;
+        let _turn = reactor_session.changing.lock().await;
         let Some(plan) = self.plan_luns(id) else { return };
         if plan.added.is_empty() && plan.removed.is_empty() {
             return;
@@ -325,7 +325,7 @@ impl Targets {
             session.luns.values().cloned().collect::<Vec<_>>()
         };
         let (done, is_done) = oneshot::channel::<()>();
-        let on_reactor = reach.clone();
+        let on_reactor = reactor_session.clone();
         let is_first = plan.is_first;
         let change = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
             if let Some(session) = on_reactor.session() {
@@ -416,9 +416,9 @@ impl Targets {
     pub(super) fn end_session(&self, id: u64, why: EndReason) {
         let state = self.lock();
         let Some(session) = state.sessions.list.get(&id) else { return };
-        let reach = session.reach.clone();
+        let reactor_session = session.reactor_session.clone();
         let end = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
-            if let Some(session) = reach.session() {
+            if let Some(session) = reactor_session.session() {
                 fronts.iscsi.end_session(session, why, turn);
             }
         };
@@ -450,13 +450,13 @@ impl Targets {
 
     /// Closes a connection that a login replaces, and waits until the reactor has released it.
     async fn end_connection(&self, id: u64, cid: u16) -> Result<(), NoSession> {
-        let (mut watcher, reactor, reach) = {
+        let (mut watcher, reactor, reactor_session) = {
             let state = self.lock();
             let session = state.sessions.list.get(&id).ok_or(NoSession::Removed)?;
-            (session.changed.subscribe(), session.reactor, session.reach.clone())
+            (session.changed.subscribe(), session.reactor, session.reactor_session.clone())
         };
         let end = move |fronts: &mut Fronts, turn: &mut Turn<'_>| {
-            if let Some(session) = reach.session() {
+            if let Some(session) = reactor_session.session() {
                 fronts.iscsi.end_connection(session, cid, turn);
             }
         };
@@ -538,7 +538,7 @@ impl Drop for Gone {
     }
 }
 
-impl Reach {
+impl ReactorSession {
     /// Returns the session's number on its reactor; `None`: it has ended. Must be called on the reactor's
     /// thread.
     fn session(&self) -> Option<exports::iscsi::SessionId> {

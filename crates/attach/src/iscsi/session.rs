@@ -124,7 +124,7 @@ pub(super) struct SessionLun {
 
 /// The reactor's part of a session, shared with the closures that are sent there.
 #[derive(Default)]
-pub(super) struct Reach {
+pub(super) struct ReactorSession {
     /// The reactor's number of the session, once it is open.
     pub(super) id: OnceLock<SessionId>,
     /// Set on the reactor's thread when the session has ended; another session may have its number then.
@@ -142,7 +142,7 @@ pub(super) struct Session {
     /// The initiator port and the target port of the session.
     pub(super) nexus_name: NexusName,
     pub(super) luns: BTreeMap<u16, SessionLun>,
-    pub(super) reach: Arc<Reach>,
+    pub(super) reactor_session: Arc<ReactorSession>,
     /// ExpCmdSN when the session began.
     pub(super) exp_cmd_sn: u32,
     /// Connections by serial number, since an initiator may reuse a CID.
@@ -296,7 +296,7 @@ mod tests {
             reactor,
             nexus_name,
             luns: BTreeMap::new(),
-            reach: Arc::default(),
+            reactor_session: Arc::default(),
             exp_cmd_sn: 1,
             connections: BTreeMap::new(),
             counters: Arc::default(),
