@@ -39,7 +39,7 @@ const QUEUE_DEPTH: &str = "128";
 
 /// An export that `--iscsi` created: a LUN at one portal.
 #[derive(Clone)]
-struct Flag {
+struct LunExport {
     id: u64,
     group: GroupId,
     lun: u16,
@@ -53,8 +53,8 @@ struct Flag {
 
 /// All exports that `--iscsi` created.
 #[derive(Default)]
-pub(super) struct Flags {
-    list: Vec<Flag>,
+pub(super) struct LunExports {
+    list: Vec<LunExport>,
     last: u64,
     /// Groups that an export created; they are deleted with their last export.
     owned: Vec<GroupId>,
@@ -71,14 +71,14 @@ pub(crate) async fn export(
     _life: impl FnOnce() -> UblkLife,
 ) -> Result<Exported, HostError> {
     let targets = exports.iscsi();
-    let flag = targets.add_flag(device, spec)?;
-    targets.sessions_follow(&flag.group).await;
-    let address = flag.portal.uri(&flag.group.target, flag.lun);
+    let lun_export = targets.add_lun_export(device, spec)?;
+    targets.sessions_follow(&lun_export.group).await;
+    let address = lun_export.portal.uri(&lun_export.group.target, lun_export.lun);
     let export = IscsiExport {
         targets: targets.clone(),
-        group: flag.group,
-        lun: flag.lun,
-        flag: Some((flag.id, flag.portal)),
+        group: lun_export.group,
+        lun: lun_export.lun,
+        lun_export: Some((lun_export.id, lun_export.portal)),
     };
     exports.host().add_export(device, Arc::new(export));
     Ok(Exported::at(address))
@@ -94,11 +94,11 @@ fn refused(why: impl Into<String>) -> HostError {
 }
 
 impl Targets {
-    fn flags(&self) -> MutexGuard<'_, Flags> {
-        self.flags.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lun_exports(&self) -> MutexGuard<'_, LunExports> {
+        self.lun_exports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_flag(self: &Arc<Self>, device: &Arc<Device>, spec: &IscsiSpec) -> Result<Flag, HostError> {
+    fn add_lun_export(self: &Arc<Self>, device: &Arc<Device>, spec: &IscsiSpec) -> Result<LunExport, HostError> {
         let auth = spec.chap.as_deref().map(read_auth).transpose()?;
         let discovery = spec.discovery_chap.as_deref().map(read_auth).transpose()?;
         let long_cdbs = spec.cdb_max == CdbMax::Long;
@@ -121,10 +121,10 @@ impl Targets {
         }
         let group = GroupId::new(spec.target_of(&device.name()), spec.tag);
         self.own_group(&group)?;
-        let mut flags = self.flags();
-        flags.last += 1;
-        let mut flag = Flag {
-            id: flags.last,
+        let mut lun_exports = self.lun_exports();
+        lun_exports.last += 1;
+        let mut lun_export = LunExport {
+            id: lun_exports.last,
             group,
             lun: 0,
             unit: unit.id(),
@@ -132,18 +132,18 @@ impl Targets {
             initiators: spec.acls.iter().map(|acl| acl.initiator.clone()).collect(),
             is_for_all: spec.acls.is_empty(),
         };
-        drop(flags);
-        let added = self.set_up(&mut flag, device, spec, auth);
+        drop(lun_exports);
+        let added = self.set_up(&mut lun_export, device, spec, auth);
         if let Err(why) = added {
             // Objects that were created before the error are removed as those of a complete export.
-            self.flags().list.push(flag.clone());
-            self.remove_flag(flag.id);
+            self.lun_exports().list.push(lun_export.clone());
+            self.remove_lun_export(lun_export.id);
             return Err(why);
         }
         if let Some(discovery) = discovery {
             self.set_auth(&Scope::Discovery, discovery)?;
         }
-        Ok(flag)
+        Ok(lun_export)
     }
 
     /// Creates the target and the group if they do not exist.
@@ -156,7 +156,7 @@ impl Targets {
             Err(TargetsError::Tree(TreeError::GroupExists(_))) => return Ok(()),
             created => created?,
         }
-        self.flags().owned.push(group.clone());
+        self.lun_exports().owned.push(group.clone());
         for (name, value) in PARAMETERS {
             self.set_parameter(group, name, value)?;
         }
@@ -174,12 +174,12 @@ impl Targets {
 
     fn set_up(
         self: &Arc<Self>,
-        flag: &mut Flag,
+        lun_export: &mut LunExport,
         device: &Arc<Device>,
         spec: &IscsiSpec,
         auth: Option<Auth>,
     ) -> Result<(), HostError> {
-        let group = flag.group.clone();
+        let group = lun_export.group.clone();
         let scope = Scope::Group(group.clone());
         if let Some(auth) = auth {
             self.set_auth(&scope, auth)?;
@@ -197,15 +197,15 @@ impl Targets {
         if !spec.acls.is_empty() {
             self.set_attribute(&scope, "generate_node_acls", "0")?;
         }
-        let known = self.tree().group(&group).map_err(TargetsError::from)?.lun_of(flag.unit);
-        flag.lun = match (known, spec.lun) {
+        let known = self.tree().group(&group).map_err(TargetsError::from)?.lun_of(lun_export.unit);
+        lun_export.lun = match (known, spec.lun) {
             (Some(known), Some(wanted)) if known != wanted => {
                 return Err(refused(format!("it is LUN {known} of {group} already, not {wanted}")));
             }
             (Some(known), _) => known,
             (None, wanted) => self.add_silent_lun(&group, wanted, device, spec.read_only)?,
         };
-        self.flags().list.push(flag.clone());
+        self.lun_exports().list.push(lun_export.clone());
         for acl in &spec.acls {
             match self.add_acl(&group, &acl.initiator) {
                 Ok(()) => {
@@ -215,23 +215,23 @@ impl Targets {
                 Err(TargetsError::Tree(TreeError::AclExists(_))) => {}
                 Err(why) => return Err(why.into()),
             }
-            self.map(&group, &acl.initiator, flag.lun, acl.read_only)?;
+            self.map(&group, &acl.initiator, lun_export.lun, acl.read_only)?;
         }
         self.map_for_all(&group)?;
         match self.add_portal(&group, &spec.portal) {
-            Ok(opened) => flag.portal = opened,
+            Ok(opened) => lun_export.portal = opened,
             Err(TargetsError::Tree(TreeError::PortalExists(_)))
                 if self.tree().group(&group).is_ok_and(|known| known.portals.contains(&spec.portal)) => {}
             Err(why) => {
-                self.flags().list.retain(|other| other.id != flag.id);
+                self.lun_exports().list.retain(|other| other.id != lun_export.id);
                 return Err(why.into());
             }
         }
-        let mut flags = self.flags();
-        if let Some(listed) = flags.list.iter_mut().find(|listed| listed.id == flag.id) {
-            listed.portal = flag.portal.clone();
+        let mut lun_exports = self.lun_exports();
+        if let Some(listed) = lun_exports.list.iter_mut().find(|listed| listed.id == lun_export.id) {
+            listed.portal = lun_export.portal.clone();
         }
-        drop(flags);
+        drop(lun_exports);
         self.enable_group(&group, true)?;
         Ok(())
     }
@@ -258,26 +258,26 @@ impl Targets {
     /// Maps the LUNs of exports without ACLs to all initiators that other exports of the group name.
     fn map_for_all(self: &Arc<Self>, group: &GroupId) -> Result<(), TargetsError> {
         let initiators: Vec<IscsiName> = self.tree().group(group)?.acls.keys().cloned().collect();
-        let flags: Vec<Flag> = self.flags().list.clone();
-        for flag in flags.iter().filter(|flag| flag.group == *group && flag.is_for_all) {
+        let lun_exports: Vec<LunExport> = self.lun_exports().list.clone();
+        for lun_export in lun_exports.iter().filter(|lun_export| lun_export.group == *group && lun_export.is_for_all) {
             for initiator in &initiators {
-                self.map(group, initiator, flag.lun, false)?;
+                self.map(group, initiator, lun_export.lun, false)?;
             }
         }
         Ok(())
     }
 
     /// Removes an export, and the objects that no other export needs.
-    fn remove_flag(self: &Arc<Self>, id: u64) {
-        let mut flags = self.flags();
-        let Some(position) = flags.list.iter().position(|flag| flag.id == id) else { return };
-        let gone = flags.list.remove(position);
-        let others: Vec<Flag> = flags.list.iter().filter(|flag| flag.group == gone.group).cloned().collect();
-        let is_owned = flags.owned.contains(&gone.group);
+    fn remove_lun_export(self: &Arc<Self>, id: u64) {
+        let mut lun_exports = self.lun_exports();
+        let Some(position) = lun_exports.list.iter().position(|lun_export| lun_export.id == id) else { return };
+        let gone = lun_exports.list.remove(position);
+        let others: Vec<LunExport> = lun_exports.list.iter().filter(|lun_export| lun_export.group == gone.group).cloned().collect();
+        let is_owned = lun_exports.owned.contains(&gone.group);
         if others.is_empty() {
-            flags.owned.retain(|group| *group != gone.group);
+            lun_exports.owned.retain(|group| *group != gone.group);
         }
-        drop(flags);
+        drop(lun_exports);
         // Missing objects were removed by targetcli.
         if others.is_empty() && is_owned {
             let _ = self.delete_group(&gone.group);
@@ -287,15 +287,15 @@ impl Targets {
             return;
         }
         for initiator in &gone.initiators {
-            if is_owned && !others.iter().any(|flag| flag.initiators.contains(initiator)) {
+            if is_owned && !others.iter().any(|lun_export| lun_export.initiators.contains(initiator)) {
                 let _ = self.remove_acl(&gone.group, initiator);
             }
         }
         let lun = self.tree().group(&gone.group).ok().and_then(|group| group.lun_of(gone.unit));
-        if lun == Some(gone.lun) && !others.iter().any(|flag| flag.lun == gone.lun) {
+        if lun == Some(gone.lun) && !others.iter().any(|lun_export| lun_export.lun == gone.lun) {
             let _ = self.remove_lun(&gone.group, gone.lun);
         }
-        if !others.iter().any(|flag| flag.portal == gone.portal) {
+        if !others.iter().any(|lun_export| lun_export.portal == gone.portal) {
             let _ = self.remove_portal(&gone.group, &gone.portal);
         }
     }
@@ -328,12 +328,12 @@ pub(super) struct IscsiExport {
     pub(super) group: GroupId,
     pub(super) lun: u16,
     /// The number of the export and its portal; `None`: it belongs to targetcli.
-    pub(super) flag: Option<(u64, PortalAddress)>,
+    pub(super) lun_export: Option<(u64, PortalAddress)>,
 }
 
 impl Export for IscsiExport {
     fn info(&self, device: &Device) -> ExportInfo {
-        let portal = self.flag.as_ref().map(|(_, portal)| portal);
+        let portal = self.lun_export.as_ref().map(|(_, portal)| portal);
         super::show::export_info(&self.targets, &self.group, self.lun, portal, device)
     }
 
@@ -353,8 +353,8 @@ impl Export for IscsiExport {
     }
 
     fn close<'a>(&'a self, _: &'a Arc<Device>) -> BoxFuture<'a, Result<(), HostError>> {
-        match &self.flag {
-            Some((id, _)) => self.targets.remove_flag(*id),
+        match &self.lun_export {
+            Some((id, _)) => self.targets.remove_lun_export(*id),
             // The LUN is missing if targetcli removed it.
             None => drop(self.targets.remove_lun(&self.group, self.lun)),
         }

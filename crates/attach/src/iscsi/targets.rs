@@ -4,7 +4,7 @@
 //! removed, and initiators that may not log in any more are logged out.
 
 use super::auth::Auth;
-use super::export::{Flags, IscsiExport};
+use super::export::{LunExports, IscsiExport};
 use super::portal::Portal;
 use super::session::{SessionInfo, Sessions};
 use super::settings::SettingError;
@@ -68,7 +68,7 @@ pub struct Targets {
     /// Connects the sessions of all reactors.
     exchange: Arc<Exchange>,
     /// The exports of `--iscsi`.
-    pub(super) flags: Mutex<Flags>,
+    pub(super) lun_exports: Mutex<LunExports>,
     events: UnboundedSender<Event>,
     /// Receiver of the reactors' events; empty once a task receives them.
     inbox: Mutex<Option<UnboundedReceiver<Event>>>,
@@ -105,7 +105,7 @@ impl Targets {
             state_dir,
             state: Mutex::default(),
             exchange: Arc::default(),
-            flags: Mutex::default(),
+            lun_exports: Mutex::default(),
             events,
             inbox: Mutex::new(Some(inbox)),
         })
@@ -320,7 +320,7 @@ impl Targets {
     ) -> Result<u16, TargetsError> {
         let lun = self.add_silent_lun(id, number, device, read_only)?;
         let export: Arc<dyn Export> =
-            Arc::new(IscsiExport { targets: self.clone(), group: id.clone(), lun, flag: None });
+            Arc::new(IscsiExport { targets: self.clone(), group: id.clone(), lun, lun_export: None });
         self.host.add_export(device, export.clone());
         self.lock().exports.insert((id.clone(), lun), (device.clone(), export));
         Ok(lun)
