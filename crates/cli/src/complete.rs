@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Time limit of a server's answer, short enough for a key press.
-const PATIENCE: Duration = Duration::from_millis(300);
+const ANSWER_TIME: Duration = Duration::from_millis(300);
 
 /// The keys of `set` that every device has.
 const SET: [&str; 9] = [
@@ -187,7 +187,7 @@ fn layers_of(name: &str) -> Option<Vec<String>> {
     // An invalid name could be a path out of the run directory.
     name.parse::<DeviceName>().ok()?;
     let client = ControlClient::new(RunDir::locate().ok()?.control_link(name));
-    let asked = async { tokio::time::timeout(PATIENCE, client.device(name)).await };
+    let asked = async { tokio::time::timeout(ANSWER_TIME, client.device(name)).await };
     let device = block_on("completions", asked).ok()?.ok()?.ok()?;
     let name = |layer: &String| layer.split(',').next().unwrap_or_default().to_owned();
     Some(device.layers.iter().map(name).collect())

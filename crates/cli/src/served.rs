@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::Receiver;
 
 /// Interval between checks of devices with deferred removal.
-const DEFERRED_LOOK: Duration = Duration::from_millis(100);
+const DEFERRED_POLL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Served {
     pub(crate) host: Arc<Host>,
@@ -90,7 +90,7 @@ impl Served {
                         .retain(|other| *other != name);
                 }
             }
-            tokio::time::sleep(DEFERRED_LOOK).await;
+            tokio::time::sleep(DEFERRED_POLL).await;
         }
     }
 

@@ -8,7 +8,7 @@ const KEY: &str = "blockyard.reservations";
 /// The lock of those who change it.
 const LOCK: &str = "blockyard_reservations";
 /// How long another server may keep the lock: it ends by itself earlier.
-const PATIENCE: Duration = Duration::from_secs(15);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(15);
 const PERIOD: Duration = Duration::from_millis(20);
 
 impl Rbd {
@@ -49,7 +49,7 @@ impl Rbd {
     /// The cluster refuses, or another server does not end.
     pub fn lock_shared_text(&self) -> Result<(), RbdError> {
         let opened = self.opened();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LOCK_TIMEOUT;
         while !opened.image.try_lock(LOCK, &cookie()).map_err(|why| opened.failed(why))? {
             if Instant::now() > until {
                 let step = "locking the image's metadata";

@@ -21,7 +21,7 @@ const TEST_FOLDER: &str = "target/ceph-test";
 /// Programs that a cluster runs.
 const PROGRAMS: &[&str] = &["ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool", "ceph-authtool"];
 /// Time limit of a step, generous for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 /// Size of an OSD's sparse file.
 const OSD_SIZE: u64 = 10 << 30;
 
@@ -145,14 +145,14 @@ fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<St
             child
         }
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + STEP_TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         if Instant::now() > until {
             child.kill()?;
-            return Err(failed(format!("{} took longer than {PATIENCE:?}", words.join(" "))));
+            return Err(failed(format!("{} took longer than {STEP_TIMEOUT:?}", words.join(" "))));
         }
         thread::sleep(Duration::from_millis(20));
     };
@@ -281,10 +281,10 @@ fn build(folder: &Path, osds: usize) -> io::Result<PathBuf> {
         start_new_osd(folder, number)?;
     }
     run(&["ceph", "osd", "pool", "create", "rbd", "8", "8"])?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + STEP_TIMEOUT;
     while !run(&["ceph", "osd", "stat"])?.contains(&format!("{osds} up")) {
         if Instant::now() > until {
-            return Err(failed(format!("{osds} OSDs are not up after {PATIENCE:?}")));
+            return Err(failed(format!("{osds} OSDs are not up after {STEP_TIMEOUT:?}")));
         }
         thread::sleep(Duration::from_millis(200));
     }

@@ -6,7 +6,7 @@
 
 use super::auth::Auth;
 use super::targets::{Targets, TargetsError};
-use super::tree::{GroupId, LUN_MAX, MappedLun, NOPIN_RESPONSE_TIMEOUT, PATIENCE, Scope, TreeError, UnitId};
+use super::tree::{GroupId, LUN_MAX, MappedLun, NOPIN_RESPONSE_TIMEOUT, NOPIN_RESPONSE_TIMEOUT_S, Scope, TreeError, UnitId};
 use super::unit::UnitOptions;
 use crate::{Exported, UblkLife};
 use engine::control::{BoxFuture, ExportInfo};
@@ -210,7 +210,7 @@ impl Targets {
             match self.add_acl(&group, &acl.initiator) {
                 Ok(()) => {
                     let scope = Scope::Acl(group.clone(), acl.initiator.clone());
-                    self.set_attribute(&scope, NOPIN_RESPONSE_TIMEOUT, &PATIENCE.to_string())?;
+                    self.set_attribute(&scope, NOPIN_RESPONSE_TIMEOUT, &NOPIN_RESPONSE_TIMEOUT_S.to_string())?;
                 }
                 Err(TargetsError::Tree(TreeError::AclExists(_))) => {}
                 Err(why) => return Err(why.into()),

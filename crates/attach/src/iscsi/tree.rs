@@ -12,7 +12,7 @@ use std::fmt;
 /// The attribute of ACLs for the time to answer a NOP-In, in seconds.
 pub(super) const NOPIN_RESPONSE_TIMEOUT: &str = "nopin_response_timeout";
 /// The answer time in seconds for initiators without an ACL.
-pub(super) const PATIENCE: i64 = 60;
+pub(super) const NOPIN_RESPONSE_TIMEOUT_S: i64 = 60;
 
 /// A target portal group: a target and a tag.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -275,7 +275,7 @@ impl Group {
         match self.acls.get(initiator) {
             Some(acl) => acl.attributes.number(name),
             // Programs on libiscsi answer a NOP-In only while they wait for a command of theirs.
-            None if name == NOPIN_RESPONSE_TIMEOUT => PATIENCE,
+            None if name == NOPIN_RESPONSE_TIMEOUT => NOPIN_RESPONSE_TIMEOUT_S,
             None => DEFAULTS.number(name),
         }
     }

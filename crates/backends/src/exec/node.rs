@@ -28,9 +28,9 @@ const MEMORY_NS: u64 = 1_000_000;
 /// Minimum time to wait for the first connection of a queue, in nanoseconds.
 const FIRST_NS: u64 = 10_000_000_000;
 /// Number of checks within a timeout.
-const LOOKS: u64 = 8;
-const LOOK_NS_MIN: u64 = 1_000_000;
-const LOOK_NS_MAX: u64 = 250_000_000;
+const CHECKS: u64 = 8;
+const CHECK_NS_MIN: u64 = 1_000_000;
+const CHECK_NS_MAX: u64 = 250_000_000;
 /// Lifetime in nanoseconds below which a connection counts as a failed attempt, whatever it transferred.
 const OF_USE_NS: u64 = 1_000_000_000;
 
@@ -143,10 +143,10 @@ impl<S> ExecNode<S> {
         if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
-    fn look_ns(&self) -> u64 {
+    fn check_ns(&self) -> u64 {
         let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
-        too_long.map_or(LOOK_NS_MAX, |ns| ns / LOOKS).clamp(LOOK_NS_MIN, LOOK_NS_MAX)
+        too_long.map_or(CHECK_NS_MAX, |ns| ns / CHECKS).clamp(CHECK_NS_MIN, CHECK_NS_MAX)
     }
 
     /// Returns whether there has been no connection for longer than requests wait for one.
@@ -430,7 +430,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for ExecNode<S> {
         self.send(cx);
         let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
         if self.in_flight > 0 && watched && !self.has_alarm {
-            self.set_alarm(self.look_ns(), cx);
+            self.set_alarm(self.check_ns(), cx);
         }
     }
 

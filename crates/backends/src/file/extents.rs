@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 /// Minimum time, in nanoseconds, between searches for data for zero-copy reads: a search takes 10 ms per
 /// GiB of data.
-const LOOK_NS: u64 = 1_000_000_000;
+const SEARCH_INTERVAL_NS: u64 = 1_000_000_000;
 
 /// The last range of data that was found, in bytes of the file.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl FileNode {
         };
         let cleared = self.shared.cleared.load(Acquire);
         if !is_known(&self.known, cleared) {
-            if cx.now().since(looked) < LOOK_NS {
+            if cx.now().since(looked) < SEARCH_INTERVAL_NS {
                 return false;
             }
             self.own = Some((region, cx.now()));

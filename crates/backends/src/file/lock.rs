@@ -25,9 +25,9 @@ pub(super) const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 /// Time for which to retry a lock. After a program was killed, the kernel takes a moment to end its rings,
 /// longer on a busy processor, and the program's files stay locked until then.
-const LINGER: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 2000 });
+const RETRY_TIME: Duration = Duration::from_millis(if cfg!(test) { 400 } else { 2000 });
 /// Time between retries.
-const LOOK: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// State of the file's locks, for `show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +58,8 @@ pub(super) fn lock(file: &File, spec: &FileSpec) -> Result<Locked, OpenError> {
     }
     let begun = Instant::now();
     let mut result = conflict(file, does, denies);
-    while matches!(result, Ok(Some(_))) && begun.elapsed() < LINGER {
-        std::thread::sleep(LOOK);
+    while matches!(result, Ok(Some(_))) && begun.elapsed() < RETRY_TIME {
+        std::thread::sleep(RETRY_INTERVAL);
         result = conflict(file, does, denies);
     }
     match result {

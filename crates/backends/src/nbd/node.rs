@@ -23,9 +23,9 @@ use std::sync::atomic::Ordering::Relaxed;
 /// less. It does not apply if nothing listens at the address.
 const FIRST_NS: u64 = 10_000_000_000;
 /// Number of checks within a timeout.
-const LOOKS: u64 = 8;
-const LOOK_NS_MIN: u64 = 1_000_000;
-const LOOK_NS_MAX: u64 = 250_000_000;
+const CHECKS: u64 = 8;
+const CHECK_NS_MIN: u64 = 1_000_000;
+const CHECK_NS_MAX: u64 = 250_000_000;
 /// Multiple of the timeout after which a server that answers other requests, but not this one, is given up.
 const FORGOTTEN: u64 = 4;
 /// Lifetime in nanoseconds below which a connection counts as a failed attempt, whatever it transferred.
@@ -132,11 +132,11 @@ impl<S> NbdNode<S> {
 
     /// Returns the time until the next check of the timeouts for answers and for connecting, in
     /// nanoseconds.
-    fn look_ns(&self) -> u64 {
+    fn check_ns(&self) -> u64 {
         let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
-        let look_ns = too_long.map_or(LOOK_NS_MAX, |time_ns| time_ns / LOOKS);
-        look_ns.clamp(LOOK_NS_MIN, LOOK_NS_MAX)
+        let check_ns = too_long.map_or(CHECK_NS_MAX, |time_ns| time_ns / CHECKS);
+        check_ns.clamp(CHECK_NS_MIN, CHECK_NS_MAX)
     }
 
     /// Returns whether there has been no connection for longer than requests wait for one.
@@ -404,7 +404,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
         self.send(cx);
         let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
         if self.in_flight > 0 && watched && !self.has_alarm {
-            self.set_alarm(self.look_ns(), cx);
+            self.set_alarm(self.check_ns(), cx);
         }
     }
 

@@ -14,7 +14,7 @@ const MARKS_MAX: usize = 64 << 10;
 
 /// How many times the deadline a check gets that was late before: on a busy machine, where a check of many
 /// processes waits for a processor most of the time, it would be a finding otherwise.
-const PATIENCE: u32 = 3;
+const LATE_DEADLINES: u32 = 3;
 
 /// What all workers have in common.
 #[derive(Clone, Debug)]
@@ -126,7 +126,7 @@ impl Checker {
 
     /// Checks a state within the time that a check gets which was late before.
     pub(super) fn check_patiently(&mut self, state: &State, name: &str) -> Result<Checked, String> {
-        self.check_within(state, name, self.check.deadline.saturating_mul(PATIENCE))
+        self.check_within(state, name, self.check.deadline.saturating_mul(LATE_DEADLINES))
     }
 
     fn check_within(&mut self, state: &State, name: &str, deadline: Duration) -> Result<Checked, String> {

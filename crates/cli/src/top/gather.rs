@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Time for a process to list its devices, and again to return their counters.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIME: Duration = Duration::from_secs(1);
 /// Additional time for each device: counters are fetched one after the other.
-const EACH: Duration = Duration::from_millis(100);
+const ANSWER_TIME_PER_DEVICE: Duration = Duration::from_millis(100);
 
 /// State of one device.
 #[derive(Clone, Debug)]
@@ -71,10 +71,10 @@ pub(super) async fn snapshot(run: &RunDir, wanted: &[String]) -> Snapshot {
 async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
     let client = ControlClient::new(&socket);
     let found: Result<Vec<Sample>, Option<ClientError>> = async {
-        let mut devices = timeout(PATIENCE, client.devices()).await.map_err(|_| None)??;
+        let mut devices = timeout(ANSWER_TIME, client.devices()).await.map_err(|_| None)??;
         devices.retain(|info| wanted.is_empty() || wanted.contains(&info.name));
-        let patience = PATIENCE + EACH * u32::try_from(devices.len()).unwrap_or(u32::MAX);
-        Ok(timeout(patience, samples(&client, devices, &socket)).await.map_err(|_| None)??)
+        let answer_time = ANSWER_TIME + ANSWER_TIME_PER_DEVICE * u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        Ok(timeout(answer_time, samples(&client, devices, &socket)).await.map_err(|_| None)??)
     }
     .await;
     match found {

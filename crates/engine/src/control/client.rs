@@ -21,7 +21,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(15);
 /// Time after which the client gives up waiting for a stopped process. Debuggers stop a process briefly.
 const STOPPED_TIME: Duration = Duration::from_secs(2);
 /// Interval at which the state of the process is polled while waiting.
-const STOPPED_LOOK: Duration = Duration::from_millis(250);
+const STOPPED_POLL: Duration = Duration::from_millis(250);
 
 /// Returns whether a process is stopped by a signal or a debugger: its state in `/proc/PID/stat` is T or t.
 fn is_stopped(pid: i32) -> bool {
@@ -35,8 +35,8 @@ async fn stays_stopped(server: Option<i32>) -> i32 {
     let Some(pid) = server else { return std::future::pending().await };
     let mut stopped = Duration::ZERO;
     loop {
-        tokio::time::sleep(STOPPED_LOOK).await;
-        stopped = if is_stopped(pid) { stopped + STOPPED_LOOK } else { Duration::ZERO };
+        tokio::time::sleep(STOPPED_POLL).await;
+        stopped = if is_stopped(pid) { stopped + STOPPED_POLL } else { Duration::ZERO };
         if stopped >= STOPPED_TIME {
             return pid;
         }
@@ -46,7 +46,7 @@ async fn stays_stopped(server: Option<i32>) -> i32 {
 /// Resolves when a process is not stopped any more.
 async fn continued(pid: i32) {
     while is_stopped(pid) {
-        tokio::time::sleep(STOPPED_LOOK).await;
+        tokio::time::sleep(STOPPED_POLL).await;
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Longest line of output that is logged. The rest is a line of its own.
 const LINE_MAX: u64 = 1024;
 /// Interval at which a program is polled for its end.
-const LOOK: Duration = Duration::from_millis(5);
+const END_POLL: Duration = Duration::from_millis(5);
 
 /// A program that runs in a process group of its own, and is killed on drop.
 pub(super) struct Running {
@@ -76,14 +76,14 @@ impl Running {
             if ended.is_some() || Instant::now() >= late {
                 return ended;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(END_POLL);
         }
     }
 
     /// Appends the last line of its output to a text.
     pub(super) fn with_last_line(&self, text: &str) -> String {
         // The thread that reads it may be a moment behind.
-        std::thread::sleep(LOOK);
+        std::thread::sleep(END_POLL);
         let line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.is_empty() { text.to_owned() } else { format!("{text}: {line}") }
     }

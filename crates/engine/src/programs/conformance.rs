@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest time for an answer of the program, and for its end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 
 /// Result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ impl Peer {
     fn connect(program: &Program) -> Result<Peer, String> {
         let memory = shared_memory()?;
         let stream = UnixStream::from(program.connect(&memory).map_err(|why| why.to_string())?);
-        let set = stream.set_read_timeout(Some(PATIENCE)).and(stream.set_write_timeout(Some(PATIENCE)));
+        let set = stream.set_read_timeout(Some(ANSWER_TIME)).and(stream.set_write_timeout(Some(ANSWER_TIME)));
         set.map_err(|why| why.to_string())?;
         let memory = memory.as_fd().try_clone_to_owned().map_err(|why| why.to_string())?;
         Ok(Peer { stream, memory: memory.into(), next_tag: 0x1234_5678_9abc_0000 })
@@ -67,7 +67,7 @@ impl Peer {
     fn reply(&mut self) -> Result<Reply, String> {
         let mut bytes = [0; REPLY_LEN];
         self.stream.read_exact(&mut bytes).map_err(|why| match why.kind() {
-            std::io::ErrorKind::WouldBlock => format!("it did not answer within {PATIENCE:?}"),
+            std::io::ErrorKind::WouldBlock => format!("it did not answer within {ANSWER_TIME:?}"),
             std::io::ErrorKind::UnexpectedEof => "it closed the connection".to_owned(),
             _ => why.to_string(),
         })?;
@@ -421,11 +421,11 @@ pub fn exec_test(spec: &ProgramSpec, mut report: impl FnMut(&Checked)) -> bool {
     for (name, check) in CHECKS {
         tell(name, check(&bench));
     }
-    let ends = bench.program.end(PATIENCE).map(|()| Verdict::Passed);
+    let ends = bench.program.end(ANSWER_TIME).map(|()| Verdict::Passed);
     tell("it ends when its sockets are closed", ends);
     let again = start().and_then(|(program, again)| {
         backends::exec::Exec::admits(&ready, &again, spec.ro).map_err(|why| why.to_string())?;
-        program.end(PATIENCE)?;
+        program.end(ANSWER_TIME)?;
         Ok(Verdict::Passed)
     });
     tell("it starts again with the same disk", again);
