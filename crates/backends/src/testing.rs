@@ -6,7 +6,7 @@
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
 use queue::testing::{TestFiles, TestMemory};
 use queue::{
-    FileId, FileOp, IoId, Nanos, Node, Owner, Patience, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
+    FileId, FileOp, IoId, Nanos, Node, Owner, Blocking, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
 };
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
@@ -41,7 +41,7 @@ pub(crate) struct Files {
     started: VecDeque<(IoId, FileId, FileOp, Vec<Segment>)>,
     /// Faults; the first one is consumed by an operation for which its function returns `true`.
     pub(crate) faults: VecDeque<(Applies, Fault)>,
-    /// Whether operations without patience cannot be done inline.
+    /// Whether operations that must not block cannot be done inline.
     pub(crate) cold: bool,
     pub(crate) asked: Vec<Asked>,
     /// Number of further operations that cannot be started.
@@ -144,9 +144,9 @@ impl TestFiles for Files {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> Option<i64> {
-        if patience == Patience::None && self.cold && !matches!(op, FileOp::Seek { .. }) {
+        if blocking == Blocking::Never && self.cold && !matches!(op, FileOp::Seek { .. }) {
             return None;
         }
         self.asked.push(Asked { op, now: true });

@@ -4,7 +4,7 @@ use crate::fifo::Fifo;
 use crate::segments::{SegmentList, Segments, advance};
 use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
 use crate::{
-    Event, FileId, FileOp, IoId, Nanos, Patience, Point, Probe, QueueId, QueueWaker, Ring, RingFull,
+    Event, FileId, FileOp, IoId, Nanos, Blocking, Point, Probe, QueueId, QueueWaker, Ring, RingFull,
 };
 use block::{Cookie, Data, Op, Request, Segment, Status, Tag};
 
@@ -231,16 +231,16 @@ impl<R: Ring> Cx<'_, R> {
         op: FileOp,
         data: Data,
         len: u64,
-        patience: Patience,
+        blocking: Blocking,
     ) -> Option<i64> {
         match data {
             Data::One(segment) => {
                 let segment = Segment { len: len as u32, ..segment };
-                self.ring.try_now(file, op, one_or_none(&segment), patience)
+                self.ring.try_now(file, op, one_or_none(&segment), blocking)
             }
             Data::Run { .. } => {
                 let list = SegmentList::gather(self.segments(data, len));
-                self.ring.try_now(file, op, list.as_slice(), patience)
+                self.ring.try_now(file, op, list.as_slice(), blocking)
             }
         }
     }

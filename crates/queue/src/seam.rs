@@ -83,13 +83,13 @@ pub enum FileOp {
     },
 }
 
-/// How long a ring may take for an inline operation.
+/// Whether an inline operation may block the thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
-    /// It must not wait (`RWF_NOWAIT`). Only for reads and writes.
-    None,
-    /// As long as the operation takes: for files that are memory.
-    Unbounded,
+pub enum Blocking {
+    /// The operation must not block (`RWF_NOWAIT`). Only for reads and writes.
+    Never,
+    /// The operation may take as long as it needs: for files that are memory.
+    Allowed,
 }
 
 /// The ring is full: answer [`Verdict::Blocked`](crate::Verdict::Blocked).
@@ -136,7 +136,7 @@ pub trait Ring {
 
     /// Performs the operation inline. Returns the bytes moved or a negative errno. `None`: it would have to
     /// wait, or the ring cannot tell. Then nothing was done; [`start`](Ring::start) it.
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64>;
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64>;
 
     /// Starts the operation. It completes under `id` with the bytes moved or a negative errno. `data` itself
     /// is not used after this call; the memory that it names has to stay until the completion.

@@ -3,7 +3,7 @@
 //!
 //! Seeded faults on all paths are the simulation's part (`sim::SimRing`).
 
-use crate::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use crate::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
 use block::{Cookie, Region, Segment};
 
 /// Files of a [`TestRing`]. The default has none: nothing can be done at once, and nothing can be started.
@@ -15,9 +15,9 @@ pub trait TestFiles: Default {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> Option<i64> {
-        let _ = (memory, file, op, data, patience);
+        let _ = (memory, file, op, data, blocking);
         None
     }
 
@@ -153,8 +153,8 @@ impl<F: TestFiles> Ring for TestRing<F> {
         self.files.is_opaque(segment)
     }
 
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
-        self.files.try_now(&mut self.memory, file, op, data, patience)
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64> {
+        self.files.try_now(&mut self.memory, file, op, data, blocking)
     }
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {

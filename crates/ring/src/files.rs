@@ -3,7 +3,7 @@
 use crate::memory::Memory;
 use crate::sys;
 use block::Segment;
-use queue::{FileId, FileOp, Patience};
+use queue::{FileId, FileOp, Blocking};
 use slab::Slab;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -116,7 +116,7 @@ impl Files {
         id: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> Option<i64> {
         let file = self.slot(id);
         let moves = match op {
@@ -124,7 +124,7 @@ impl Files {
             FileOp::Write { .. } => Some(1),
             _ => None,
         };
-        if patience == Patience::None && (moves.is_none_or(|way| file.unsure[way])) && !is_seek(op) {
+        if blocking == Blocking::Never && (moves.is_none_or(|way| file.unsure[way])) && !is_seek(op) {
             return None;
         }
         // Memory that only the kernel can access needs an io_uring operation.
@@ -147,7 +147,7 @@ impl Files {
                 &self.iovecs[..]
             }
         };
-        if patience == Patience::Unbounded {
+        if blocking == Blocking::Allowed {
             return Some(run(fd, op, iovecs));
         }
         let result = move_data(fd, op, iovecs, libc::RWF_NOWAIT);

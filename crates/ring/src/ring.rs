@@ -9,7 +9,7 @@ use crate::sys::{self, Mapping};
 use crate::uring::Uring;
 use crate::waker::Waker;
 use block::{Region, Segment};
-use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -674,9 +674,9 @@ impl Ring for KernelRing {
     }
 
     #[inline]
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64> {
         let core = &mut *self.core;
-        core.files.try_now(&core.memory, file, op, data, patience)
+        core.files.try_now(&core.memory, file, op, data, blocking)
     }
 
     #[inline]

@@ -12,7 +12,7 @@ use crate::net::Net;
 use crate::{Disk, Faults, Rng, Tracer};
 use block::{Cookie, Segment};
 use fate::{Fate, total, whole_sectors};
-use queue::{FileId, FileOp, IoId, Nanos, Patience, QueueId, Ring, RingFull};
+use queue::{FileId, FileOp, IoId, Nanos, Blocking, QueueId, Ring, RingFull};
 use std::collections::BTreeMap;
 
 /// Largest number of operations in flight; beyond it the ring is full regardless of the plan.
@@ -337,10 +337,10 @@ impl Ring for SimRing {
         self.arena.bytes_mut(segment)
     }
 
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64> {
         let seek = matches!(op, FileOp::Seek { .. });
         let moves = matches!(op, FileOp::Read { .. } | FileOp::Write { .. });
-        let refused = patience == Patience::None && !moves || self.rng.chance(self.faults.not_now);
+        let refused = blocking == Blocking::Never && !moves || self.rng.chance(self.faults.not_now);
         if refused && !seek {
             self.note("not-now", op, total(data), 0);
             return None;

@@ -5,7 +5,7 @@
 
 use super::node::{FileNode, Phase, ZEROES_LEN};
 use block::{Cookie, Data, Flags, Op, Request, Status};
-use queue::{Cx, FileOp, Patience, Ring, Verdict};
+use queue::{Cx, FileOp, Blocking, Ring, Verdict};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -25,7 +25,7 @@ impl FileNode {
         };
         let op = FileOp::Allocate { mode, offset: facts.start.0 + req.offset.0, len: req.len.0 };
         if facts.memory {
-            if let Some(result) = cx.try_now(self.file, op, Data::NONE, 0, Patience::Unbounded) {
+            if let Some(result) = cx.try_now(self.file, op, Data::NONE, 0, Blocking::Allowed) {
                 return self.cleared(io, req, mode, result, cx);
             }
         } else if req.flags.contains(Flags::NOWAIT) {

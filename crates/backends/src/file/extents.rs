@@ -11,7 +11,7 @@
 use super::node::FileNode;
 use crate::segments::{Records, one_extent};
 use block::{Bytes, Data, Extent, Request, Segment, Status};
-use queue::{Cx, FileOp, Patience, Ring, Verdict};
+use queue::{Cx, FileOp, Blocking, Ring, Verdict};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Minimum time, in nanoseconds, between searches for data for zero-copy reads: a search takes 10 ms per
@@ -127,6 +127,6 @@ impl FileNode {
 
     fn seek<R: Ring>(&self, offset: u64, hole: bool, cx: &mut Cx<'_, R>) -> Option<i64> {
         let op = FileOp::Seek { offset, hole };
-        cx.try_now(self.file, op, block::Data::NONE, 0, Patience::Unbounded)
+        cx.try_now(self.file, op, block::Data::NONE, 0, Blocking::Allowed)
     }
 }

@@ -13,7 +13,7 @@ use super::pace::Pace;
 use crate::segments::fill_zeroes;
 use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
 use queue::{
-    Claim, Cx, FileId, FileOp, HeldRequests, LockMember, Nanos, Node, NodeId, Patience, Ring, Stripes,
+    Claim, Cx, FileId, FileOp, HeldRequests, LockMember, Nanos, Node, NodeId, Blocking, Ring, Stripes,
     Verdict,
 };
 use std::sync::Arc;
@@ -205,7 +205,7 @@ impl FileNode {
     ) -> Option<i64> {
         let facts = &self.shared.facts;
         if facts.memory {
-            return cx.try_now(self.file, op, data, len, Patience::Unbounded);
+            return cx.try_now(self.file, op, data, len, Blocking::Allowed);
         }
         if flags.contains(Flags::NOWAIT) {
             return self.now_or_never(op, data, len, cx);
@@ -229,11 +229,11 @@ impl FileNode {
             return None;
         }
         let file = self.file;
-        self.pace.time(now, || cx.try_now(file, op, data, len, Patience::Unbounded))
+        self.pace.time(now, || cx.try_now(file, op, data, len, Blocking::Allowed))
     }
 
     fn now_or_never<R: Ring>(&self, op: FileOp, data: Data, len: u64, cx: &mut Cx<'_, R>) -> Option<i64> {
-        let result = cx.try_now(self.file, op, data, len, Patience::None);
+        let result = cx.try_now(self.file, op, data, len, Blocking::Never);
         result.filter(|&result| result != -i64::from(libc::EAGAIN))
     }
 

@@ -2,7 +2,7 @@
 
 use block::{Region, Segment};
 use memmap2::{Advice, MmapMut};
-use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
 use std::time::Instant;
 
 /// The region of the requests' own memory.
@@ -79,7 +79,7 @@ impl Ring for BenchRing {
         self.memory.get_mut(segment.offset as usize, segment.len as usize)
     }
 
-    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Patience) -> Option<i64> {
+    fn try_now(&mut self, _: FileId, _: FileOp, _: &[Segment], _: Blocking) -> Option<i64> {
         None
     }
 

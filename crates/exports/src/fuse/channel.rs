@@ -8,7 +8,7 @@ use crate::Turn;
 use block::{Segment, Tag};
 use proto::fuse::Header;
 use proto::fuse::wire::HEAD_LEN;
-use queue::{FileId, FileOp, Patience, QueueId, Ring};
+use queue::{FileId, FileOp, Blocking, QueueId, Ring};
 use ring::{KernelRing, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -213,7 +213,7 @@ impl Channel {
         self.body = Some(body);
         let into = [self.head.slice(0, HEAD_LEN as u32), body];
         loop {
-            match ring.try_now(self.file, FileOp::Read { offset: 0 }, &into, Patience::Unbounded) {
+            match ring.try_now(self.file, FileOp::Read { offset: 0 }, &into, Blocking::Allowed) {
                 Some(len) if len > 0 => return Intake::Request(len as usize),
                 // The kernel withdrew the next request while it was being read.
                 Some(error) if error == -i64::from(libc::ENOENT) => {}
@@ -227,7 +227,7 @@ impl Channel {
     /// Writes a reply that consists of these segments.
     pub(super) fn answer(&mut self, pieces: &[Segment], ring: &mut KernelRing) {
         let op = FileOp::Write { offset: 0, durable: false };
-        match ring.try_now(self.file, op, pieces, Patience::Unbounded) {
+        match ring.try_now(self.file, op, pieces, Blocking::Allowed) {
             Some(len) if len >= 0 => {}
             // The calling process was killed and no longer waits.
             Some(error) if error == -i64::from(libc::ENOENT) => {}
@@ -244,7 +244,7 @@ impl Channel {
         let unique = u64::from_ne_bytes(bytes[8..16].try_into().unwrap_or_default());
         let len = proto::fuse::put_end(bytes, unique, libc::EIO, 0);
         let op = FileOp::Write { offset: 0, durable: false };
-        ring.try_now(self.file, op, &[answer.slice(0, len as u32)], Patience::Unbounded);
+        ring.try_now(self.file, op, &[answer.slice(0, len as u32)], Blocking::Allowed);
     }
 }
 

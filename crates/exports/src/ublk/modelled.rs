@@ -12,7 +12,7 @@ use super::driver::{Batches, Driver, KernelBuffers, QueueMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
 use ::ublk::{BatchIo, Descriptors, IoCommand};
 use block::{Region, Segment};
-use queue::{FileId, FileOp, IoId, Nanos, Patience, Ring, RingFull};
+use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
 use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::io;
@@ -249,11 +249,11 @@ impl<R: Ring> Ring for ModelRing<R> {
         segment.region == TABLE && segment.len > 0
     }
 
-    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], patience: Patience) -> Option<i64> {
+    fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64> {
         if data.iter().any(|&segment| self.is_opaque(segment)) {
             return None;
         }
-        self.inner.try_now(file, op, data, patience)
+        self.inner.try_now(file, op, data, blocking)
     }
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {

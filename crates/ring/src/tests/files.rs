@@ -1,7 +1,7 @@
 //! Files: asynchronous and inline operations, and the removal of files.
 
 use super::*;
-use queue::{FileId, FileOp, Patience};
+use queue::{FileId, FileOp, Blocking};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ fn a_read_ends_short_at_the_end_of_the_file() {
         let room = ring.allocate(4096).unwrap();
         for (offset, expected) in [(0, 1000), (900, 100), (1000, 0), (1 << 40, 0)] {
             assert_eq!(run(&mut ring, file, FileOp::Read { offset }, &[room]), expected);
-            let now = ring.try_now(file, FileOp::Read { offset }, &[room], Patience::Unbounded);
+            let now = ring.try_now(file, FileOp::Read { offset }, &[room], Blocking::Allowed);
             assert_eq!(now, Some(expected));
         }
     });
@@ -71,33 +71,33 @@ fn ranges_are_allocated_punched_sought_and_prefetched() {
         assert_eq!(run(&mut ring, file, FileOp::Allocate { mode: 0, offset: 0, len }, &[]), 0);
         let data = filled(&mut ring, len as u32, |_| 1);
         let write = FileOp::Write { offset: 0, durable: false };
-        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(len as i64));
+        assert_eq!(ring.try_now(file, write, &[data], Blocking::Allowed), Some(len as i64));
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let punch = FileOp::Allocate { mode, offset: 65536, len: 65536 };
         assert_eq!(run(&mut ring, file, punch, &[]), 0);
         let mut seek =
-            |offset, hole| ring.try_now(file, FileOp::Seek { offset, hole }, &[], Patience::Unbounded);
+            |offset, hole| ring.try_now(file, FileOp::Seek { offset, hole }, &[], Blocking::Allowed);
         assert_eq!(seek(0, true), Some(65536));
         assert_eq!(seek(65536, false), Some(131_072));
         assert_eq!(seek(len, false), Some(-i64::from(libc::ENXIO)));
         assert_eq!(run(&mut ring, file, FileOp::Prefetch { offset: 0, len }, &[]), 0);
         let bad = FileOp::Allocate { mode: 0, offset: 0, len: 0 };
         assert_eq!(run(&mut ring, file, bad, &[]), -i64::from(libc::EINVAL));
-        assert_eq!(ring.try_now(file, bad, &[], Patience::Unbounded), Some(-i64::from(libc::EINVAL)));
-        assert_eq!(ring.try_now(file, FileOp::Sync, &[], Patience::None), None);
+        assert_eq!(ring.try_now(file, bad, &[], Blocking::Allowed), Some(-i64::from(libc::EINVAL)));
+        assert_eq!(ring.try_now(file, FileOp::Sync, &[], Blocking::Never), None);
     });
 }
 
 #[test]
-fn inline_without_patience_completes_or_is_refused() {
+fn inline_without_blocking_completes_or_is_refused() {
     on_both(RingConfig::default(), |mut ring| {
         let file = ring.add_file(file()).unwrap();
         let data = filled(&mut ring, 8192, pattern);
         let write = FileOp::Write { offset: 0, durable: false };
-        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(8192));
+        assert_eq!(ring.try_now(file, write, &[data], Blocking::Allowed), Some(8192));
         let parts = [filled(&mut ring, 4096, |_| 0), filled(&mut ring, 4096, |_| 0)];
         for _ in 0..2 {
-            match ring.try_now(file, FileOp::Read { offset: 0 }, &parts, Patience::None) {
+            match ring.try_now(file, FileOp::Read { offset: 0 }, &parts, Blocking::Never) {
                 Some(result) => {
                     assert_eq!(result, 8192);
                     assert!(ring.bytes(parts[1]) == ring.bytes(data.slice(4096, 4096)));
@@ -105,7 +105,7 @@ fn inline_without_patience_completes_or_is_refused() {
                 None => eprintln!("this file system cannot tell whether a read would wait"),
             }
         }
-        assert!(matches!(ring.try_now(file, write, &parts, Patience::None), None | Some(8192)));
+        assert!(matches!(ring.try_now(file, write, &parts, Blocking::Never), None | Some(8192)));
     });
 }
 
@@ -117,7 +117,7 @@ fn an_error_is_a_negative_errno() {
         let data = ring.allocate(512).unwrap();
         let write = FileOp::Write { offset: 0, durable: false };
         assert_eq!(run(&mut ring, file, write, &[data]), -i64::from(libc::EBADF));
-        assert_eq!(ring.try_now(file, write, &[data], Patience::Unbounded), Some(-i64::from(libc::EBADF)));
+        assert_eq!(ring.try_now(file, write, &[data], Blocking::Allowed), Some(-i64::from(libc::EBADF)));
         assert_eq!(
             run(&mut ring, file, FileOp::Seek { offset: 0, hole: true }, &[]),
             -i64::from(libc::EINVAL)

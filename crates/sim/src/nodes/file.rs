@@ -1,7 +1,7 @@
 //! The smallest correct backend: a file, with every operation through the ring.
 
 use block::{Bytes, Cookie, Extent, Flags, Op, Request, Segment, Status};
-use queue::{Cx, FileId, FileOp, Node, NodeId, Patience, Ring, RingFull, Verdict};
+use queue::{Cx, FileId, FileOp, Node, NodeId, Blocking, Ring, RingFull, Verdict};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -58,7 +58,7 @@ impl PlainFile {
             _ => (block::Data::NONE, 0),
         };
         if req.flags.contains(Flags::NOWAIT) && req.op.moves_data() {
-            return match cx.try_now(self.file, operation, data, len, Patience::None) {
+            return match cx.try_now(self.file, operation, data, len, Blocking::Never) {
                 Some(result) => self.ended(io, req, result, cx),
                 None => Verdict::Up(Status::Again),
             };
@@ -106,7 +106,7 @@ impl PlainFile {
         while at < end && used + Extent::RECORD_LEN as u32 <= memory.len {
             let mut seek = |hole| {
                 let operation = FileOp::Seek { offset: at, hole };
-                cx.try_now(self.file, operation, block::Data::NONE, 0, Patience::Unbounded)
+                cx.try_now(self.file, operation, block::Data::NONE, 0, Blocking::Allowed)
             };
             let data = seek(false)?;
             // After the last data there is a hole to the end; ranges of unknown status count as data.

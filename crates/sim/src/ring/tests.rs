@@ -41,7 +41,7 @@ fn written_data_is_read_back_and_operations_take_time() {
     assert_eq!(reap_all(&mut ring), [(0, 4096)]);
     assert!(ring.now().since(start) >= 1000);
     let into = ring.allocate(8192).expect("memory");
-    let got = ring.try_now(file, FileOp::Read { offset: 0 }, &[into], Patience::Unbounded);
+    let got = ring.try_now(file, FileOp::Read { offset: 0 }, &[into], Blocking::Allowed);
     assert_eq!(got, Some(8192));
     let bytes = ring.bytes(into);
     assert!(bytes.iter().enumerate().all(|(at, &b)| b == if (512..4608).contains(&at) { 7 } else { 0 }));
@@ -89,9 +89,9 @@ fn short_transfers_stay_within_the_request_and_writes_end_with_a_sector() {
     let (mut ring, file) = ring(Faults { short: 1000, ..Faults::NONE });
     let memory = ring.allocate(4096).expect("memory");
     for _ in 0..100 {
-        let got = ring.try_now(file, write(0), &[memory], Patience::Unbounded).expect("inline");
+        let got = ring.try_now(file, write(0), &[memory], Blocking::Allowed).expect("inline");
         assert!(got > 0 && got <= 4096 && got % 512 == 0, "{got}");
-        let got = ring.try_now(file, FileOp::Read { offset: 3 }, &[memory], Patience::Unbounded);
+        let got = ring.try_now(file, FileOp::Read { offset: 3 }, &[memory], Blocking::Allowed);
         assert!(got.is_some_and(|got| got > 0 && got < 4096));
     }
 }
@@ -123,13 +123,13 @@ fn unsupported_operations_of_a_file_are_refused() {
     let (mut ring, file) = ring(Faults::NONE);
     let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
     let zero = FileOp::Allocate { mode, offset: 0, len: 4096 };
-    assert_eq!(ring.try_now(file, zero, &[], Patience::Unbounded), Some(-i64::from(libc::EOPNOTSUPP)));
-    assert_eq!(ring.try_now(file, zero, &[], Patience::None), None);
+    assert_eq!(ring.try_now(file, zero, &[], Blocking::Allowed), Some(-i64::from(libc::EOPNOTSUPP)));
+    assert_eq!(ring.try_now(file, zero, &[], Blocking::Never), None);
     let past = FileOp::Seek { offset: 1 << 20, hole: false };
-    assert_eq!(ring.try_now(file, past, &[], Patience::Unbounded), Some(-i64::from(libc::ENXIO)));
+    assert_eq!(ring.try_now(file, past, &[], Blocking::Allowed), Some(-i64::from(libc::ENXIO)));
     let direct = DiskConfig { len: 8192, punch: true, zero_range: true, align: 512, align_memory: 512 };
     let file = ring.add_disk(Disk::new(direct));
     let memory = ring.allocate(4096).expect("memory");
     let odd = FileOp::Read { offset: 100 };
-    assert_eq!(ring.try_now(file, odd, &[memory], Patience::Unbounded), Some(-i64::from(libc::EINVAL)));
+    assert_eq!(ring.try_now(file, odd, &[memory], Blocking::Allowed), Some(-i64::from(libc::EINVAL)));
 }
