@@ -139,12 +139,12 @@ impl<S> ExecNode<S> {
     }
 
     fn reconnect_ns(&self) -> u64 {
-        let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
+        let reconnect = self.shared.timeouts.reconnect.as_nanos() as u64;
         if self.was_up { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
     fn check_ns(&self) -> u64 {
-        let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
+        let timeout = || self.shared.timeouts.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
         too_long.map_or(CHECK_NS_MAX, |ns| ns / CHECKS).clamp(CHECK_NS_MIN, CHECK_NS_MAX)
     }
@@ -157,7 +157,7 @@ impl<S> ExecNode<S> {
     /// Returns whether an answer of the program is overdue. The timeout applies to every command: a program
     /// that answers other commands but forgets one is not healthy.
     fn is_silent(&self, now: Nanos) -> bool {
-        let Some(timeout) = self.shared.patience.timeout else { return false };
+        let Some(timeout) = self.shared.timeouts.timeout else { return false };
         let sent = self.flights.iter().flatten().filter(|flight| flight.state != State::Waiting);
         let oldest = sent.map(|flight| flight.sent_at).min();
         oldest.is_some_and(|oldest| now.since(oldest) >= timeout.as_nanos() as u64)
@@ -428,7 +428,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for ExecNode<S> {
     fn commit(&mut self, cx: &mut Cx<'_, R>) {
         self.look_for_connection(cx);
         self.send(cx);
-        let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
+        let watched = self.shared.timeouts.timeout.is_some() || !matches!(self.link, Link::Up(_));
         if self.in_flight > 0 && watched && !self.has_alarm {
             self.set_alarm(self.check_ns(), cx);
         }

@@ -4,7 +4,7 @@
 //! program has to preserve them; otherwise it is refused before a node gets a connection to it.
 
 use super::node::{ExecNode, Memory};
-use crate::nbd::{Connector, NbdError, Patience};
+use crate::nbd::{Connector, NbdError, ServerTimeouts};
 use crate::{Backend, CLEAR_MAX, Fact, base_limits};
 use block::{Abilities, Bytes, Features as Limits, LimitsError, QueueLimits, Sectors};
 use proto::exec::{Features, Hello, Ready};
@@ -43,7 +43,7 @@ pub struct ExecSpec {
     /// The command line, for messages.
     pub command: String,
     /// Timeouts.
-    pub patience: Patience,
+    pub timeouts: ServerTimeouts,
     /// Whether to fail writes even if the program allows them.
     pub read_only: bool,
 }
@@ -64,7 +64,7 @@ pub(super) struct Counts {
 pub(super) struct Shared {
     pub(super) ready: Ready,
     pub(super) read_only: bool,
-    pub(super) patience: Patience,
+    pub(super) timeouts: ServerTimeouts,
     pub(super) counts: Counts,
 }
 
@@ -106,7 +106,7 @@ impl Exec {
     pub fn new(spec: ExecSpec, ready: Ready) -> Result<Exec, ExecError> {
         let read_only = spec.read_only || ready.features.contains(Features::READ_ONLY);
         let counts = Counts::default();
-        let shared = Shared { ready, read_only, patience: spec.patience, counts };
+        let shared = Shared { ready, read_only, timeouts: spec.timeouts, counts };
         let limits = limits(&shared)?;
         Ok(Exec { spec, shared: Arc::new(shared), limits })
     }
@@ -227,9 +227,9 @@ impl Backend for Exec {
     }
 
     fn describe(&self) -> Vec<Fact> {
-        let (ready, counts, patience) = (&self.shared.ready, &self.shared.counts, &self.spec.patience);
+        let (ready, counts, timeouts) = (&self.shared.ready, &self.shared.counts, &self.spec.timeouts);
         let time = |time: Duration| format!("{time:?}");
-        let reconnect = patience.reconnect;
+        let reconnect = timeouts.reconnect;
         vec![
             ("backend", "exec".to_owned()),
             ("command", self.spec.command.clone()),
@@ -242,7 +242,7 @@ impl Backend for Exec {
             ("connections lost", counts.lost.load(Relaxed).to_string()),
             ("requests replayed", counts.replayed.load(Relaxed).to_string()),
             ("requests given up", counts.failed.load(Relaxed).to_string()),
-            ("timeout", patience.timeout.map_or("never".to_owned(), time)),
+            ("timeout", timeouts.timeout.map_or("never".to_owned(), time)),
             ("reconnect", if reconnect.is_zero() { "off".to_owned() } else { time(reconnect) }),
         ]
     }
@@ -278,8 +278,8 @@ mod tests {
 
     #[test]
     fn a_disk_without_a_volatile_cache_needs_no_flush() {
-        let patience = Patience { timeout: None, reconnect: Duration::ZERO };
-        let spec = ExecSpec { command: "./driver".to_owned(), patience, read_only: false };
+        let timeouts = ServerTimeouts { timeout: None, reconnect: Duration::ZERO };
+        let spec = ExecSpec { command: "./driver".to_owned(), timeouts, read_only: false };
         let exec = Exec::new(spec.clone(), ready(Features::empty())).unwrap();
         assert!(!exec.features().flush && !exec.features().discard && exec.features().fua);
         let exec = Exec::new(ExecSpec { read_only: true, ..spec }, ready(Features::all())).unwrap();

@@ -27,4 +27,4 @@ mod testing;
 
 pub use link::{Connected, Connector, Line, Loss};
 pub use node::NbdNode;
-pub use shared::{Export, Nbd, NbdError, NbdSpec, Patience};
+pub use shared::{Export, Nbd, NbdError, NbdSpec, ServerTimeouts};

@@ -11,7 +11,7 @@
 use super::connection::Connection;
 use super::flight::{Flight, Plan, State, plan};
 use super::link::{Connected, Connector, Line, Loss};
-use super::shared::{Patience, Shared, style_number};
+use super::shared::{ServerTimeouts, Shared, style_number};
 use crate::segments::one_extent;
 use block::{Cookie, Extent, Request, Status, Tag};
 use queue::{Cx, Nanos, Node, NodeEvent, NodeId, QueueWaker, SocketEvent, Sockets, Verdict};
@@ -119,21 +119,21 @@ impl<S> NbdNode<S> {
 
     /// Returns how long requests wait for a connection, in nanoseconds.
     fn reconnect_ns(&self) -> u64 {
-        let reconnect = self.shared.patience.reconnect.as_nanos() as u64;
+        let reconnect = self.shared.timeouts.reconnect.as_nanos() as u64;
         if self.was_up || self.line.is_refused() { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
     /// Returns for how many nanoseconds a request is sent again: a server that accepts connections but
     /// never answers must also be given up.
     fn tries_ns(&self) -> u64 {
-        let Patience { timeout, reconnect } = self.shared.patience;
+        let ServerTimeouts { timeout, reconnect } = self.shared.timeouts;
         timeout.map_or(u64::MAX, |timeout| timeout.saturating_add(reconnect).as_nanos() as u64)
     }
 
     /// Returns the time until the next check of the timeouts for answers and for connecting, in
     /// nanoseconds.
     fn check_ns(&self) -> u64 {
-        let timeout = || self.shared.patience.timeout.map(|time| time.as_nanos() as u64);
+        let timeout = || self.shared.timeouts.timeout.map(|time| time.as_nanos() as u64);
         let too_long = if let Link::Down = self.link { Some(self.reconnect_ns()) } else { timeout() };
         let check_ns = too_long.map_or(CHECK_NS_MAX, |time_ns| time_ns / CHECKS);
         check_ns.clamp(CHECK_NS_MIN, CHECK_NS_MAX)
@@ -146,7 +146,7 @@ impl<S> NbdNode<S> {
 
     /// Returns whether an answer of the server is overdue.
     fn is_silent(&self, connection: &Connection, now: Nanos) -> bool {
-        let Some(timeout) = self.shared.patience.timeout else { return false };
+        let Some(timeout) = self.shared.timeouts.timeout else { return false };
         let timeout_ns = timeout.as_nanos() as u64;
         let sent = self.flights.iter().flatten().filter(|flight| flight.state != State::Waiting);
         let Some(oldest) = sent.map(|flight| flight.sent_at).min() else { return false };
@@ -402,7 +402,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
     fn commit(&mut self, cx: &mut Cx<'_, R>) {
         self.look_for_connection(cx);
         self.send(cx);
-        let watched = self.shared.patience.timeout.is_some() || !matches!(self.link, Link::Up(_));
+        let watched = self.shared.timeouts.timeout.is_some() || !matches!(self.link, Link::Up(_));
         if self.in_flight > 0 && watched && !self.has_alarm {
             self.set_alarm(self.check_ns(), cx);
         }

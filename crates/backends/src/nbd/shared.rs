@@ -45,7 +45,7 @@ pub enum NbdError {
 
 /// Timeouts of a backend with connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Patience {
+pub struct ServerTimeouts {
     /// Time without any data from the server, while requests are unanswered, after which it is given up;
     /// `None`: never.
     pub timeout: Option<Duration>,
@@ -59,7 +59,7 @@ pub struct NbdSpec {
     /// URI of the server's export, for messages.
     pub uri: String,
     /// Timeouts.
-    pub patience: Patience,
+    pub timeouts: ServerTimeouts,
     /// Whether to fail writes even if the server allows them.
     pub read_only: bool,
 }
@@ -208,7 +208,7 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) export: Export,
-    pub(super) patience: Patience,
+    pub(super) timeouts: ServerTimeouts,
     pub(super) counts: Counts,
 }
 
@@ -235,7 +235,7 @@ impl<S> Nbd<S> {
     ) -> Result<Nbd<S>, NbdError> {
         let export = Export::new(&first.session, spec.read_only)?;
         let limits = export.limits()?;
-        let shared = Shared { export, patience: spec.patience, counts: Counts::default() };
+        let shared = Shared { export, timeouts: spec.timeouts, counts: Counts::default() };
         shared.counts.structured.store(style_number(first.session.style), Relaxed);
         let tls = first.session.tls;
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::new(Some(first)), tls })
@@ -247,7 +247,7 @@ impl<S> Nbd<S> {
     /// The properties are not usable for a device.
     pub fn away(spec: NbdSpec, export: Export, connector: Arc<dyn Connector<S>>) -> Result<Nbd<S>, NbdError> {
         let limits = export.limits()?;
-        let shared = Shared { export, patience: spec.patience, counts: Counts::default() };
+        let shared = Shared { export, timeouts: spec.timeouts, counts: Counts::default() };
         Ok(Nbd { spec, shared: Arc::new(shared), limits, connector, first: Mutex::default(), tls: false })
     }
 
@@ -334,10 +334,10 @@ impl<S: Send> Backend for Nbd<S> {
 
     fn describe(&self) -> Vec<Fact> {
         let Export { size, read_only, block_sizes, .. } = *self.export();
-        let (counts, patience) = (&self.shared.counts, &self.spec.patience);
+        let (counts, timeouts) = (&self.shared.counts, &self.spec.timeouts);
         let replies = ["simple", "structured", "extended"][counts.structured.load(Relaxed).min(2) as usize];
-        let timeout = patience.timeout.map_or("never".to_owned(), |time| format!("{time:?}"));
-        let reconnect = match patience.reconnect {
+        let timeout = timeouts.timeout.map_or("never".to_owned(), |time| format!("{time:?}"));
+        let reconnect = match timeouts.reconnect {
             Duration::ZERO => "off".to_owned(),
             time => format!("{time:?}"),
         };

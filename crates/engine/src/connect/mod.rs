@@ -18,7 +18,7 @@ use crate::programs::Nbdkit;
 use crate::spec::{Bytes, NbdSpec, ProgramSpec};
 use attempts::Attempts;
 use backends::Fact;
-use backends::nbd::{Connected, Connector, Export, Line, Loss, Nbd, Patience};
+use backends::nbd::{Connected, Connector, Export, Line, Loss, Nbd, ServerTimeouts};
 use handshake::Target;
 use proto::nbd::{Command, Request, wire};
 use std::io::{self, Write};
@@ -81,8 +81,8 @@ impl Remote {
         let uri = format!("nbdkit:{}", spec.command);
         let nbdkit =
             Nbdkit::new(spec, device).map_err(|why| ConnectError::Io { uri: uri.clone(), why, hint: "" })?;
-        let patience = Patience { timeout: spec.timeout, reconnect: spec.reconnect };
-        let described = backends::nbd::NbdSpec { uri: uri.clone(), patience, read_only: spec.ro };
+        let timeouts = ServerTimeouts { timeout: spec.timeout, reconnect: spec.reconnect };
+        let described = backends::nbd::NbdSpec { uri: uri.clone(), timeouts, read_only: spec.ro };
         Remote::open_target(Target::of_nbdkit(nbdkit, uri), described, device)
     }
 
@@ -147,7 +147,7 @@ impl Remote {
 fn described(spec: &NbdSpec) -> backends::nbd::NbdSpec {
     backends::nbd::NbdSpec {
         uri: spec.uri.to_string(),
-        patience: Patience { timeout: spec.timeout, reconnect: spec.reconnect },
+        timeouts: ServerTimeouts { timeout: spec.timeout, reconnect: spec.reconnect },
         read_only: spec.ro,
     }
 }

@@ -6,7 +6,7 @@
 use super::program::Program;
 use crate::spec::ProgramSpec;
 use backends::exec::{ExecSpec, SLOT_LEN, SLOTS};
-use backends::nbd::Patience;
+use backends::nbd::ServerTimeouts;
 use proto::exec::{FUA, Features, Operation, REPLY_LEN, REQUEST_LEN, Ready, Reply, Request};
 use ring::SharedMemory;
 use std::collections::BTreeSet;
@@ -402,7 +402,7 @@ pub fn exec_test(spec: &ProgramSpec, mut report: impl FnMut(&Checked)) -> bool {
     };
     let exec = ExecSpec {
         command: spec.command.clone(),
-        patience: Patience { timeout: spec.timeout, reconnect: spec.reconnect },
+        timeouts: ServerTimeouts { timeout: spec.timeout, reconnect: spec.reconnect },
         read_only: spec.ro,
     };
     const HELLO: &str = "it starts and answers the hello";

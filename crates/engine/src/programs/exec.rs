@@ -3,7 +3,7 @@
 use super::program::{Program, ProgramError};
 use crate::spec::ProgramSpec;
 use backends::exec::{Exec, ExecSpec, SLOT_LEN, SLOTS};
-use backends::nbd::{Connected, Connector, Line, Loss, Patience};
+use backends::nbd::{Connected, Connector, Line, Loss, ServerTimeouts};
 use backends::{Backend, Fact, Features};
 use block::{Bytes, QueueLimits};
 use ring::SharedMemory;
@@ -28,7 +28,7 @@ impl ExecDevice {
     pub(crate) fn open(spec: &ProgramSpec, device: Option<&str>) -> Result<ExecDevice, ProgramError> {
         let exec = ExecSpec {
             command: spec.command.clone(),
-            patience: Patience { timeout: spec.timeout, reconnect: spec.reconnect },
+            timeouts: ServerTimeouts { timeout: spec.timeout, reconnect: spec.reconnect },
             read_only: spec.ro,
         };
         let (program, ready) = Program::start(spec, exec.clone(), device)?;

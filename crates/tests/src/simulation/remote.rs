@@ -4,7 +4,7 @@
 //! All connections to one server share its memory. A connection is lost, falls silent or sends garbage at any
 //! time; the requests that the server has then are executed or not, and none is executed later.
 
-use backends::nbd::{Connected, Connector, Line, Loss, Nbd, NbdSpec, Patience};
+use backends::nbd::{Connected, Connector, Line, Loss, Nbd, NbdSpec, ServerTimeouts};
 use block::{Bytes, Extent};
 use proto::nbd::extents::{StatusQuery, put_block_status, reply_len};
 use proto::nbd::{
@@ -37,7 +37,7 @@ pub(super) struct Remote {
     connector: Arc<SimConnector>,
     /// Empty until it is plugged in.
     nbd: Option<Nbd<SimStream>>,
-    patience: Patience,
+    timeouts: ServerTimeouts,
     /// A connection fails at one in this many steps.
     trouble: u64,
     woken: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ pub(super) struct Remote {
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "remote of {}, trouble 1/{}, {:?}", self.len, self.trouble, self.patience)
+        write!(f, "remote of {}, trouble 1/{}, {:?}", self.len, self.trouble, self.timeouts)
     }
 }
 
@@ -56,9 +56,9 @@ impl Remote {
             if unreliable { Duration::from_millis(rng.below(50)) } else { Duration::from_secs(1 << 30) };
         let timeout = rng.chance(700).then(|| Duration::from_millis(rng.between(1000, 10_000)));
         let memory = Rc::new(RefCell::new(vec![0; len.0 as usize]));
-        let (patience, trouble) = (Patience { timeout, reconnect }, *rng.pick(&[50, 300, 2000, 1 << 40]));
+        let (timeouts, trouble) = (ServerTimeouts { timeout, reconnect }, *rng.pick(&[50, 300, 2000, 1 << 40]));
         let woken = Arc::default();
-        Remote { len, memory, connector: Arc::default(), nbd: None, patience, trouble, woken }
+        Remote { len, memory, connector: Arc::default(), nbd: None, timeouts, trouble, woken }
     }
 
     /// Returns another server of the same disk.
@@ -70,7 +70,7 @@ impl Remote {
 
     pub(super) fn plug(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         let first = self.connected(rng, ring);
-        let spec = NbdSpec { uri: "sim".to_owned(), patience: self.patience, read_only: false };
+        let spec = NbdSpec { uri: "sim".to_owned(), timeouts: self.timeouts, read_only: false };
         self.nbd = Some(Nbd::new(spec, first, self.connector.clone()).expect("an export of whole sectors"));
     }
 
@@ -116,7 +116,7 @@ impl Remote {
             open: true,
             silent: false,
             trouble: self.trouble,
-            timed: self.patience.timeout.is_some(),
+            timed: self.timeouts.timeout.is_some(),
         };
         Connected { stream: ring.connect(Box::new(server)), session }
     }
