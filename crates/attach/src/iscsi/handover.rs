@@ -546,7 +546,7 @@ impl ReactorSession {
     }
 }
 
-fn pings_of(after_s: i64, patience_s: i64) -> Option<Pings> {
+fn pings_of(after_s: i64, timeout_s: i64) -> Option<Pings> {
     let seconds = |number: i64| Duration::from_secs(number.unsigned_abs());
-    (after_s > 0).then(|| Pings { after: seconds(after_s), patience: seconds(patience_s) })
+    (after_s > 0).then(|| Pings { after: seconds(after_s), timeout: seconds(timeout_s) })
 }

@@ -41,7 +41,7 @@ pub struct Pings {
     /// Time of silence after which a connection gets a NOP-In.
     pub after: Duration,
     /// Time without an answer to it after which the connection is dropped.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 /// Reasons why a session ends.

@@ -57,8 +57,8 @@ impl Front {
             if heard {
                 connection.pinged = false;
             }
-            if let Some(Pings { after, patience }) = schedule.filter(|_| !connection.ending) {
-                if connection.pinged && connection.silent >= after + patience {
+            if let Some(Pings { after, timeout }) = schedule.filter(|_| !connection.ending) {
+                if connection.pinged && connection.silent >= after + timeout {
                     lost.push((index, EndReason::Silent, held, connection.silent));
                     continue;
                 }
@@ -66,8 +66,8 @@ impl Front {
                 if is_due {
                     pings.push(index);
                 }
-                let patience = if is_due || connection.pinged { patience } else { Duration::ZERO };
-                next_ping = next_ping.min((after + patience).saturating_sub(connection.silent));
+                let timeout = if is_due || connection.pinged { timeout } else { Duration::ZERO };
+                next_ping = next_ping.min((after + timeout).saturating_sub(connection.silent));
             }
             if owes_input && stall.is_some_and(|stall| still >= stall) {
                 lost.push((index, EndReason::Silent, held, still));

@@ -239,7 +239,7 @@ fn an_initiator_whose_target_is_removed_is_asked_to_log_out() {
 
 #[test]
 fn a_silent_initiator_is_pinged_and_dropped_if_it_does_not_answer() {
-    let pings = Some(Pings { after: Duration::from_secs(5), patience: Duration::from_secs(3) });
+    let pings = Some(Pings { after: Duration::from_secs(5), timeout: Duration::from_secs(3) });
     let reactor = Reactor::new(rig::Options::default());
     let session = Session::open(&reactor, &[unit()], Options { pings, ..Options::default() });
     let mut client = session.connect(&reactor);
