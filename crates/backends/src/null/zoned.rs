@@ -4,7 +4,7 @@
 //! *Invariant:* the thread that changes a zone's state also stores the data or clears the memory for it.
 
 use super::Content;
-use super::zones::{Place, Reset, Zones};
+use super::zones::{ZoneWrite, Reset, Zones};
 use crate::segments::{capacity, fill_zeroes, store};
 use block::{Cookie, Op, Request, Status, Zone};
 use queue::{Cx, NodeId, Ring, Verdict};
@@ -61,8 +61,8 @@ impl ZonedNode {
     fn write<R: Ring>(&mut self, io: Cookie, req: &mut Request, cx: &mut Cx<'_, R>) -> Verdict {
         let append = req.op == Op::ZoneAppend;
         let at = match self.zones.take(req.offset, req.len, append, self.keeps) {
-            Place::At(at) => at,
-            Place::No(verdict) => return verdict,
+            ZoneWrite::At(at) => at,
+            ZoneWrite::No(verdict) => return verdict,
         };
         let mut stored = Request { op: Op::Write, offset: at, ..*req };
         let verdict = self.content.submit(io, &mut stored, cx);

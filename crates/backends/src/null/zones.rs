@@ -92,7 +92,7 @@ pub(super) enum Reset {
 
 /// Result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum ZoneWrite {
     /// Write the data at this offset, then call [`Zones::copied`].
     At(Bytes),
     /// The write fails, or has to wait.
@@ -122,8 +122,8 @@ impl std::fmt::Debug for Zones {
     }
 }
 
-fn no(status: Status) -> Place {
-    Place::No(Verdict::Up(status))
+fn no(status: Status) -> ZoneWrite {
+    ZoneWrite::No(Verdict::Up(status))
 }
 
 impl Zones {
@@ -223,13 +223,13 @@ impl Zones {
     /// Reserves the sectors for a write or an append of `len` bytes at `at`. `copies`: data will be stored,
     /// and a reset has to wait for that.
     #[inline]
-    pub(super) fn take(&self, at: Bytes, len: Bytes, append: bool, copies: bool) -> Place {
+    pub(super) fn take(&self, at: Bytes, len: Bytes, append: bool, copies: bool) -> ZoneWrite {
         let index = self.index(at);
         let (start, zone_len) = self.range(index);
         let within = at.0 - start.0;
         if index < self.conventional {
             let fits = !append && within + len.0 <= zone_len.0;
-            return if fits { Place::At(at) } else { no(Status::IoError) };
+            return if fits { ZoneWrite::At(at) } else { no(Status::IoError) };
         }
         if append && (within != 0 || len.sectors() > self.append_limit()) {
             return no(Status::IoError);
@@ -248,18 +248,18 @@ impl Zones {
             }
             let to = State { word: state.word + (count << POINTER_SHIFT) + writers };
             if self.change(index, state, to) {
-                return Place::At(start + Sectors(state.written()).bytes());
+                return ZoneWrite::At(start + Sectors(state.written()).bytes());
             }
         }
     }
 
     /// Reserves sectors in a zone whose condition may have to change.
     #[cold]
-    fn take_locked(&self, index: usize, within: Option<u64>, count: u64, writers: u64) -> Place {
+    fn take_locked(&self, index: usize, within: Option<u64>, count: u64, writers: u64) -> ZoneWrite {
         let mut counts = self.lock();
         loop {
             let state = self.state(index);
-            let Some(before) = state.condition() else { return Place::No(Verdict::Busy) };
+            let Some(before) = state.condition() else { return ZoneWrite::No(Verdict::Busy) };
             let end = state.written() + count;
             let at_pointer = within.is_none_or(|within| within == state.written());
             let capacity = self.capacity_of(index);
@@ -278,7 +278,7 @@ impl Zones {
             let to = State { word: state.with(after).word + (count << POINTER_SHIFT) + writers };
             if self.change(index, state, to) {
                 Self::recount(&mut counts, before, after);
-                return Place::At(self.range(index).0 + Sectors(state.written()).bytes());
+                return ZoneWrite::At(self.range(index).0 + Sectors(state.written()).bytes());
             }
         }
     }

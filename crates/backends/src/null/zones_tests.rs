@@ -384,7 +384,7 @@ fn concurrent_appends_never_share_an_offset() {
                     let mut places = Vec::new();
                     for round in 0..2000 {
                         let zone = Bytes((worker + round) % 3 * ZONE);
-                        if let zones::Place::At(at) = zones.take(zone, Bytes(512), true, true) {
+                        if let zones::ZoneWrite::At(at) = zones.take(zone, Bytes(512), true, true) {
                             places.push(at.0);
                             zones.copied(at);
                         }

@@ -17,7 +17,7 @@ use std::time::Instant;
 const CHUNK: u64 = crash::CHUNK;
 
 /// The location of a chunk's current content.
-enum Place {
+enum ChunkLocation {
     /// At an offset of the log.
     Whole(u64),
     /// Zeroes.
@@ -40,7 +40,7 @@ pub(super) struct Recorder {
     writes: u32,
     flushes: u32,
     marks: u32,
-    content: HashMap<u64, Place>,
+    content: HashMap<u64, ChunkLocation>,
     processes: HashSet<u32>,
     /// The marks that the workload writes to a descriptor, while it is open.
     lines: Option<Lines>,
@@ -154,9 +154,9 @@ impl Recorder {
             // Whole chunks are read at once.
             let (source, to) = match self.content.get(&chunk) {
                 None => (BASE, (chunk + 1) * CHUNK),
-                Some(Place::Zero) => (ZERO, (chunk + 1) * CHUNK),
-                Some(Place::Whole(place)) => (place + from % CHUNK, (chunk + 1) * CHUNK),
-                Some(Place::Sectors(places)) => {
+                Some(ChunkLocation::Zero) => (ZERO, (chunk + 1) * CHUNK),
+                Some(ChunkLocation::Whole(place)) => (place + from % CHUNK, (chunk + 1) * CHUNK),
+                Some(ChunkLocation::Sectors(places)) => {
                     let place = places[(sector % 8) as usize];
                     let within = if matches!(place, BASE | ZERO) { place } else { place + from % SECTOR };
                     (within, (sector + 1) * SECTOR)
@@ -182,17 +182,17 @@ impl Recorder {
             let to = ((chunk + 1) * CHUNK).min(at + len);
             let here = if place == ZERO { ZERO } else { place + (from - at) };
             if to - from == CHUNK {
-                self.content.insert(chunk, if here == ZERO { Place::Zero } else { Place::Whole(here) });
+                self.content.insert(chunk, if here == ZERO { ChunkLocation::Zero } else { ChunkLocation::Whole(here) });
             } else {
-                let entry = self.content.entry(chunk).or_insert_with(|| Place::Sectors(Box::new([BASE; 8])));
-                if !matches!(entry, Place::Sectors(_)) {
+                let entry = self.content.entry(chunk).or_insert_with(|| ChunkLocation::Sectors(Box::new([BASE; 8])));
+                if !matches!(entry, ChunkLocation::Sectors(_)) {
                     let at = |sector: usize| match entry {
-                        Place::Whole(place) => *place + sector as u64 * SECTOR,
+                        ChunkLocation::Whole(place) => *place + sector as u64 * SECTOR,
                         _ => ZERO,
                     };
-                    *entry = Place::Sectors(Box::new(std::array::from_fn(at)));
+                    *entry = ChunkLocation::Sectors(Box::new(std::array::from_fn(at)));
                 }
-                let Place::Sectors(places) = entry else { unreachable!("it was made one above") };
+                let ChunkLocation::Sectors(places) = entry else { unreachable!("it was made one above") };
                 for sector in from / SECTOR..to / SECTOR {
                     let offset = if here == ZERO { ZERO } else { here + (sector * SECTOR - from) };
                     places[(sector % 8) as usize] = offset;

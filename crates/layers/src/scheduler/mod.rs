@@ -50,7 +50,7 @@ impl Chooser {
 
 /// The state of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum RequestStage {
     /// The request is not held here, or bypasses the lists.
     Passthrough,
     /// The request waits for admission to the lists: the limit of writes (`async_depth`) is reached.
@@ -66,7 +66,7 @@ enum Place {
 /// The state of a request besides its entry in the lists.
 #[derive(Clone, Copy, Debug)]
 struct State {
-    place: Place,
+    stage: RequestStage,
     /// The status with which the request's group completed.
     status: Status,
     class: u8,
@@ -78,7 +78,7 @@ struct State {
 /// The number that stands for no area of the segment table.
 const NO_AREA: u16 = u16::MAX;
 const NEW: State =
-    State { place: Place::Passthrough, status: Status::Ok, class: 0, started: Nanos(0), area: NO_AREA };
+    State { stage: RequestStage::Passthrough, status: Status::Ok, class: 0, started: Nanos(0), area: NO_AREA };
 
 /// The node of one hardware queue.
 pub struct SchedulerNode {
@@ -158,7 +158,7 @@ impl SchedulerNode {
         let req = *self.lists.request(tag);
         let class = usize::from(self.states[tag.index()].class);
         self.writes += u64::from(req.op.is_write());
-        self.states[tag.index()].place = Place::Queued;
+        self.states[tag.index()].stage = RequestStage::Queued;
         let until = deadline::deadline(class, cx.now(), &self.snapshot);
         let merging = match self.snapshot.get(Parameter::Nomerges) {
             0 => Merging::All { front: self.snapshot.get(Parameter::FrontMerges) != 0 },
@@ -231,7 +231,7 @@ impl SchedulerNode {
             kyber.started(class);
         }
         let state = &mut self.states[lead.index()];
-        (state.place, state.started) = (Place::Dispatched, cx.now());
+        (state.stage, state.started) = (RequestStage::Dispatched, cx.now());
         let (io, whole) = (self.lists.cookie(lead), self.lists.whole(lead));
         cx.probe(lead, &whole, Event::Dispatched);
         if self.lists.group(lead).requests == 1 {
@@ -311,7 +311,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
         let memory = self.memory(req, cx);
         self.lists.register(io, req, memory, cx.now());
         let class = self.chooser.class(req.op) as u8;
-        self.states[io.tag.index()] = State { place: Place::Throttled, class, ..NEW };
+        self.states[io.tag.index()] = State { stage: RequestStage::Throttled, class, ..NEW };
         if req.op.is_write() && (self.writes >= self.snapshot.async_depth() || !self.throttled.is_empty()) {
             self.throttled.push_back(io.tag);
         } else {
@@ -338,7 +338,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
 
     fn reap(&mut self, io: Cookie, req: &mut Request, _: i64, _: &mut Cx<'_, R>) -> Verdict {
         let state = self.states[io.tag.index()];
-        if state.place == Place::Completed {
+        if state.stage == RequestStage::Completed {
             // The group's child has given a zero-copy read its memory.
             req.data = self.lists.request(io.tag).data;
             self.states[io.tag.index()] = NEW;
@@ -348,7 +348,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
     }
 
     fn end_io(&mut self, io: Cookie, req: &mut Request, status: Status, cx: &mut Cx<'_, R>) -> Verdict {
-        if self.states[io.tag.index()].place == Place::Dispatched {
+        if self.states[io.tag.index()].stage == RequestStage::Dispatched {
             self.ended(io.tag, req.op, 1, cx.now());
         }
         Verdict::Up(status)
@@ -374,7 +374,7 @@ impl<R: Ring> Node<R> for SchedulerNode {
         }
         for (part, _) in self.lists.requests(io.tag) {
             if part.tag != io.tag {
-                self.states[part.tag.index()] = State { place: Place::Completed, status, ..NEW };
+                self.states[part.tag.index()] = State { stage: RequestStage::Completed, status, ..NEW };
                 cx.resume_part(part);
             }
         }

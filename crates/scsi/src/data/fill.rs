@@ -21,7 +21,7 @@ const UNMAP: u8 = 0x08;
 
 /// Method of filling the ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum FillMethod {
     /// Deallocate the ranges; their content afterwards is unspecified.
     Discard,
     /// Make the ranges read as zeroes; they may be deallocated.
@@ -32,9 +32,9 @@ enum Way {
     Pattern,
 }
 
-impl Way {
+impl FillMethod {
     fn chunk(self) -> u64 {
-        if self == Way::Pattern { CHUNK } else { CHUNK_WITHOUT_DATA }
+        if self == FillMethod::Pattern { CHUNK } else { CHUNK_WITHOUT_DATA }
     }
 }
 
@@ -63,8 +63,8 @@ fn write_same_program(call: &Call<'_>) -> Result<Begin, Outcome> {
     let start = blocks.offset(media);
     // The blocks must read as the pattern afterwards, deallocated or not. It is not known before it has
     // arrived: see `Fill::choose`.
-    let way = if flags & UNMAP != 0 { Way::Unmap } else { Way::Zero };
-    let fill = Fill::new(call, way, vec![(start, blocks.len(media))], data_out);
+    let method = if flags & UNMAP != 0 { FillMethod::Unmap } else { FillMethod::Zero };
+    let fill = Fill::new(call, method, vec![(start, blocks.len(media))], data_out);
     Ok(Begin::Program(Program::new(call.nexus, fill)))
 }
 
@@ -84,8 +84,8 @@ pub(crate) fn unmap(call: &Call<'_>, list: &[u8]) -> Begin {
     match unmap_ranges(call, list) {
         Ok(ranges) if ranges.is_empty() => Outcome::good(list.len() as u64).into(),
         Ok(ranges) => {
-            let way = if call.facts.unmaps_to_zeroes() { Way::Unmap } else { Way::Discard };
-            let fill = Fill { wanted: list.len() as u64, ..Fill::new(call, way, ranges, 0) };
+            let method = if call.facts.unmaps_to_zeroes() { FillMethod::Unmap } else { FillMethod::Discard };
+            let fill = Fill { wanted: list.len() as u64, ..Fill::new(call, method, ranges, 0) };
             Begin::Program(Program::new(call.nexus, fill))
         }
         Err(sense) => sense.into(),
@@ -126,13 +126,13 @@ fn unmap_ranges(call: &Call<'_>, list: &[u8]) -> Result<Vec<(u64, u64)>, Sense> 
 
 /// Program that fills ranges.
 struct Fill {
-    way: Way,
+    method: FillMethod,
     /// Remaining ranges, as offset and length in bytes; the last element is next.
     ranges: Vec<(u64, u64)>,
     /// Range of each slot's request in flight.
     slots: [Option<(u64, u64)>; PARALLEL],
     /// Method of each slot's request.
-    ways: [Way; PARALLEL],
+    ways: [FillMethod; PARALLEL],
     /// Bytes of data-out: one block, or 0 without data-out.
     data_out: u32,
     /// Bytes of scratch memory for the pattern.
@@ -153,7 +153,7 @@ struct Fill {
 }
 
 impl Fill {
-    fn new(call: &Call<'_>, way: Way, mut ranges: Vec<(u64, u64)>, data_out: u32) -> Fill {
+    fn new(call: &Call<'_>, method: FillMethod, mut ranges: Vec<(u64, u64)>, data_out: u32) -> Fill {
         let media = &call.facts.media;
         let can = media.can;
         ranges.reverse();
@@ -161,16 +161,16 @@ impl Fill {
         let is_through = call.unit().fast_facts().write_through && can.contains(Can::FUA);
         let can_zero = can.contains(Can::WRITE_ZEROES);
         Fill {
-            way,
+            method,
             ranges,
             slots: [None; PARALLEL],
-            ways: [way; PARALLEL],
+            ways: [method; PARALLEL],
             data_out,
             // Discards without a promised content never fall back to writing.
-            scratch: if way == Way::Discard { 0 } else { longest as u32 },
+            scratch: if method == FillMethod::Discard { 0 } else { longest as u32 },
             is_prepared: false,
             started: false,
-            may_stay: way == Way::Discard,
+            may_stay: method == FillMethod::Discard,
             can_zero,
             discard_zeroes: can.contains(Can::UNMAP | Can::UNMAP_ZEROES),
             flags: if is_through { Flags::FUA } else { Flags::empty() },
@@ -183,10 +183,10 @@ impl Fill {
     /// Chooses the method, now that the pattern is known.
     fn choose(&mut self, memory: &ProgramMemory<'_>) {
         let is_zero = memory.data_out.iter().take(self.data_out as usize).all(|byte| *byte == 0);
-        self.way = match self.way {
-            Way::Unmap if is_zero && self.discard_zeroes => Way::Discard,
-            Way::Unmap | Way::Zero if !is_zero || !self.can_zero => Way::Pattern,
-            way => way,
+        self.method = match self.method {
+            FillMethod::Unmap if is_zero && self.discard_zeroes => FillMethod::Discard,
+            FillMethod::Unmap | FillMethod::Zero if !is_zero || !self.can_zero => FillMethod::Pattern,
+            method => method,
         };
     }
 
@@ -208,8 +208,8 @@ impl Fill {
             Status::Ok => {}
             Status::NotSupported if self.may_stay => {}
             // The device reported that it cannot do this: write the range instead.
-            Status::NotSupported if self.ways[slot] != Way::Pattern => {
-                self.way = Way::Pattern;
+            Status::NotSupported if self.ways[slot] != FillMethod::Pattern => {
+                self.method = FillMethod::Pattern;
                 self.ranges.push((offset, len));
             }
             status => {
@@ -221,17 +221,17 @@ impl Fill {
     /// Returns the next request.
     fn next(&mut self, slot: usize) -> Option<ProgramIo> {
         let (offset, len) = self.ranges.pop()?;
-        let now = len.min(self.way.chunk());
+        let now = len.min(self.method.chunk());
         if now < len {
             self.ranges.push((offset + now, len - now));
         }
         self.slots[slot] = Some((offset, now));
-        self.ways[slot] = self.way;
-        let (op, flags, buffer) = match self.way {
-            Way::Discard => (Op::Discard, Flags::empty(), Buffer::None),
-            Way::Unmap => (Op::WriteZeroes, self.flags, Buffer::None),
-            Way::Zero => (Op::WriteZeroes, self.flags | Flags::NO_UNMAP, Buffer::None),
-            Way::Pattern => (Op::Write, self.flags, Buffer::Scratch(0..now as u32)),
+        self.ways[slot] = self.method;
+        let (op, flags, buffer) = match self.method {
+            FillMethod::Discard => (Op::Discard, Flags::empty(), Buffer::None),
+            FillMethod::Unmap => (Op::WriteZeroes, self.flags, Buffer::None),
+            FillMethod::Zero => (Op::WriteZeroes, self.flags | Flags::NO_UNMAP, Buffer::None),
+            FillMethod::Pattern => (Op::Write, self.flags, Buffer::Scratch(0..now as u32)),
         };
         Some(ProgramIo { slot: slot as u8, unit: Target::Own, op, offset, len: now, flags, buffer })
     }
@@ -249,7 +249,7 @@ impl Steps for Fill {
         if !std::mem::replace(&mut self.started, true) {
             self.choose(memory);
         }
-        if self.way == Way::Pattern && !self.is_prepared {
+        if self.method == FillMethod::Pattern && !self.is_prepared {
             self.prepare(memory);
         }
         if self.failed.is_none()
