@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use virtio::Features;
 use virtio::blk::{Config, Kind, S_OK, Shape, Ticket, parse};
-use virtio::driver::{Disk, Driver, Place, SharedMemory};
+use virtio::driver::{Disk, Driver, AddressAllocator, SharedMemory};
 use virtio::memory::GuestMemory;
 use virtio::ring::{Chain, Position, Ring};
 
@@ -29,8 +29,8 @@ impl VirtqueueRig {
         features.set(Features::RING_PACKED, is_packed);
         let shared = SharedMemory::create(1 << 20).expect("memory of a guest");
         let memory = shared.table(0, 0).expect("a region that starts at 0");
-        let mut place = Place::at(0);
-        let layout = place.queue(256, features, 128);
+        let mut allocator = AddressAllocator::at(0);
+        let layout = allocator.queue(256, features, 128);
         let driver = Driver::new(memory.clone(), &layout, features).expect("a valid layout");
         let mut limits = QueueLimits::default();
         limits.validate().expect("default limits");
@@ -42,7 +42,7 @@ impl VirtqueueRig {
             is_read_only: false,
         };
         VirtqueueRig {
-            disk: Disk::new(driver, memory.clone(), &mut place, BATCH, LEN).expect("enough memory"),
+            disk: Disk::new(driver, memory.clone(), &mut allocator, BATCH, LEN).expect("enough memory"),
             ring: Ring::new(memory.clone(), layout, features, Position::START).expect("a valid layout"),
             chain: Chain::new(130),
             config: Config::new(&limits, Bytes::gib(1), shape),

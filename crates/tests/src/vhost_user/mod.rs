@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use virtio::Features;
-use virtio::driver::{Place, SharedMemory};
+use virtio::driver::{AddressAllocator, SharedMemory};
 use virtio::memory::GuestMemory;
 use virtio::ring::Position;
 
@@ -56,7 +56,7 @@ pub struct FrontEnd {
     backend: UnixStream,
     memory: SharedMemory,
     table: Arc<GuestMemory>,
-    place: Place,
+    allocator: AddressAllocator,
     features: Features,
     /// The record of requests in flight, which outlives back-ends.
     inflight: Option<(InflightArea, OwnedFd)>,
@@ -106,9 +106,9 @@ impl FrontEnd {
         stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
         let table = memory.table(GUEST_AT, USER_AT).expect("the addresses fit");
         let (backend, theirs) = UnixStream::pair().expect("a socket pair");
-        let place = Place::at(GUEST_AT);
+        let allocator = AddressAllocator::at(GUEST_AT);
         let mut this =
-            FrontEnd { stream, backend, memory, table, place, features: Features::empty(), inflight: None };
+            FrontEnd { stream, backend, memory, table, allocator, features: Features::empty(), inflight: None };
         this.negotiate(wanted, theirs);
         this
     }
@@ -289,8 +289,8 @@ impl FrontEnd {
         queue
     }
 
-    fn place(&mut self) -> &mut Place {
-        &mut self.place
+    fn allocator(&mut self) -> &mut AddressAllocator {
+        &mut self.allocator
     }
 
     /// Has the back-end serve a queue from that base on.

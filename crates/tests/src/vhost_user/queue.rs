@@ -37,7 +37,7 @@ impl Queue {
     /// If guest memory is too small.
     pub fn new(front: &mut FrontEnd, index: u16, size: u16, slots: u16, data_len: u32) -> Queue {
         let (features, table) = (front.features(), front.table().clone());
-        let layout = front.place().queue(size, features, CHAIN_MAX);
+        let layout = front.allocator().queue(size, features, CHAIN_MAX);
         let user = |guest: u64| guest - super::GUEST_AT + super::USER_AT;
         let at_user = Layout {
             descriptors: user(layout.descriptors),
@@ -46,7 +46,7 @@ impl Queue {
             ..layout
         };
         let driver = Driver::new(table.clone(), &at_user, features).expect("the queue is in guest memory");
-        let disk = Disk::new(driver, table, front.place(), slots, data_len).expect("enough guest memory");
+        let disk = Disk::new(driver, table, front.allocator(), slots, data_len).expect("enough guest memory");
         Queue { disk, index, layout, kick: event(), call: event(), err: event(), kicks: 0 }
     }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Features;
-use crate::driver::{Disk, Driver, Place};
+use crate::driver::{Disk, Driver, AddressAllocator};
 use crate::memory::{GuestMemory, GuestRegion, Mapping, Span};
 use crate::ring::{Chain, Position, Ring};
 use block::{Bytes, Flags, Op, QueueLimits, Region, Sectors};
@@ -15,7 +15,7 @@ struct Rig {
     ring: Ring,
     disk: Disk,
     chain: Chain,
-    place: Place,
+    allocator: AddressAllocator,
 }
 
 fn rig() -> Rig {
@@ -23,12 +23,12 @@ fn rig() -> Rig {
     let region = GuestRegion { guest: 0, user: 0, len: LEN, mapping, region: Region(0) };
     let memory = Arc::new(GuestMemory::new(vec![region], None).unwrap());
     let features = Features::INDIRECT_DESC | Features::EVENT_IDX;
-    let mut place = Place::at(0);
-    let layout = place.queue(32, features, 32);
+    let mut allocator = AddressAllocator::at(0);
+    let layout = allocator.queue(32, features, 32);
     let driver = Driver::new(memory.clone(), &layout, features).unwrap();
-    let disk = Disk::new(driver, memory.clone(), &mut place, 4, 8192).unwrap();
+    let disk = Disk::new(driver, memory.clone(), &mut allocator, 4, 8192).unwrap();
     let ring = Ring::new(memory.clone(), layout, features, Position::START).unwrap();
-    Rig { ring, disk, chain: Chain::new(32), place, memory }
+    Rig { ring, disk, chain: Chain::new(32), allocator, memory }
 }
 
 fn config() -> Config {
@@ -54,15 +54,15 @@ impl Rig {
         let readable: Vec<_> = pieces
             .iter()
             .map(|&len| {
-                let address = self.place.take(len.into(), 1) + 3;
-                self.place.take(3, 1);
+                let address = self.allocator.take(len.into(), 1) + 3;
+                self.allocator.take(3, 1);
                 let piece;
                 (piece, rest) = rest.split_at(len as usize);
                 assert!(self.memory.write(self.memory.translate(address, len).unwrap(), piece));
                 (address, len)
             })
             .collect();
-        let writable: Vec<_> = writable.iter().map(|&len| (self.place.take(len.into(), 1), len)).collect();
+        let writable: Vec<_> = writable.iter().map(|&len| (self.allocator.take(len.into(), 1), len)).collect();
         self.disk.driver().add(&readable, &writable).unwrap();
         let _ = self.disk.publish();
         assert_eq!(self.ring.pop(&mut self.chain), Ok(true));

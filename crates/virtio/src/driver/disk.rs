@@ -1,6 +1,6 @@
 //! Sends virtio-blk requests from a number of slots, each with a header, a status byte and memory for data.
 
-use super::{Driver, Place};
+use super::{Driver, AddressAllocator};
 use crate::blk::{HEADER_LEN, Kind};
 use crate::memory::{GuestMemory, Span};
 use std::sync::Arc;
@@ -35,24 +35,24 @@ impl Disk {
     pub fn new(
         driver: Driver,
         memory: Arc<GuestMemory>,
-        place: &mut Place,
+        allocator: &mut AddressAllocator,
         slots: u16,
         data_len: u32,
     ) -> Option<Disk> {
-        let part = |place: &mut Place, len: u32, align: u64| {
-            let address = place.take(len.into(), align);
+        let part = |allocator: &mut AddressAllocator, len: u32, align: u64| {
+            let address = allocator.take(len.into(), align);
             Some((address, memory.translate(address, len)?))
         };
         let slots: Option<Box<[Slot]>> = (0..slots)
             .map(|_| {
-                let header = part(place, HEADER_LEN, 64)?;
-                let tail = part(place, SECTOR_LEN + 1, 8)?;
+                let header = part(allocator, HEADER_LEN, 64)?;
+                let tail = part(allocator, SECTOR_LEN + 1, 8)?;
                 let status = tail.0 + u64::from(SECTOR_LEN);
                 Some(Slot {
                     header,
                     tail,
                     status: (status, memory.translate(status, 1)?),
-                    data: part(place, data_len, 4096)?,
+                    data: part(allocator, data_len, 4096)?,
                 })
             })
             .collect();

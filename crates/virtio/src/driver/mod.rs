@@ -14,4 +14,4 @@ mod split;
 
 pub use disk::Disk;
 pub use queue::{Driver, Forge, Used};
-pub use shared::{Place, SharedMemory};
+pub use shared::{AddressAllocator, SharedMemory};

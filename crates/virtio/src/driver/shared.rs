@@ -55,14 +55,14 @@ fn table(mapping: &Arc<Mapping>, guest: u64, user: u64) -> Result<Arc<GuestMemor
 
 /// Allocates consecutive ranges of addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct AddressAllocator {
     next: u64,
 }
 
-impl Place {
+impl AddressAllocator {
     /// Starts at an address.
-    pub fn at(start: u64) -> Place {
-        Place { next: start }
+    pub fn at(start: u64) -> AddressAllocator {
+        AddressAllocator { next: start }
     }
 
     /// Allocates `len` bytes, aligned to a power of two.

@@ -1,7 +1,7 @@
 //! Tests in which the device side dies between two steps, and a new ring continues on the same memory.
 
 use super::*;
-use crate::driver::{Driver, Place};
+use crate::driver::{Driver, AddressAllocator};
 use crate::memory::{GuestMemory, GuestRegion};
 use crate::ring::{Chain, Head, Layout, Position, Ring, SetupError};
 use block::Region;
@@ -27,7 +27,7 @@ fn rig(size: u16, features: Features) -> Rig {
     let mapping = Mapping::zeroed(LEN as usize);
     let region = GuestRegion { guest: 0, user: 0, len: LEN, mapping, region: Region(0) };
     let memory = Arc::new(GuestMemory::new(vec![region], None).unwrap());
-    let layout = Place::at(0).queue(size, features, 8);
+    let layout = AddressAllocator::at(0).queue(size, features, 8);
     // Use the record of the second of two queues.
     let record = Mapping::zeroed(2 * queue_len(size, features) as usize);
     let mut ring = Ring::new(memory.clone(), layout, features, Position::START).unwrap();

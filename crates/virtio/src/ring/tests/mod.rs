@@ -4,7 +4,7 @@ mod packed;
 mod split;
 
 use super::*;
-use crate::driver::{Driver, Place};
+use crate::driver::{Driver, AddressAllocator};
 use crate::memory::{GuestRegion, Mapping};
 use block::Region;
 
@@ -22,7 +22,7 @@ struct Rig {
     ring: Ring,
     driver: Driver,
     chain: Chain,
-    place: Place,
+    allocator: AddressAllocator,
     /// Flag of available descriptors in a packed ring.
     available: u16,
 }
@@ -45,13 +45,13 @@ fn rig(size: u16, features: Features) -> Rig {
         region: Region(number),
     });
     let memory = Arc::new(GuestMemory::new(regions.into(), None).unwrap());
-    let mut place = Place::at(START);
-    let layout = place.queue(size, features, CHAIN_MAX);
+    let mut allocator = AddressAllocator::at(START);
+    let layout = allocator.queue(size, features, CHAIN_MAX);
     Rig {
         ring: Ring::new(memory.clone(), layout, features, Position::START).unwrap(),
         driver: Driver::new(memory.clone(), &layout, features).unwrap(),
         chain: Chain::new(40),
-        place: Place::at(place.take(0, 4096)),
+        allocator: AddressAllocator::at(allocator.take(0, 4096)),
         available: if features.contains(Features::RING_PACKED) { 1 << 7 } else { 0 },
         memory,
         layout,
@@ -82,7 +82,7 @@ impl Rig {
 
     /// Writes a chain of one indirect descriptor, and pops it.
     fn popped_table(&mut self, len: u32, table: &[(u64, u32, u16, u16)]) -> Result<bool, RingError> {
-        let address = self.place.take(4096, 16);
+        let address = self.allocator.take(4096, 16);
         self.driver.forge().write_table(address, table);
         self.popped(&[(address, len, INDIRECT, 0)])
     }

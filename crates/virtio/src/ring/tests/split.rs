@@ -56,7 +56,7 @@ fn an_indirect_table_may_be_longer_than_the_queue() {
 #[test]
 fn direct_descriptors_may_precede_an_indirect_one() {
     let mut rig = rig(8, all());
-    let table = rig.place.take(64, 16);
+    let table = rig.allocator.take(64, 16);
     rig.driver.forge().write_table(table, &[(START, 3, NEXT, 1), (START, 4, WRITE, 0)]);
     assert_eq!(rig.popped(&[(START, 2, NEXT, 1), (table, 32, INDIRECT, 0)]), Ok(true));
     assert_eq!((lens(rig.chain.readable()), lens(rig.chain.writable())), (vec![2, 3], vec![4]));
