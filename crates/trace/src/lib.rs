@@ -25,4 +25,4 @@ pub use filter::{Filter, FilterError, FilterText};
 pub use lane::Lane;
 pub use record::{Kind, Record, Step};
 pub use sampler::{Both, Sampler};
-pub use tracer::{Place, Tracer, TracerConfig};
+pub use tracer::{NodeRole, Tracer, TracerConfig};

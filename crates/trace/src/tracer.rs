@@ -1,7 +1,7 @@
 //! The probe of one queue: converts probe points of requests to records of a lane.
 //!
 //! Runs on the queue's thread. Which nodes of the stack appear as separate devices is decided when the tracer
-//! is created ([`Place`]): layers that do not remap are one device with the nodes below them, like a request
+//! is created ([`NodeRole`]): layers that do not remap are one device with the nodes below them, like a request
 //! queue and its driver in the kernel; below a layer that remaps requests another device begins, to which
 //! they are remapped, queued there and completed there, like bios by device-mapper.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The role of a node of the stack in a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct NodeRole {
     /// Number of its device: 0, or the number of the node at its top.
     pub device: u8,
     /// Number of the device above, if this node is the top of its own device.
@@ -28,10 +28,10 @@ pub struct Place {
     pub shift: u64,
 }
 
-impl Place {
+impl NodeRole {
     /// The role of a node of the traced device itself, if that device ends with a backend.
-    pub const TOP: Place =
-        Place { device: 0, below: None, ends: false, scheduled: false, issues: false, shift: 0 };
+    pub const TOP: NodeRole =
+        NodeRole { device: 0, below: None, ends: false, scheduled: false, issues: false, shift: 0 };
 }
 
 /// Configuration of a tracer.
@@ -41,7 +41,7 @@ pub struct TracerConfig {
     /// Lane to write to.
     pub lane: Arc<Lane>,
     /// Role of each node, by node number.
-    pub places: Vec<Place>,
+    pub roles: Vec<NodeRole>,
     /// Number of front-end tags; tags from here on belong to children.
     pub depth: u16,
     /// Whether to write a `Queue` record for each child, for tools that do not support splits.
@@ -95,9 +95,9 @@ impl Tracer {
     /// Handles the arrival of a request at a node: writes additional events if the node belongs to another
     /// device.
     #[cold]
-    fn arrive(&mut self, wanted: u64, place: Place, depth: u8, record: Record) {
+    fn arrive(&mut self, wanted: u64, role: NodeRole, depth: u8, record: Record) {
         let was = self.moved(record.tag, record.offset);
-        if let Some(above) = place.below {
+        if let Some(above) = role.below {
             if depth > 1 {
                 let (kind, value) = (Kind::Remap, was >> 9);
                 self.put(wanted, Record { kind, value, from: above, ..record });
@@ -106,7 +106,7 @@ impl Tracer {
         } else if depth == 1
             && record.tag >= self.config.depth
             && self.config.queue_children
-            && !place.scheduled
+            && !role.scheduled
         {
             self.put(wanted, Record { kind: Kind::Queue, ..record });
         }
@@ -115,21 +115,21 @@ impl Tracer {
 
 impl Probe for Tracer {
     fn point(&mut self, at: Nanos, mut point: Point) {
-        let place = self.config.places.get(usize::from(point.node.0)).copied().unwrap_or(Place::TOP);
+        let role = self.config.roles.get(usize::from(point.node.0)).copied().unwrap_or(NodeRole::TOP);
         // A flush has no offset.
-        let shift = if point.len.0 > 0 { place.shift } else { 0 };
+        let shift = if point.len.0 > 0 { role.shift } else { 0 };
         point.offset.0 += shift;
         let wanted = self.config.filter.kinds(point.op, point.offset.0, point.len.0);
         if wanted == 0 {
             // A request outside the filter here may be remapped to a range within it, and is then traced with
             // its previous offset.
-            if self.config.places.len() > 1 && matches!(point.event, Event::Entered | Event::Issued) {
+            if self.config.roles.len() > 1 && matches!(point.event, Event::Entered | Event::Issued) {
                 self.moved(point.tag.0, point.offset.0);
             }
             return;
         }
         let time = self.config.clock.map_or(at, |clock| clock());
-        let record = Record::queued(time.0, &point, place.device);
+        let record = Record::queued(time.0, &point, role.device);
         if wanted >> Kind::Layer as u64 & 1 != 0 {
             self.step(wanted, &point, record);
         }
@@ -139,11 +139,11 @@ impl Probe for Tracer {
                 self.put(wanted, Record { kind: Kind::Split, value: (rest.0 + shift) >> 9, ..record });
             }
             Event::Entered | Event::Issued => {
-                if self.config.places.len() > 1 {
-                    self.arrive(wanted, place, point.depth, record);
+                if self.config.roles.len() > 1 {
+                    self.arrive(wanted, role, point.depth, record);
                 }
                 if point.event == Event::Issued {
-                    let steps = wanted >> Kind::Get as u64 & if place.scheduled { 4 } else { 7 };
+                    let steps = wanted >> Kind::Get as u64 & if role.scheduled { 4 } else { 7 };
                     if steps != 0 {
                         self.config
                             .lane
@@ -162,10 +162,10 @@ impl Probe for Tracer {
             }
             Event::Got => self.put(wanted, Record { kind: Kind::Get, ..record }),
             Event::Inserted => self.put(wanted, Record { kind: Kind::Insert, ..record }),
-            Event::Dispatched if place.issues => self.put(wanted, Record { kind: Kind::Issue, ..record }),
+            Event::Dispatched if role.issues => self.put(wanted, Record { kind: Kind::Issue, ..record }),
             Event::Dispatched => {}
             Event::Completed { status } => self.put(wanted, completed(record, status)),
-            Event::Left { status } if place.ends => self.put(wanted, completed(record, status)),
+            Event::Left { status } if role.ends => self.put(wanted, completed(record, status)),
             Event::Left { .. } => {}
             Event::Requeued => self.put(wanted, Record { kind: Kind::Requeue, ..record }),
             Event::Done { status } => {
@@ -207,15 +207,15 @@ mod tests {
     use block::{Bytes, Op, Request, Tag};
     use queue::NodeId;
 
-    fn tracer(places: Vec<Place>, queue_children: bool) -> (Tracer, Arc<Lane>) {
-        tracer_of(places, queue_children, &FilterText::default())
+    fn tracer(roles: Vec<NodeRole>, queue_children: bool) -> (Tracer, Arc<Lane>) {
+        tracer_of(roles, queue_children, &FilterText::default())
     }
 
-    fn tracer_of(places: Vec<Place>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<Lane>) {
+    fn tracer_of(roles: Vec<NodeRole>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<Lane>) {
         let lane = Arc::new(Lane::new(64));
         let filter = Arc::new(Filter::new(text).unwrap());
         let lane_of_it = lane.clone();
-        let config = TracerConfig { filter, lane: lane_of_it, places, depth: 4, queue_children, clock: None };
+        let config = TracerConfig { filter, lane: lane_of_it, roles, depth: 4, queue_children, clock: None };
         (Tracer::new(config), lane)
     }
 
@@ -233,7 +233,7 @@ mod tests {
         tracer.point(Nanos(5), Point::new(Tag(tag), NodeId(node), depth, &req, event));
     }
 
-    const WHOLE: Place = Place::TOP;
+    const WHOLE: NodeRole = NodeRole::TOP;
 
     #[test]
     fn a_single_backend_produces_the_kernels_five_events() {
@@ -250,8 +250,8 @@ mod tests {
 
     #[test]
     fn requests_of_a_remapping_layer_are_remapped_queued_and_completed_below() {
-        let window = Place { ends: true, ..Place::TOP };
-        let file = Place { device: 1, below: Some(0), ..Place::TOP };
+        let window = NodeRole { ends: true, ..NodeRole::TOP };
+        let file = NodeRole { device: 1, below: Some(0), ..NodeRole::TOP };
         let (mut tracer, lane) = tracer(vec![window, file], false);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 1, 8, Event::Entered);
@@ -273,8 +273,8 @@ mod tests {
 
     #[test]
     fn a_target_has_its_offset_in_the_table_and_remaps_once() {
-        let target = Place { shift: 64 << 9, ..Place::TOP };
-        let file = Place { device: 2, below: Some(0), ..Place::TOP };
+        let target = NodeRole { shift: 64 << 9, ..NodeRole::TOP };
+        let file = NodeRole { device: 2, below: Some(0), ..NodeRole::TOP };
         let wanted = FilterText { sectors: "72-79".into(), ..FilterText::default() };
         let (mut tracer, lane) = tracer_of(vec![WHOLE, target, file], false, &wanted);
         // The point is of the request itself, then of a child of a request split between two targets.
@@ -290,11 +290,11 @@ mod tests {
 
     #[test]
     fn a_remap_into_the_filtered_range_has_the_previous_offset() {
-        let places =
-            vec![Place { ends: true, ..Place::TOP }, Place { device: 1, below: Some(0), ..Place::TOP }];
+        let roles =
+            vec![NodeRole { ends: true, ..NodeRole::TOP }, NodeRole { device: 1, below: Some(0), ..NodeRole::TOP }];
         let text =
             FilterText { sectors: "2048-4095".into(), actions: "remap".into(), ..FilterText::default() };
-        let (mut tracer, lane) = tracer_of(places, false, &text);
+        let (mut tracer, lane) = tracer_of(roles, false, &text);
         for sector in [8, 16] {
             point(&mut tracer, 0, 0, 1, sector, Event::Entered);
             point(&mut tracer, 0, 1, 2, 2048 + sector, Event::Issued);
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn below_a_scheduler_a_backend_only_issues() {
-        let scheduled = Place { scheduled: true, ..Place::TOP };
+        let scheduled = NodeRole { scheduled: true, ..NodeRole::TOP };
         let (mut tracer, lane) = tracer(vec![WHOLE, scheduled], true);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 0, 8, Event::Plugged);

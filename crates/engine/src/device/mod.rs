@@ -582,8 +582,8 @@ impl Device {
     }
 
     /// Describes its nodes for a trace.
-    pub(crate) fn trace_places(&self) -> Vec<trace::Place> {
-        self.composition().tree.trace_places()
+    pub(crate) fn trace_roles(&self) -> Vec<trace::NodeRole> {
+        self.composition().tree.trace_roles()
     }
 
     /// Returns the time since it was opened.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use trace::wire::LaneInfo;
-use trace::{Filter, FilterText, Lane, Place, Tracer, TracerConfig};
+use trace::{Filter, FilterText, Lane, NodeRole, Tracer, TracerConfig};
 
 /// Default size of a lane: 32,768 events, a hundredth of a second at three million events a second.
 const BUFFER: u64 = 1 << 20;
@@ -137,7 +137,7 @@ impl TraceSession {
         tid: i32,
         queue: QueueId,
         depth: u16,
-        places: Vec<Place>,
+        roles: Vec<NodeRole>,
     ) -> Option<Tracer> {
         let mut lanes = lock(&self.lanes);
         let known = lanes.iter().find(|traced| traced.reactor == reactor && traced.queue == queue);
@@ -156,7 +156,7 @@ impl TraceSession {
         Some(Tracer::new(TracerConfig {
             filter: self.filter.clone(),
             lane,
-            places,
+            roles,
             depth,
             queue_children: self.options.queue_children,
             clock: (!self.options.coarse).then_some(ring::clock as fn() -> Nanos),

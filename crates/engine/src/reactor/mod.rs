@@ -580,7 +580,7 @@ impl State {
         let Hosted { device, handle, .. } = &self.hosted[position];
         let tracer = device.trace().and_then(|session| {
             let tid = gettid().as_raw_nonzero().get();
-            session.tracer(self.number, tid, handle.queue, handle.depth, device.trace_places())
+            session.tracer(self.number, tid, handle.queue, handle.depth, device.trace_roles())
         });
         let sampler = device.sample().and_then(|lanes| lanes.sampler(self.number));
         let probe: Option<Box<dyn queue::Probe>> = match (tracer, sampler) {

@@ -3,15 +3,15 @@
 
 use super::{Element, Extent, Tree};
 use block::Bytes;
-use trace::Place;
+use trace::NodeRole;
 
 impl Tree {
     /// Lists the place of each node in a trace, by node number. Layers that keep addresses are one device
     /// with their child.
-    pub(crate) fn trace_places(&self) -> Vec<Place> {
-        let mut places = Vec::new();
-        self.place(Place::TOP, false, &mut places);
-        places
+    pub(crate) fn trace_roles(&self) -> Vec<NodeRole> {
+        let mut roles = Vec::new();
+        self.role(NodeRole::TOP, false, &mut roles);
+        roles
     }
 
     /// Lists the nodes by number: depth from 0, and name.
@@ -74,28 +74,28 @@ impl Tree {
 
     /// `at`: the node's device, the device above it if it is the top of its own, and whether a scheduler is
     /// above it there. `ended`: requests of its device end in a node above, which has several children.
-    fn place(&self, at: Place, ended: bool, places: &mut Vec<Place>) {
+    fn role(&self, at: NodeRole, ended: bool, roles: &mut Vec<NodeRole>) {
         let (layer, children) = match &self.element {
-            Element::Backend(_) => return places.push(at),
-            Element::Device(_, composition) => return composition.tree.place(at, ended, places),
+            Element::Backend(_) => return roles.push(at),
+            Element::Device(_, composition) => return composition.tree.role(at, ended, roles),
             Element::Layer(layer, children) => (layer, children),
         };
         let is_scheduler = matches!(self.extent, Extent::Scheduler(_));
         let issues = is_scheduler && !children.iter().all(Tree::ends_in_backend);
         let ends =
             !ended && (children.len() > 1 || (0..children.len()).all(|at| layer.child_start(at).is_none()));
-        places.push(Place { ends, issues, ..at });
+        roles.push(NodeRole { ends, issues, ..at });
         for (child, tree) in children.iter().enumerate() {
             // A stack has at most 255 nodes.
-            let number = places.len().min(255) as u8;
+            let number = roles.len().min(255) as u8;
             let below = match layer.child_start(child) {
                 Some(Bytes(begins)) => {
                     let scheduled = at.scheduled | is_scheduler;
-                    Place { below: None, scheduled, shift: at.shift + begins, ..at }
+                    NodeRole { below: None, scheduled, shift: at.shift + begins, ..at }
                 }
-                None => Place { device: number, below: Some(at.device), ..Place::TOP },
+                None => NodeRole { device: number, below: Some(at.device), ..NodeRole::TOP },
             };
-            tree.place(below, (ended || ends) && below.below.is_none(), places);
+            tree.role(below, (ended || ends) && below.below.is_none(), roles);
         }
     }
 }
