@@ -1,13 +1,13 @@
-//! The place of a target in its table, the parts of devices that it uses, and the limits stacked from those.
+//! The range of a target in its table, the parts of devices that it uses, and the limits stacked from those.
 
 use block::{Abilities, Bytes, LimitsError, Profile, QueueLimits, Sectors};
 
-/// The place of a target in its table.
+/// The range of a target in its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// First sector of the area.
+pub struct TargetRange {
+    /// First sector of the range.
     pub start: Sectors,
-    /// Length of the area; at least one sector.
+    /// Length of the range; at least one sector.
     pub len: Sectors,
 }
 

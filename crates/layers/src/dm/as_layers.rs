@@ -1,7 +1,7 @@
 //! Targets that are also layers: `delay,read=5ms`, `flakey,up=10,down=2,drop_writes`,
 //! `log,file=writes.log,size=1G,create`.
 
-use super::{Args, Delay, Features, Flakey, LogWrites, Place};
+use super::{Args, Delay, Features, Flakey, LogWrites, TargetRange};
 use crate::Layer;
 use crate::drivers::{Driver, DriverFile};
 use block::{Bytes, Profile, Sectors};
@@ -215,7 +215,7 @@ impl Driver for LogOptions {
     }
 
     fn layer<R: Ring>(&self, below: &[Profile]) -> Result<Arc<dyn Layer<R>>, String> {
-        let place = Place { start: Sectors(0), len: Sectors(0) };
+        let place = TargetRange { start: Sectors(0), len: Sectors(0) };
         let log = LogWrites::new(place, &below[0], &below[1]);
         let log = log.map_err(|why| format!("{}: {why}", self.file.display()))?;
         Ok(Arc::new(log))

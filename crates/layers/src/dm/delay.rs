@@ -6,7 +6,7 @@
 //! ring. Suspending the device releases all held requests within [`RECHECK_NS`].
 
 use super::{
-    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
+    Area, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
     parse_u64, stack,
 };
 use crate::Layer;
@@ -78,7 +78,7 @@ fn class(args: &[&str], devices: &mut dyn Devices) -> Result<Class, TargetError>
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

@@ -4,7 +4,7 @@
 //! `enable`. The list has a lock, which requests take only while failing is enabled and a bad block exists.
 
 use super::{
-    Area, Devices, MessageError, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    Area, Devices, MessageError, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
     parse_u32, parse_u64, stack,
 };
 use crate::Layer;
@@ -88,7 +88,7 @@ struct Dust {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

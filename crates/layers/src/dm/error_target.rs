@@ -2,7 +2,7 @@
 //! device.
 
 use super::{
-    Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, parse_u64, stack,
+    Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Cookie, LimitsError, Op, Profile, Request, Sectors};
@@ -27,7 +27,7 @@ struct ErrorTarget {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

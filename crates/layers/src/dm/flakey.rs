@@ -5,7 +5,7 @@
 //! request. The data of a write is copied before it is corrupted, because its buffer belongs to the client.
 
 use super::{
-    Area, Args, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    Area, Args, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
     parse_u64, stack,
 };
 use crate::Layer;
@@ -75,7 +75,7 @@ pub struct Flakey {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

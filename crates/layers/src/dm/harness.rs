@@ -2,7 +2,7 @@
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Devices, LookupError, Place, TableLayer, TableTarget, Target, TargetError, target_types, testing,
+    Devices, LookupError, TargetRange, TableLayer, TableTarget, Target, TargetError, target_types, testing,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, Data, Flags, Op, Profile, Request, Sectors, Segment, Status};
@@ -315,7 +315,7 @@ impl Harness {
         let profiles = disks.iter().map(profile_of).collect();
         let mut devices = TestDevices { names, disks, profiles };
         let before = devices.disks.len();
-        let place = Place { start: Sectors(0), len: LEN };
+        let place = TargetRange { start: Sectors(0), len: LEN };
         let mut new_devices = DevicesFrom { devices: &mut devices, before };
         let target = (kind.construct)(place, &args, &mut new_devices)?;
         // Tests of mirrors run its steps themselves.
@@ -548,7 +548,7 @@ fn stack(
 ) -> Stack<Memory> {
     let mut stack = Stack::default();
     let row = TableTarget {
-        place: Place { start: Sectors(0), len: profile.size.sectors() },
+        place: TargetRange { start: Sectors(0), len: profile.size.sectors() },
         max_io_len: target.max_io_len(),
         splits_discards: target.splits_discards(),
     };

@@ -1,7 +1,7 @@
 //! The target `linear <device> <offset>`: maps its sectors to a contiguous range of a device.
 
 use super::{
-    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u64,
+    Area, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u64,
     stack,
 };
 use crate::{Layer, Window};
@@ -30,7 +30,7 @@ struct Linear {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

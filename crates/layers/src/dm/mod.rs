@@ -50,7 +50,7 @@ mod unstriped;
 mod zero;
 
 pub(crate) use area::common_abilities;
-pub use area::{Area, Place, stack};
+pub use area::{Area, TargetRange, stack};
 pub use args::{Args, parse_u32, parse_u64};
 pub use as_layers::{DelayOptions, FlakeyOptions, LogOptions};
 pub use delay::Delay;
@@ -199,7 +199,7 @@ pub trait Devices {
 }
 
 /// A function that parses the arguments of a table line and builds the target.
-pub type Construct<R> = fn(Place, &[&str], &mut dyn Devices) -> Result<Arc<dyn Target<R>>, TargetError>;
+pub type Construct<R> = fn(TargetRange, &[&str], &mut dyn Devices) -> Result<Arc<dyn Target<R>>, TargetError>;
 
 /// Returns the length of a target: `len` from its table line, or the length of its device for a layer without
 /// a table (0).

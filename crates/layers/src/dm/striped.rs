@@ -6,7 +6,7 @@
 //! request.
 
 use super::{
-    Area, Devices, FanOut, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    Area, Devices, FanOut, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
     parse_u32, parse_u64, stack,
 };
 use crate::Layer;
@@ -54,7 +54,7 @@ pub(super) struct Striped {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

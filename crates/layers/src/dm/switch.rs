@@ -7,7 +7,7 @@
 //! argument is wrong, the mappings before it have taken effect, as in the kernel.
 
 use super::{
-    Area, Args, Devices, FanOut, MessageError, Names, Place, RandomLine, Simulated, Status, Target,
+    Area, Args, Devices, FanOut, MessageError, Names, TargetRange, RandomLine, Simulated, Status, Target,
     TargetError, TargetRow, parse_u64, stack,
 };
 use crate::Layer;
@@ -47,7 +47,7 @@ struct Switch {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

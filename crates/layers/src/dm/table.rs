@@ -7,7 +7,7 @@
 //!
 //! *Invariant:* the targets are adjacent, without gaps, from sector 0 on.
 
-use super::{FanOut, Place, common_abilities};
+use super::{FanOut, TargetRange, common_abilities};
 use crate::split_requests::{ChildRange, SplitRequests};
 use crate::{Layer, Split};
 use block::{Bytes, Cookie, LimitsError, Op, Profile, QueueLimits, Request, Sectors, Status};
@@ -17,7 +17,7 @@ use queue::{Cx, Node, NodeId, Ring, Verdict};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TableTarget {
     /// First sector and length of the line.
-    pub place: Place,
+    pub place: TargetRange,
     /// The target's [`max_io_len`](super::Target::max_io_len).
     pub max_io_len: Option<Sectors>,
     /// The target's [`splits_discards`](super::Target::splits_discards): whether the table leaves discards
@@ -235,7 +235,7 @@ mod tests {
     /// Three targets over one recording child: sectors 0 to 8, 8 to 24 split every 4, and 24 to 32.
     fn bench() -> Bench {
         let row = |start, len, cut: Option<u64>| TableTarget {
-            place: Place { start: Sectors(start), len: Sectors(len) },
+            place: TargetRange { start: Sectors(start), len: Sectors(len) },
             max_io_len: cut.map(Sectors),
             splits_discards: false,
         };
@@ -266,9 +266,9 @@ mod tests {
 
     #[test]
     fn a_target_that_splits_discards_itself_gets_them_whole() {
-        let place = Place { start: Sectors(0), len: Sectors(64) };
+        let place = TargetRange { start: Sectors(0), len: Sectors(64) };
         let row = TableTarget { place, max_io_len: Some(Sectors(4)), splits_discards: true };
-        let next = TableTarget { place: Place { start: Sectors(64), ..place }, ..row };
+        let next = TableTarget { place: TargetRange { start: Sectors(64), ..place }, ..row };
         for (op, split_requests) in [(Op::Discard, 2), (Op::WriteZeroes, 2), (Op::Prefetch, 6)] {
             let mut bench = Bench::new(3, |child| TableNode::new(&[row, next], &[child; 2]));
             let (_, seen) = bench.run(Request::new(op, Sectors(50).bytes(), Sectors(20).bytes()), &[]);
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn more_child_requests_than_spare_children_are_sent_in_turn() {
         let row = TableTarget {
-            place: Place { start: Sectors(0), len: Sectors(64) },
+            place: TargetRange { start: Sectors(0), len: Sectors(64) },
             max_io_len: Some(Sectors(1)),
             splits_discards: false,
         };

@@ -2,7 +2,7 @@
 //! device.
 
 use super::{
-    Area, Devices, Names, Place, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
+    Area, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
     parse_u64, stack,
 };
 use crate::Layer;
@@ -38,7 +38,7 @@ struct Unstriped {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
@@ -200,9 +200,9 @@ mod tests {
 
     #[test]
     fn a_line_beyond_the_largest_device_is_refused_without_overflow() {
-        use super::super::{Place, target_types};
+        use super::super::{TargetRange, target_types};
         let most = u64::from(u32::MAX);
-        let place = Place { start: Sectors(0), len: Sectors(most) };
+        let place = TargetRange { start: Sectors(0), len: Sectors(most) };
         let kinds = target_types::<crate::testing::Clock>();
         let kind = kinds.iter().find(|kind| kind.row.name == "unstriped").unwrap();
         for args in

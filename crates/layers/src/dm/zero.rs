@@ -1,6 +1,6 @@
 //! The target `zero`: reads return zeroes, writes are dropped.
 
-use super::{Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack};
+use super::{Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack};
 use crate::Layer;
 use block::{Cookie, LimitsError, Op, Profile, Request, Sectors, Segment};
 use queue::{Cx, Node, NodeId, Ring, Verdict};
@@ -22,7 +22,7 @@ struct Zero {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     _: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

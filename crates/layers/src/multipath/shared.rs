@@ -3,7 +3,7 @@
 use super::{Config, Multipath, MultipathNode, PathFailure};
 use crate::Layer;
 use crate::dm::{
-    Area, Devices, MessageError, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack,
+    Area, Devices, MessageError, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack,
 };
 use block::{Fact, LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};
@@ -33,7 +33,7 @@ pub struct MultipathLayer {
 }
 
 pub(crate) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     words: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

@@ -12,7 +12,7 @@ use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::LayerOptions;
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
 use layers::cow::{Index, JournalSize, records};
-use layers::dm::{LogWrites, Place};
+use layers::dm::{LogWrites, TargetRange};
 use layers::scheduler::Choice;
 use queue::{FileId, Ring, Stack};
 use sim::nodes::{Chop, Mirror};
@@ -510,7 +510,7 @@ impl Setup {
         self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
         self.paths.iter_mut().for_each(Paths::open);
-        let place = Place { start: Sectors(0), len: self.sectors };
+        let place = TargetRange { start: Sectors(0), len: self.sectors };
         let profile = |size| {
             let mut profile = Profile { size, ..self.any_profile() };
             profile.limits.logical_block_size = Bytes(512);

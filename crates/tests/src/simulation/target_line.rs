@@ -5,7 +5,7 @@
 
 use block::{Bytes, Profile, Sectors};
 use layers::dm::{
-    Devices, LookupError, Place, RandomLine, Simulated, TableTarget, Target, TargetRow, TargetType, rows,
+    Devices, LookupError, TargetRange, RandomLine, Simulated, TableTarget, Target, TargetRow, TargetType, rows,
 };
 use queue::Ring;
 use sim::{Rng, SimRing};
@@ -35,7 +35,7 @@ impl TargetLine {
         let targets: Vec<_> = rows().iter().filter_map(in_stacks).collect();
         let &(name, random, fails) = rng.pick(&targets);
         let line = random(&mut |below| rng.below(below), len);
-        let place = Place { start: Sectors(0), len: line.len };
+        let place = TargetRange { start: Sectors(0), len: line.len };
         let row = TableTarget { place, max_io_len: None, splits_discards: false };
         let bare = TargetLine { name, line, fails, row, accesses_data: false };
         let (target, _) = bare.build::<SimRing>(device);

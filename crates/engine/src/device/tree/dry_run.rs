@@ -12,7 +12,7 @@ use super::table::{
 use crate::spec::{DiskFileSpec, FileFormat, LineSpec, StackSpec, TableSpec};
 use backends::Content;
 use block::{Abilities, Bytes, Profile, QueueLimits};
-use layers::dm::{Devices, LookupError, Place, TargetError, TargetType};
+use layers::dm::{Devices, LookupError, TargetRange, TargetError, TargetType};
 use ring::KernelRing;
 use std::fs::File;
 use std::io::{self, Seek};
@@ -35,7 +35,7 @@ pub(crate) fn dry_run(spec: &TableSpec, devices: &[&str]) -> Result<(), TableErr
 
 fn check_line(
     line: &LineSpec,
-    place: Place,
+    place: TargetRange,
     kind: &TargetType<KernelRing>,
     base: &Path,
     devices: &[&str],

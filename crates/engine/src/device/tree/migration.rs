@@ -8,7 +8,7 @@ use crate::device::tree::Loaded;
 use crate::spec::{DiskFileSpec, LayerSpec, StackSpec};
 use block::{Bytes, Sectors};
 use layers::dm::migration::Migration;
-use layers::dm::{Names, Place, TableLayer, TableTarget};
+use layers::dm::{Names, TargetRange, TableLayer, TableTarget};
 use ring::KernelRing;
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ pub(crate) fn plan(
             format!("the destination has logical blocks of {now}, and users of the device rely on blocks of {was}");
         return Err(refuse(why));
     }
-    let place = Place { start: Sectors(0), len: from.size.sectors() };
+    let place = TargetRange { start: Sectors(0), len: from.size.sectors() };
     if place.len.bytes() != from.size || place.len == Sectors(0) {
         return Err(refuse(format!("the device size {} is not a multiple of 512 bytes", from.size)));
     }

@@ -1,13 +1,13 @@
-//! The nodes of a tree by number: their names, and their places in a trace, which shows the devices of a
-//! stack separately.
+//! The nodes of a tree by number: their names, and their roles in a trace, which shows the devices of a stack
+//! separately.
 
 use super::{Element, Extent, Tree};
 use block::Bytes;
 use trace::NodeRole;
 
 impl Tree {
-    /// Lists the place of each node in a trace, by node number. Layers that keep addresses are one device
-    /// with their child.
+    /// Lists the role of each node in a trace, by node number. Layers that keep addresses are one device with
+    /// their child.
     pub(crate) fn trace_roles(&self) -> Vec<NodeRole> {
         let mut roles = Vec::new();
         self.role(NodeRole::TOP, false, &mut roles);

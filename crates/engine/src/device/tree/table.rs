@@ -13,7 +13,7 @@ use crate::device::{Device, DeviceError};
 use crate::spec::{DiskFileSpec, FileFormat, FileSpec, Format, LineSpec, StackSpec, TableSpec, escaped_word};
 use block::{Bytes, Features, Profile, Sectors};
 use layers::dm::{
-    Devices, LookupError, Names, Place, TableLayer, TableTarget, Target, TargetError, TargetType,
+    Devices, LookupError, Names, TargetRange, TableLayer, TableTarget, Target, TargetError, TargetType,
 };
 use ring::KernelRing;
 use std::collections::HashMap;
@@ -86,7 +86,7 @@ impl std::error::Error for TableError {}
 
 /// A target of a table that was loaded.
 pub(crate) struct LoadedTarget {
-    pub(crate) place: Place,
+    pub(crate) place: TargetRange,
     pub(crate) kind: &'static str,
     pub(crate) target: Arc<dyn Target<KernelRing>>,
     pub(crate) names: Names,
@@ -143,7 +143,7 @@ pub(super) struct LineChecker {
 
 impl LineChecker {
     /// Checks the next line. Returns its place and its target type.
-    pub(super) fn admit(&mut self, line: &LineSpec) -> Result<(Place, TargetType<KernelRing>), TableError> {
+    pub(super) fn admit(&mut self, line: &LineSpec) -> Result<(TargetRange, TargetType<KernelRing>), TableError> {
         let refuse =
             |kind: &str, why: TargetError| TableError { line: line.line, kind: kind.to_owned(), why };
         if line.len == 0 {
@@ -165,7 +165,7 @@ impl LineChecker {
             return Err(refuse(&line.kind, TargetError::new("Gap in table")));
         };
         self.next = end;
-        Ok((Place { start: Sectors(line.start), len: Sectors(line.len) }, kind))
+        Ok((TargetRange { start: Sectors(line.start), len: Sectors(line.len) }, kind))
     }
 }
 
@@ -217,7 +217,7 @@ enum BuildError {
 
 fn target(
     line: &LineSpec,
-    place: Place,
+    place: TargetRange,
     kind: &TargetType<KernelRing>,
     base: &Path,
     context: &OpenContext<'_>,

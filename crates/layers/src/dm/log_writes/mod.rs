@@ -12,7 +12,7 @@ mod shared;
 
 use super::background::BackgroundWork;
 use super::{
-    Area, Devices, MessageError, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack,
+    Area, Devices, MessageError, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack,
 };
 use crate::Layer;
 use block::{
@@ -53,7 +53,7 @@ pub struct LogWrites {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
@@ -69,7 +69,7 @@ impl LogWrites {
     ///
     /// # Errors
     /// The log device has larger logical blocks than the device.
-    pub fn new(place: Place, device: &Profile, log: &Profile) -> Result<LogWrites, TargetError> {
+    pub fn new(place: TargetRange, device: &Profile, log: &Profile) -> Result<LogWrites, TargetError> {
         let block = device.limits.logical_block_size;
         if log.limits.logical_block_size > block {
             return Err(TargetError::new("Log device has larger blocks than the device"));

@@ -19,7 +19,7 @@ mod tests;
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, parse_u32, parse_u64,
+    Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u32, parse_u64,
     stack,
 };
 use crate::Layer;
@@ -55,7 +55,7 @@ struct Mirror {
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

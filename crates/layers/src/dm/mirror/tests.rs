@@ -88,9 +88,9 @@ fn table_status_repeats_the_line() {
 
 #[test]
 fn a_line_longer_than_its_legs_is_refused_before_memory_is_allocated() {
-    use super::super::{Place, target_types, testing::FakeDevices};
+    use super::super::{TargetRange, target_types, testing::FakeDevices};
     use block::Sectors;
-    let place = Place { start: Sectors(0), len: Sectors(1 << 53) };
+    let place = TargetRange { start: Sectors(0), len: Sectors(1 << 53) };
     let kinds = target_types::<crate::testing::Clock>();
     let kind = kinds.iter().find(|kind| kind.row.name == "mirror").unwrap();
     let args: Vec<&str> = "core 1 64 2 a 0 b 0".split(' ').collect();

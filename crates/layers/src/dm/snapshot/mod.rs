@@ -21,7 +21,7 @@ mod tests;
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Area, Args, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, parse_u32, stack,
+    Area, Args, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u32, stack,
 };
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, Fact, LimitsError, Op, Profile, Request, Sectors};
@@ -121,7 +121,7 @@ fn check_len(len: Sectors, chunk: Sectors, name: &str, origin: &Profile) -> Resu
 }
 
 pub(super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     args: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

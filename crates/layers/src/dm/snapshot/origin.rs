@@ -1,6 +1,6 @@
 //! The target `snapshot-origin <device>`: a write first copies the old chunk for each snapshot of the device.
 
-use super::super::{Area, Devices, Names, Place, Simulated, Status, Target, TargetError, TargetRow, stack};
+use super::super::{Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack};
 use super::copy::{ChunkCopy, Copier, Progress};
 use super::registry::{self, Group, Member};
 use super::store::{ChunkState, Store};
@@ -30,7 +30,7 @@ struct Origin {
 }
 
 pub(in super::super) fn construct<R: Ring>(
-    place: Place,
+    place: TargetRange,
     arguments: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {

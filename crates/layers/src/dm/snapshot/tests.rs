@@ -65,8 +65,8 @@ fn bad_arguments_are_refused_with_the_kernels_text() {
 
 #[test]
 fn a_line_longer_than_its_origin_is_refused_before_memory_is_allocated() {
-    use super::super::{Place, target_types, testing::FakeDevices};
-    let place = Place { start: Sectors(0), len: Sectors(1 << 53) };
+    use super::super::{TargetRange, target_types, testing::FakeDevices};
+    let place = TargetRange { start: Sectors(0), len: Sectors(1 << 53) };
     let kinds = target_types::<crate::testing::Clock>();
     let kind = kinds.iter().find(|kind| kind.row.name == "snapshot").unwrap();
     let error = (kind.construct)(place, &["a", "b", "P", "8"], &mut FakeDevices::default()).err().unwrap();

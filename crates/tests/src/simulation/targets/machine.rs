@@ -12,7 +12,7 @@ use crate::simulation::stacks::Setup;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Profile, Request, Sectors, Status, Tag};
 use layers::Layer;
-use layers::dm::{Names, Place, Status as Asked, TableLayer, TableTarget, Target, TargetError, TargetType};
+use layers::dm::{Names, TargetRange, Status as Asked, TableLayer, TableTarget, Target, TargetError, TargetType};
 use queue::{FileId, NodeId, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _, Stack};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, Wakes, fill_sector};
 use std::sync::Arc;
@@ -232,7 +232,7 @@ impl Machine {
         let kind = TargetType::<SimRing>::find(kind).expect("a kind");
         let words: Vec<&str> = words.split_whitespace().collect();
         let mut opening = DeviceOpener { machine: self, opened: Vec::new() };
-        let target = (kind.construct)(Place { start: Sectors(0), len }, &words, &mut opening)?;
+        let target = (kind.construct)(TargetRange { start: Sectors(0), len }, &words, &mut opening)?;
         let disks = opening.opened.into_iter().map(|(disk, ..)| disk).collect();
         Ok(BuiltTarget { target, disks })
     }
@@ -282,7 +282,7 @@ impl Machine {
     fn stack(&mut self, made: &BuiltTarget, len: Sectors) -> Stack<SimRing> {
         let BuiltTarget { target, disks } = made;
         let mut stack = Stack::default();
-        let place = Place { start: Sectors(0), len };
+        let place = TargetRange { start: Sectors(0), len };
         let row =
             TableTarget { place, max_io_len: target.max_io_len(), splits_discards: target.splits_discards() };
         let profiles: Vec<Profile> = disks.iter().map(|&disk| self.profile(disk)).collect();
