@@ -521,7 +521,7 @@ fn lines_and_a_chrome_trace_need_no_other_tool() {
 /// The live output is blkparse's of the same events.
 #[test]
 fn lines_equal_blkparses_output() {
-    use trace::wire::{Frame, LaneInfo, Opened};
+    use trace::wire::{Frame, TracedQueueInfo, Opened};
     use trace::{Kind, Record, blktrace::Encoder, lines::Lines};
     if missing(&["blkparse"]) {
         return;
@@ -556,7 +556,7 @@ fn lines_equal_blkparses_output() {
     let opened = Opened { device: "disk".into(), number: 5, clock_ns: 0, wall: (1, 2), nodes: Vec::new() };
     let (mut lines, mut live) = (Lines::default(), String::new());
     lines.frame(&Frame::Opened(opened), &mut live);
-    lines.frame(&Frame::Lane(0, LaneInfo { pid: 1234, comm: "reactor-0".into() }), &mut live);
+    lines.frame(&Frame::Queue(0, TracedQueueInfo { pid: 1234, comm: "reactor-0".into() }), &mut live);
     lines.frame(&Frame::Records(0, records.clone()), &mut live);
     lines.frame(&Frame::Closed, &mut live);
     let (mut encoder, mut bytes) = (Encoder::new(5), Vec::new());

@@ -75,8 +75,8 @@ impl Chrome {
                     ),
                 );
             }
-            Frame::Lane(queue, lane) => {
-                let name = serde_json::Value::from(format!("queue {queue} ({})", lane.comm));
+            Frame::Queue(queue, buffer) => {
+                let name = serde_json::Value::from(format!("queue {queue} ({})", buffer.comm));
                 self.event(
                     into,
                     format_args!(
@@ -368,7 +368,7 @@ impl Depth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{LaneInfo, Opened};
+    use crate::wire::{TracedQueueInfo, Opened};
     use block::Op;
     use serde_json::Value;
 
@@ -391,8 +391,8 @@ mod tests {
         let node = |name: &str, backend| Node { name: name.into(), backend };
         let nodes = vec![node("split", false), node("ram 64M", true)];
         let opened = Opened { device: "di\"sk".into(), number: 0, clock_ns: 1000, wall: (0, 0), nodes };
-        let lane = LaneInfo { pid: 1, comm: "reactor-0".into() };
-        let first = [Frame::Opened(opened), Frame::Lane(0, lane)];
+        let buffer = TracedQueueInfo { pid: 1, comm: "reactor-0".into() };
+        let first = [Frame::Opened(opened), Frame::Queue(0, buffer)];
         first
             .into_iter()
             .chain(frames)

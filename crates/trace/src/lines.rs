@@ -42,9 +42,9 @@ impl Lines {
     pub fn frame(&mut self, frame: &Frame, into: &mut String) {
         match frame {
             Frame::Opened(opened) => self.number = opened.number,
-            Frame::Lane(queue, lane) => {
+            Frame::Queue(queue, buffer) => {
                 let stream = self.queue(*queue);
-                (stream.pid, stream.comm) = (lane.pid, lane.comm.clone());
+                (stream.pid, stream.comm) = (buffer.pid, buffer.comm.clone());
             }
             Frame::Records(queue, records) => {
                 let events = records.iter().flat_map(|record| record.events()).map(Item::Event);
@@ -150,7 +150,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{LaneInfo, Opened};
+    use crate::wire::{TracedQueueInfo, Opened};
     use block::Op;
 
     fn record(time_ns: u64, kind: Kind) -> Record {
@@ -174,8 +174,8 @@ mod tests {
             Opened { device: "disk".into(), number: 0, clock_ns: 0, wall: (0, 0), nodes: Vec::new() };
         lines.frame(&Frame::Opened(opened), &mut text);
         for queue in 0..2 {
-            let info = LaneInfo { pid: 40 + queue, comm: format!("reactor-{queue}") };
-            lines.frame(&Frame::Lane(queue, info), &mut text);
+            let info = TracedQueueInfo { pid: 40 + queue, comm: format!("reactor-{queue}") };
+            lines.frame(&Frame::Queue(queue, info), &mut text);
         }
         frames.iter().for_each(|frame| lines.frame(frame, &mut text));
         text
@@ -200,9 +200,9 @@ mod tests {
         let (mut lines, mut text) = (Lines::default(), String::new());
         let session = crate::wire::SessionName { number: 3, initiator: "iqn.2026-11.example:host".into() };
         let records = crate::command::tests::write_10(1_000_000_000);
-        let lane = LaneInfo { pid: 40, comm: "reactor-0".into() };
+        let buffer = TracedQueueInfo { pid: 40, comm: "reactor-0".into() };
         let frames =
-            [Frame::Lane(0, lane), Frame::Session(session), Frame::Records(0, records), Frame::Closed];
+            [Frame::Queue(0, buffer), Frame::Session(session), Frame::Records(0, records), Frame::Closed];
         frames.iter().for_each(|frame| lines.frame(frame, &mut text));
         let expected = "\
 240,0    0        0     0.000000000    40  m   N scsi 17: WRITE(10), cdb 2a 00 00 00 09 b8 00 00 08 00, lun 2, \

@@ -1,4 +1,4 @@
-//! A record of 32 bytes, as stored in a lane and sent.
+//! A record of 32 bytes, as stored in a buffer and sent.
 //!
 //! ```text
 //! word 0  time, ns
@@ -183,7 +183,7 @@ impl Record {
         u32::try_from(len).unwrap_or(!511)
     }
 
-    /// Encodes the record to the words of a lane.
+    /// Encodes the record to the words of a buffer.
     #[inline]
     pub(crate) fn to_words(self) -> [u64; 4] {
         let what = u64::from(self.tag) << 16

@@ -1,16 +1,16 @@
 //! A probe for charts: samples one of every N requests of a queue, when it arrives from the front-end.
 //!
 //! Runs on the queue's thread, beside a [`Tracer`](crate::Tracer) or without one. N is set by the reader of
-//! the lane, so that a chart of a fast device costs no more than that of a slow one.
+//! the buffer, so that a chart of a fast device costs no more than that of a slow one.
 
-use crate::{Lane, Record};
+use crate::{TraceBuffer, Record};
 use queue::{CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The sampling probe of one queue.
 pub struct Sampler {
-    lane: Arc<Lane>,
+    buffer: Arc<TraceBuffer>,
     /// One of this many requests is sampled; 0 and 1: all requests.
     every: Arc<AtomicU32>,
     /// Number of requests to skip before the next sample.
@@ -18,9 +18,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Creates a sampler that writes to `lane`. No other thread may write to it.
-    pub fn new(lane: Arc<Lane>, every: Arc<AtomicU32>) -> Sampler {
-        Sampler { lane, every, left: 0 }
+    /// Creates a sampler that writes to `buffer`. No other thread may write to it.
+    pub fn new(buffer: Arc<TraceBuffer>, every: Arc<AtomicU32>) -> Sampler {
+        Sampler { buffer, every, left: 0 }
     }
 }
 
@@ -37,7 +37,7 @@ impl Probe for Sampler {
             return;
         }
         self.left = rest;
-        self.lane.push(Record::queued(at.0, &point, 0).to_words());
+        self.buffer.push(Record::queued(at.0, &point, 0).to_words());
     }
 }
 
@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn one_of_n_requests_is_sampled() {
-        let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(3)));
-        let mut sampler = Sampler::new(lane.clone(), every.clone());
+        let (buffer, every) = (Arc::new(TraceBuffer::new(64)), Arc::new(AtomicU32::new(3)));
+        let mut sampler = Sampler::new(buffer.clone(), every.clone());
         let mut pass = |sector: u64| {
             let req = Request::new(Op::Write, Bytes(sector << 9), Bytes(4096));
             for event in [Event::Queued, Event::Issued, Event::Done { status: Status::Ok }] {
@@ -78,24 +78,24 @@ mod tests {
         };
         (0..7).for_each(&mut pass);
         let mut seen = Vec::new();
-        lane.drain_records(64, |record| seen.push(record.offset >> 9));
+        buffer.drain_records(64, |record| seen.push(record.offset >> 9));
         assert_eq!(seen, [0, 3, 6]);
         every.store(0, Relaxed);
         (7..12).for_each(&mut pass);
         seen.clear();
-        lane.drain_records(64, |record| seen.push(record.offset >> 9));
+        buffer.drain_records(64, |record| seen.push(record.offset >> 9));
         assert_eq!(seen, [7, 8, 9, 10, 11], "once all are selected, the next is sampled");
     }
 
     #[test]
     fn a_device_is_sampled_again_at_once_after_load_drops() {
-        let (lane, every) = (Arc::new(Lane::new(64)), Arc::new(AtomicU32::new(1_000_000)));
-        let mut sampler = Sampler::new(lane.clone(), every.clone());
+        let (buffer, every) = (Arc::new(TraceBuffer::new(64)), Arc::new(AtomicU32::new(1_000_000)));
+        let mut sampler = Sampler::new(buffer.clone(), every.clone());
         let mut ask = || {
             let req = Request::new(Op::Read, Bytes(0), Bytes(4096));
             sampler.point(Nanos(5), Point::new(Tag(0), NodeId(0), 0, &req, Event::Queued));
             let mut seen = 0;
-            lane.drain_records(64, |_| seen += 1);
+            buffer.drain_records(64, |_| seen += 1);
             seen
         };
         assert_eq!([ask(), ask()], [1, 0]);

@@ -1,11 +1,11 @@
-//! The probe of one queue: converts probe points of requests to records of a lane.
+//! The probe of one queue: converts probe points of requests to records of a buffer.
 //!
 //! Runs on the queue's thread. Which nodes of the stack appear as separate devices is decided when the tracer
-//! is created ([`NodeRole`]): layers that do not remap are one device with the nodes below them, like a request
-//! queue and its driver in the kernel; below a layer that remaps requests another device begins, to which
-//! they are remapped, queued there and completed there, like bios by device-mapper.
+//! is created ([`NodeRole`]): layers that do not remap are one device with the nodes below them, like a
+//! request queue and its driver in the kernel; below a layer that remaps requests another device begins, to
+//! which they are remapped, queued there and completed there, like bios by device-mapper.
 
-use crate::{Filter, Kind, Lane, Record, Step};
+use crate::{Filter, Kind, TraceBuffer, Record, Step};
 use block::Status;
 use queue::{CommandEvent, CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
@@ -38,8 +38,8 @@ impl NodeRole {
 pub struct TracerConfig {
     /// Filter of events.
     pub filter: Arc<Filter>,
-    /// Lane to write to.
-    pub lane: Arc<Lane>,
+    /// The buffer to write to.
+    pub buffer: Arc<TraceBuffer>,
     /// Role of each node, by node number.
     pub roles: Vec<NodeRole>,
     /// Number of front-end tags; tags from here on belong to children.
@@ -65,7 +65,7 @@ impl Tracer {
 
     fn put(&self, wanted: u64, record: Record) {
         if wanted >> record.kind as u64 & 1 != 0 {
-            self.config.lane.push(record.to_words());
+            self.config.buffer.push(record.to_words());
         }
     }
 
@@ -146,7 +146,7 @@ impl Probe for Tracer {
                     let steps = wanted >> Kind::Get as u64 & if role.scheduled { 4 } else { 7 };
                     if steps != 0 {
                         self.config
-                            .lane
+                            .buffer
                             .push(Record { kind: Kind::Start, value: steps, ..record }.to_words());
                     }
                 }
@@ -191,7 +191,7 @@ impl Probe for Tracer {
         };
         if passes {
             let time = self.config.clock.map_or(at, |clock| clock());
-            crate::command::encode(time.0, point, begins, |record| self.config.lane.push(record.to_words()));
+            crate::command::encode(time.0, point, begins, |record| self.config.buffer.push(record.to_words()));
         }
     }
 }
@@ -207,21 +207,21 @@ mod tests {
     use block::{Bytes, Op, Request, Tag};
     use queue::NodeId;
 
-    fn tracer(roles: Vec<NodeRole>, queue_children: bool) -> (Tracer, Arc<Lane>) {
+    fn tracer(roles: Vec<NodeRole>, queue_children: bool) -> (Tracer, Arc<TraceBuffer>) {
         tracer_of(roles, queue_children, &FilterText::default())
     }
 
-    fn tracer_of(roles: Vec<NodeRole>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<Lane>) {
-        let lane = Arc::new(Lane::new(64));
+    fn tracer_of(roles: Vec<NodeRole>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<TraceBuffer>) {
+        let buffer = Arc::new(TraceBuffer::new(64));
         let filter = Arc::new(Filter::new(text).unwrap());
-        let lane_of_it = lane.clone();
-        let config = TracerConfig { filter, lane: lane_of_it, roles, depth: 4, queue_children, clock: None };
-        (Tracer::new(config), lane)
+        let config_buffer = buffer.clone();
+        let config = TracerConfig { filter, buffer: config_buffer, roles, depth: 4, queue_children, clock: None };
+        (Tracer::new(config), buffer)
     }
 
-    fn recorded(lane: &Lane) -> Vec<(Kind, u8, u64, u64)> {
+    fn recorded(buffer: &TraceBuffer) -> Vec<(Kind, u8, u64, u64)> {
         let mut recorded = Vec::new();
-        lane.drain_records(64, |record| {
+        buffer.drain_records(64, |record| {
             let start = record.events();
             recorded.extend(start.map(|r| (r.kind, r.device, r.offset >> 9, r.value)));
         });
@@ -237,13 +237,13 @@ mod tests {
 
     #[test]
     fn a_single_backend_produces_the_kernels_five_events() {
-        let (mut tracer, lane) = tracer(vec![WHOLE], false);
+        let (mut tracer, buffer) = tracer(vec![WHOLE], false);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 1, 8, Event::Issued);
         point(&mut tracer, 0, 0, 1, 8, Event::Completed { status: Status::IoError });
         point(&mut tracer, 0, 0, 0, 8, Event::Done { status: Status::IoError });
         let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue, Kind::Complete];
-        let recorded = recorded(&lane);
+        let recorded = recorded(&buffer);
         assert_eq!(recorded.iter().map(|r| r.0).collect::<Vec<_>>(), kinds);
         assert_eq!(recorded[4].3, 5);
     }
@@ -252,7 +252,7 @@ mod tests {
     fn requests_of_a_remapping_layer_are_remapped_queued_and_completed_below() {
         let window = NodeRole { ends: true, ..NodeRole::TOP };
         let file = NodeRole { device: 1, below: Some(0), ..NodeRole::TOP };
-        let (mut tracer, lane) = tracer(vec![window, file], false);
+        let (mut tracer, buffer) = tracer(vec![window, file], false);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 1, 8, Event::Entered);
         point(&mut tracer, 0, 1, 2, 2056, Event::Issued);
@@ -268,7 +268,7 @@ mod tests {
             (Kind::Complete, 1, 2056, 0),
             (Kind::Complete, 0, 8, 0),
         ];
-        assert_eq!(recorded(&lane), expected);
+        assert_eq!(recorded(&buffer), expected);
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
         let target = NodeRole { shift: 64 << 9, ..NodeRole::TOP };
         let file = NodeRole { device: 2, below: Some(0), ..NodeRole::TOP };
         let wanted = FilterText { sectors: "72-79".into(), ..FilterText::default() };
-        let (mut tracer, lane) = tracer_of(vec![WHOLE, target, file], false, &wanted);
+        let (mut tracer, buffer) = tracer_of(vec![WHOLE, target, file], false, &wanted);
         // The point is of the request itself, then of a child of a request split between two targets.
         for (tag, depth) in [(0, 1), (9, 0)] {
             point(&mut tracer, tag, 1, depth + 1, 8, Event::Entered);
@@ -284,7 +284,7 @@ mod tests {
             point(&mut tracer, tag, 1, depth + 1, 8, Event::Left { status: Status::Ok });
             // The offset at completion is relative to the table.
             let kinds = [Kind::Queue, Kind::Get, Kind::Insert, Kind::Issue].map(|kind| (kind, 2, 72, 0));
-            assert_eq!(recorded(&lane), [&[(Kind::Remap, 2, 72, 72)], &kinds[..]].concat());
+            assert_eq!(recorded(&buffer), [&[(Kind::Remap, 2, 72, 72)], &kinds[..]].concat());
         }
     }
 
@@ -294,20 +294,20 @@ mod tests {
             vec![NodeRole { ends: true, ..NodeRole::TOP }, NodeRole { device: 1, below: Some(0), ..NodeRole::TOP }];
         let text =
             FilterText { sectors: "2048-4095".into(), actions: "remap".into(), ..FilterText::default() };
-        let (mut tracer, lane) = tracer_of(roles, false, &text);
+        let (mut tracer, buffer) = tracer_of(roles, false, &text);
         for sector in [8, 16] {
             point(&mut tracer, 0, 0, 1, sector, Event::Entered);
             point(&mut tracer, 0, 1, 2, 2048 + sector, Event::Issued);
         }
-        assert_eq!(recorded(&lane), [(Kind::Remap, 1, 2056, 8), (Kind::Remap, 1, 2064, 16)]);
+        assert_eq!(recorded(&buffer), [(Kind::Remap, 1, 2056, 8), (Kind::Remap, 1, 2064, 16)]);
     }
 
     #[test]
     fn children_are_queued_only_on_request() {
         for queued in [false, true] {
-            let (mut tracer, lane) = tracer(vec![WHOLE, WHOLE], queued);
+            let (mut tracer, buffer) = tracer(vec![WHOLE, WHOLE], queued);
             point(&mut tracer, 9, 1, 1, 8, Event::Issued);
-            let recorded = recorded(&lane);
+            let recorded = recorded(&buffer);
             assert_eq!(recorded[0].0, if queued { Kind::Queue } else { Kind::Get });
             assert_eq!(recorded.len(), if queued { 4 } else { 3 });
         }
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn every_node_is_entered_and_left_and_children_name_their_parent() {
         let text = FilterText { actions: "layer".into(), ..FilterText::default() };
-        let (mut tracer, lane) = tracer_of(vec![WHOLE, WHOLE], false, &text);
+        let (mut tracer, buffer) = tracer_of(vec![WHOLE, WHOLE], false, &text);
         point(&mut tracer, 0, 0, 1, 8, Event::Entered);
         let req = Request::new(Op::Write, Bytes(8 << 9), Bytes(4096));
         let child = Point::new(Tag(9), NodeId(1), 1, &req, Event::Issued);
@@ -329,7 +329,7 @@ mod tests {
             Step::Leave { node: 1, errno: 5 },
             Step::Leave { node: 0, errno: 0 },
         ];
-        let recorded = recorded(&lane);
+        let recorded = recorded(&buffer);
         assert!(recorded.iter().all(|(kind, ..)| *kind == Kind::Layer), "{recorded:?}");
         assert_eq!(recorded.iter().map(|record| Step::from_value(record.3)).collect::<Vec<_>>(), expected);
     }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn below_a_scheduler_a_backend_only_issues() {
         let scheduled = NodeRole { scheduled: true, ..NodeRole::TOP };
-        let (mut tracer, lane) = tracer(vec![WHOLE, scheduled], true);
+        let (mut tracer, buffer) = tracer(vec![WHOLE, scheduled], true);
         point(&mut tracer, 0, 0, 0, 8, Event::Queued);
         point(&mut tracer, 0, 0, 0, 8, Event::Plugged);
         point(&mut tracer, 0, 0, 0, 8, Event::Got);
@@ -360,6 +360,6 @@ mod tests {
             (Kind::Issue, 0, 8, 0),
             (Kind::Complete, 0, 8, 0),
         ];
-        assert_eq!(recorded(&lane), expected);
+        assert_eq!(recorded(&buffer), expected);
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! frame  kind (u32) · queue (u32) · length of what follows (u32) · 0 (u32), all little-endian
 //! 0  opened   JSON [`Opened`], first and once
-//! 1  lane     JSON [`LaneInfo`]: a queue, before its first records; queues are numbered from 0
+//! 1  queue    JSON [`TracedQueueInfo`]: a queue, before its first records; queues are numbered from 0
 //! 2  records  32 bytes each, in the order of their times
 //! 3  dropped  u64: so many records of the queue were dropped since the last such frame
 //! 4  tick     u64: all records before this time have been sent, except from a thread that was preempted just then
@@ -41,7 +41,7 @@ pub struct Node {
 
 /// A hardware queue of the device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct LaneInfo {
+pub struct TracedQueueInfo {
     /// Id of the thread that serves the queue.
     pub pid: u32,
     /// Name of the thread.
@@ -63,7 +63,7 @@ pub enum Frame {
     /// First frame.
     Opened(Opened),
     /// Announces a queue.
-    Lane(u32, LaneInfo),
+    Queue(u32, TracedQueueInfo),
     /// Records of a queue.
     Records(u32, Vec<Record>),
     /// Number of records of a queue that were dropped.
@@ -103,8 +103,8 @@ impl Frame {
         // These are plain structures with string keys, so their encoding as JSON does not fail.
         match self {
             Frame::Opened(opened) => frame(0, 0, &serde_json::to_vec(opened).unwrap_or_default(), into),
-            Frame::Lane(queue, lane) => {
-                frame(1, *queue, &serde_json::to_vec(lane).unwrap_or_default(), into);
+            Frame::Queue(queue, buffer) => {
+                frame(1, *queue, &serde_json::to_vec(buffer).unwrap_or_default(), into);
             }
             Frame::Records(queue, records) => {
                 let words = records.iter().flat_map(|record| record.to_words());
@@ -129,7 +129,7 @@ impl Frame {
         let json = |_| NoTrace("invalid JSON");
         Ok(match kind {
             0 => Frame::Opened(serde_json::from_slice(payload).map_err(json)?),
-            1 => Frame::Lane(queue, serde_json::from_slice(payload).map_err(json)?),
+            1 => Frame::Queue(queue, serde_json::from_slice(payload).map_err(json)?),
             2 => {
                 let (whole, rest) = payload.as_chunks::<RECORD>();
                 let word = |bytes: &[u8; RECORD], at: usize| {
@@ -198,7 +198,7 @@ mod tests {
                 wall: (6, 7),
                 nodes: vec![Node { name: "ram 1M".into(), backend: true }],
             }),
-            Frame::Lane(1, LaneInfo { pid: 4, comm: "reactor-1".into() }),
+            Frame::Queue(1, TracedQueueInfo { pid: 4, comm: "reactor-1".into() }),
             Frame::Records(1, vec![record; 3]),
             Frame::Dropped(1, 9),
             Frame::Session(SessionName { number: 8, initiator: "iqn.2026-11.example:host".into() }),

@@ -78,8 +78,8 @@ impl Sink for Files {
                 self.encoder.start(opened.clock_ns, opened.wall, &mut bytes);
                 0
             }
-            Frame::Lane(queue, lane) => {
-                self.encoder.process(*queue, lane.pid, &lane.comm, self.clock_ns, &mut bytes);
+            Frame::Queue(queue, info) => {
+                self.encoder.process(*queue, info.pid, &info.comm, self.clock_ns, &mut bytes);
                 *queue
             }
             Frame::Records(queue, records) => {

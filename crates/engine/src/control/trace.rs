@@ -1,11 +1,11 @@
 //! Starts traces, and drains them.
 //!
-//! A thread of the session drains its lanes into a bounded channel, which the client reads. If the client is
-//! slow, the thread waits, the lanes fill up, and events that find no room are counted as dropped: neither
-//! I/O nor the control plane ever waits for a trace. The thread has the lowest priority, as does the process
-//! that writes a trace to a file, so both use only CPU time that I/O leaves. It also allocates the lanes,
-//! rather than the reactors. After a trace has ended, or its device was removed, a client that does not read
-//! is waited for no longer than [`LINGER`].
+//! A thread of the session drains its buffers into a bounded channel, which the client reads. If the client
+//! is slow, the thread waits, the buffers fill up, and events that find no space are counted as dropped:
+//! neither I/O nor the control plane ever waits for a trace. The thread has the lowest priority, as does the
+//! process that writes a trace to a file, so both use only CPU time that I/O leaves. It also allocates the
+//! buffers, rather than the reactors. After a trace has ended, or its device was removed, a client that does
+//! not read is waited for no longer than [`LINGER`].
 
 use crate::control::ControlError;
 use crate::device::Device;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use trace::Record;
 use trace::wire::{Frame, Node, Opened, RECORDS_MAX, SessionName};
 
-/// Most chunks that wait for the client, each with the records of one pass over the lanes at most.
+/// Most chunks that wait for the client, each with the records of one pass over the buffers at most.
 const CHUNKS: usize = 16;
 /// Length at which a chunk is sent, in bytes.
 const CHUNK_LEN: usize = 256 << 10;
@@ -79,7 +79,7 @@ struct Drain {
     /// When the trace is to end by itself.
     end: Option<Instant>,
     chunk: Vec<u8>,
-    /// By lane: number of dropped events at the last pass.
+    /// By buffer: number of dropped events at the last pass.
     dropped: Vec<u64>,
     /// Numbers of the sessions whose commands were recorded: their names were sent if they still existed.
     sessions: HashSet<u16>,
@@ -134,14 +134,14 @@ impl Drain {
                 // A reactor that has ended has no queue of it.
                 let _ = done.blocking_recv();
             }
-            if !self.allocate_lanes() {
+            if !self.allocate_buffers() {
                 return;
             }
         }
     }
 
-    fn allocate_lanes(&self) -> bool {
-        self.session.allocate_lanes(self.host.reactors().len())
+    fn allocate_buffers(&self) -> bool {
+        self.session.allocate_buffers(self.host.reactors().len())
     }
 
     /// Returns whether the trace has ended: no further events are recorded.
@@ -169,7 +169,7 @@ impl Drain {
         };
         Frame::Opened(opened).encode(&mut self.chunk);
         drop(device);
-        self.allocate_lanes();
+        self.allocate_buffers();
         self.refresh_queues();
         // From here on every event is recorded: a client that waits for the first chunk may start its load.
         self.send()?;
@@ -177,7 +177,7 @@ impl Drain {
         self.end = seconds.and_then(|s| Instant::now().checked_add(Duration::from_secs_f64(s)));
         let mut pause = PAUSE;
         while !self.is_over() {
-            if self.allocate_lanes() {
+            if self.allocate_buffers() {
                 self.refresh_queues();
             }
             let some = self.drain_once()?;
@@ -188,22 +188,23 @@ impl Drain {
         Ok(())
     }
 
-    /// Drains all lanes once. Returns whether there was anything.
+    /// Drains all buffers once. Returns whether there were records.
     fn drain_once(&mut self) -> Result<bool, ClientGone> {
         let now = ring::clock();
-        let lanes = lock(&self.session.lanes).clone();
+        let queues = lock(&self.session.queues).clone();
         let mut some = false;
-        for (number, traced) in lanes.iter().enumerate() {
+        for (number, traced) in queues.iter().enumerate() {
             let queue = number as u32;
             if number >= self.dropped.len() {
                 self.dropped.push(0);
-                Frame::Lane(queue, traced.info.clone()).encode(&mut self.chunk);
+                Frame::Queue(queue, traced.info.clone()).encode(&mut self.chunk);
             }
-            // At most what the lane holds: a queue that is faster than this thread must not delay the others.
-            let mut left = traced.lane.records();
+            // At most what the buffer holds: a queue that is faster than this thread must not delay the
+            // others.
+            let mut left = traced.buffer.records();
             loop {
                 let mut records = Vec::with_capacity(RECORDS_MAX.min(left));
-                let count = traced.lane.drain_records(RECORDS_MAX.min(left), |record| records.push(record));
+                let count = traced.buffer.drain_records(RECORDS_MAX.min(left), |record| records.push(record));
                 if count == 0 {
                     break;
                 }
@@ -215,7 +216,7 @@ impl Drain {
                     self.send()?;
                 }
             }
-            let dropped = traced.lane.dropped();
+            let dropped = traced.buffer.dropped();
             if dropped > self.dropped[number] {
                 some = true;
                 Frame::Dropped(queue, dropped - self.dropped[number]).encode(&mut self.chunk);

@@ -7,7 +7,7 @@ pub(crate) mod dependencies;
 pub(crate) mod tree;
 
 use crate::connect::ConnectError;
-use crate::observe::sample::SampleLanes;
+use crate::observe::sample::SampleBuffers;
 use crate::observe::slow::SlowLog;
 use crate::observe::timeouts::Timeouts;
 use crate::observe::trace::TraceSession;
@@ -226,7 +226,7 @@ pub struct Device {
     /// Limits that were reported to its hosts.
     pub(crate) reported_limits: Mutex<ReportedLimits>,
     /// Buffers of its sampler; dangling if it is not sampled.
-    sample: Mutex<Weak<SampleLanes>>,
+    sample: Mutex<Weak<SampleBuffers>>,
     /// The limit above which a request is logged as slow.
     pub slow: SlowLog,
     /// How often limits of NBD clients took effect.
@@ -563,12 +563,12 @@ impl Device {
     }
 
     /// Returns the buffers of its sampler.
-    pub(crate) fn sample(&self) -> Option<Arc<SampleLanes>> {
+    pub(crate) fn sample(&self) -> Option<Arc<SampleBuffers>> {
         self.sample.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    pub(crate) fn set_sample(&self, lanes: Weak<SampleLanes>) {
-        *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = lanes;
+    pub(crate) fn set_sample(&self, buffers: Weak<SampleBuffers>) {
+        *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = buffers;
     }
 
     /// Lists its nodes by number: depth from 0, and name.

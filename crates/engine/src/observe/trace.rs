@@ -1,7 +1,7 @@
-//! A trace of a device: its options, its filter, and the buffers (lanes) that its hardware queues write to.
+//! A trace of a device: its options, its filter, and the buffers that its hardware queues write to.
 //!
-//! A device has one trace session at a time, as with blktrace. Each hardware queue has a lane of fixed size.
-//! The control plane drains the lanes.
+//! A device has one trace session at a time, as with blktrace. Each hardware queue has a buffer of fixed
+//! size. The control plane drains the buffers.
 //!
 //! *Invariant:* a queue has at most `buffer` bytes of undrained records.
 
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use trace::wire::LaneInfo;
-use trace::{Filter, FilterText, Lane, NodeRole, Tracer, TracerConfig};
+use trace::wire::TracedQueueInfo;
+use trace::{Filter, FilterText, TraceBuffer, NodeRole, Tracer, TracerConfig};
 
-/// Default size of a lane: 32,768 events, a hundredth of a second at three million events a second.
+/// Default size of a buffer: 32,768 events, a hundredth of a second at three million events a second.
 const BUFFER: u64 = 1 << 20;
 const BUFFER_MAX: u64 = 64 << 20;
 
@@ -28,7 +28,7 @@ pub struct TraceOptions {
     pub queue_children: bool,
     /// Timestamp all events of one reactor turn alike: cheaper, and coarser.
     pub coarse: bool,
-    /// Size of each queue's lane in bytes.
+    /// Size of each queue's buffer in bytes.
     pub buffer: Option<u64>,
     /// End after this many seconds.
     pub seconds: Option<f64>,
@@ -82,11 +82,11 @@ pub(crate) struct TraceSession {
     pub(crate) ends: bool,
     pub(crate) buffer: usize,
     /// The queues that are traced; the position is the number in the stream.
-    pub(crate) lanes: Mutex<Vec<TracedQueue>>,
-    /// Lanes for queues that are added.
-    pub(crate) spare: Mutex<Vec<Arc<Lane>>>,
-    /// Number of queues without a lane, which are traced once there are more lanes.
-    pub(crate) queues_without_lane: AtomicUsize,
+    pub(crate) queues: Mutex<Vec<TracedQueue>>,
+    /// Buffers for queues that are added.
+    pub(crate) spare: Mutex<Vec<Arc<TraceBuffer>>>,
+    /// Number of queues without a buffer, which are traced once there are more buffers.
+    pub(crate) queues_without_buffer: AtomicUsize,
     pub(crate) ending: AtomicBool,
 }
 
@@ -95,8 +95,8 @@ pub(crate) struct TraceSession {
 pub(crate) struct TracedQueue {
     pub(crate) reactor: usize,
     pub(crate) queue: QueueId,
-    pub(crate) info: LaneInfo,
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) info: TracedQueueInfo,
+    pub(crate) buffer: Arc<TraceBuffer>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,22 +115,22 @@ impl TraceSession {
         }
         let filter = Arc::new(Filter::new(&options.filter)?);
         let ends = options.filter.asks_for_ends()?;
-        let (lanes, spare) = (Mutex::default(), Mutex::default());
-        let (queues_without_lane, ending) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (queues, spare) = (Mutex::default(), Mutex::default());
+        let (queues_without_buffer, ending) = (AtomicUsize::new(0), AtomicBool::new(false));
         Ok(TraceSession {
             options,
             filter,
             ends,
             buffer: buffer as usize,
-            lanes,
+            queues,
             spare,
-            queues_without_lane,
+            queues_without_buffer,
             ending,
         })
     }
 
-    /// Returns the probe of a queue. A queue that was traced before keeps its lane; one for which no lane is
-    /// free is traced once the session's thread has allocated one.
+    /// Returns the probe of a queue. A queue that was traced before keeps its buffer; one for which no buffer
+    /// is free is traced once the session's thread has allocated one.
     pub(crate) fn tracer(
         &self,
         reactor: usize,
@@ -139,23 +139,23 @@ impl TraceSession {
         depth: u16,
         roles: Vec<NodeRole>,
     ) -> Option<Tracer> {
-        let mut lanes = lock(&self.lanes);
-        let known = lanes.iter().find(|traced| traced.reactor == reactor && traced.queue == queue);
-        let lane = match known {
-            Some(traced) => traced.lane.clone(),
+        let mut queues = lock(&self.queues);
+        let known = queues.iter().find(|traced| traced.reactor == reactor && traced.queue == queue);
+        let buffer = match known {
+            Some(traced) => traced.buffer.clone(),
             None => {
-                let Some(lane) = lock(&self.spare).pop() else {
-                    self.queues_without_lane.fetch_add(1, SeqCst);
+                let Some(buffer) = lock(&self.spare).pop() else {
+                    self.queues_without_buffer.fetch_add(1, SeqCst);
                     return None;
                 };
-                let info = LaneInfo { pid: tid as u32, comm: format!("reactor-{reactor}") };
-                lanes.push(TracedQueue { reactor, queue, info, lane: lane.clone() });
-                lane
+                let info = TracedQueueInfo { pid: tid as u32, comm: format!("reactor-{reactor}") };
+                queues.push(TracedQueue { reactor, queue, info, buffer: buffer.clone() });
+                buffer
             }
         };
         Some(Tracer::new(TracerConfig {
             filter: self.filter.clone(),
-            lane,
+            buffer,
             roles,
             depth,
             queue_children: self.options.queue_children,
@@ -163,16 +163,16 @@ impl TraceSession {
         }))
     }
 
-    /// Allocates lanes for the queues without one, and spare lanes: one per thread, at least one. Returns
-    /// whether a queue had no lane.
-    pub(crate) fn allocate_lanes(&self, threads: usize) -> bool {
-        let queues_without_lane = self.queues_without_lane.swap(0, SeqCst);
-        let wanted = threads.saturating_sub(lock(&self.lanes).len()).max(queues_without_lane).max(1);
+    /// Allocates buffers for the queues without one, and spare buffers: one per thread, at least one. Returns
+    /// whether a queue had no buffer.
+    pub(crate) fn allocate_buffers(&self, threads: usize) -> bool {
+        let queues_without_buffer = self.queues_without_buffer.swap(0, SeqCst);
+        let wanted = threads.saturating_sub(lock(&self.queues).len()).max(queues_without_buffer).max(1);
         while lock(&self.spare).len() < wanted {
-            let lane = Arc::new(Lane::of_size(self.buffer));
-            lock(&self.spare).push(lane);
+            let buffer = Arc::new(TraceBuffer::of_size(self.buffer));
+            lock(&self.spare).push(buffer);
         }
-        queues_without_lane > 0
+        queues_without_buffer > 0
     }
 
     /// Requests the end of the trace.

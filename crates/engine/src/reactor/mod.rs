@@ -582,7 +582,7 @@ impl State {
             let tid = gettid().as_raw_nonzero().get();
             session.tracer(self.number, tid, handle.queue, handle.depth, device.trace_roles())
         });
-        let sampler = device.sample().and_then(|lanes| lanes.sampler(self.number));
+        let sampler = device.sample().and_then(|buffers| buffers.sampler(self.number));
         let probe: Option<Box<dyn queue::Probe>> = match (tracer, sampler) {
             (None, None) => None,
             (Some(tracer), None) => Some(Box::new(tracer)),

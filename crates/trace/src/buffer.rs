@@ -9,7 +9,7 @@ pub(crate) const WORDS: usize = 4;
 
 /// The ring buffer.
 #[derive(Debug)]
-pub struct Lane {
+pub struct TraceBuffer {
     words: Box<[AtomicU64]>,
     /// Capacity in records, a power of two, less one.
     mask: u64,
@@ -26,11 +26,11 @@ pub struct Lane {
 #[repr(align(64))]
 struct Padded(AtomicU64);
 
-impl Lane {
+impl TraceBuffer {
     /// Creates a ring buffer for `records` records, rounded up to a power of two.
-    pub fn new(records: usize) -> Lane {
+    pub fn new(records: usize) -> TraceBuffer {
         let records = records.next_power_of_two().max(2);
-        Lane {
+        TraceBuffer {
             words: (0..records * WORDS).map(|_| AtomicU64::new(0)).collect(),
             mask: records as u64 - 1,
             head: Padded::default(),
@@ -84,10 +84,10 @@ pub(crate) const fn records_in(bytes: usize) -> usize {
     bytes / (WORDS * size_of::<u64>())
 }
 
-impl Lane {
+impl TraceBuffer {
     /// Creates a ring buffer for the records that fit into `bytes` bytes, rounded down to a power of two.
-    pub fn of_size(bytes: usize) -> Lane {
-        Lane::new(1 << records_in(bytes).max(2).ilog2())
+    pub fn of_size(bytes: usize) -> TraceBuffer {
+        TraceBuffer::new(1 << records_in(bytes).max(2).ilog2())
     }
 
     /// Returns the capacity in records.
@@ -95,7 +95,7 @@ impl Lane {
         self.words.len() / WORDS
     }
 
-    /// Removes records as [`drain`](Lane::drain) does, and passes them decoded.
+    /// Removes records as [`drain`](TraceBuffer::drain) does, and passes them decoded.
     pub fn drain_records(&self, limit: usize, mut each: impl FnMut(Record)) -> usize {
         self.drain(limit, |words| each(Record::from_words(words)))
     }
@@ -107,41 +107,41 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_full_lane_drops_and_counts_new_records() {
-        let lane = Lane::new(4);
-        (0..7).for_each(|n| lane.push([n; WORDS]));
-        assert_eq!(lane.dropped(), 3);
+    fn a_full_buffer_drops_and_counts_new_records() {
+        let buffer = TraceBuffer::new(4);
+        (0..7).for_each(|n| buffer.push([n; WORDS]));
+        assert_eq!(buffer.dropped(), 3);
         let mut seen = Vec::new();
-        assert_eq!(lane.drain(100, |words| seen.push(words[0])), 4);
+        assert_eq!(buffer.drain(100, |words| seen.push(words[0])), 4);
         assert_eq!(seen, [0, 1, 2, 3]);
-        lane.push([9; WORDS]);
-        assert_eq!(lane.drain(100, |words| assert_eq!(words, [9; WORDS])), 1);
-        assert_eq!(lane.drain(100, |_| panic!("it is empty")), 0);
+        buffer.push([9; WORDS]);
+        assert_eq!(buffer.drain(100, |words| assert_eq!(words, [9; WORDS])), 1);
+        assert_eq!(buffer.drain(100, |_| panic!("it is empty")), 0);
     }
 
     #[test]
-    fn a_lane_stays_within_its_memory_limit() {
+    fn a_buffer_stays_within_its_memory_limit() {
         for (bytes, records) in [(4096, 128), (8191, 128), (8192, 256), (600, 16), (1, 2)] {
-            assert_eq!(Lane::of_size(bytes).records(), records, "{bytes}");
+            assert_eq!(TraceBuffer::of_size(bytes).records(), records, "{bytes}");
         }
     }
 
     #[test]
     fn a_limited_drain_continues_where_it_ended() {
-        let lane = Lane::new(8);
-        (0..8).for_each(|n| lane.push([n; WORDS]));
+        let buffer = TraceBuffer::new(8);
+        (0..8).for_each(|n| buffer.push([n; WORDS]));
         let mut seen = Vec::new();
-        while lane.drain(3, |words| seen.push(words[0])) > 0 {}
+        while buffer.drain(3, |words| seen.push(words[0])) > 0 {}
         assert_eq!(seen, [0, 1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]
     fn records_are_read_intact_and_in_order_during_writes() {
         const COUNT: u64 = 200_000;
-        let lane = Arc::new(Lane::new(1024));
+        let buffer = Arc::new(TraceBuffer::new(1024));
         let writer = {
-            let lane = lane.clone();
-            std::thread::spawn(move || (1..=COUNT).for_each(|n| lane.push([n, !n, n << 1, n ^ 7])))
+            let buffer = buffer.clone();
+            std::thread::spawn(move || (1..=COUNT).for_each(|n| buffer.push([n, !n, n << 1, n ^ 7])))
         };
         let (mut last, mut count) = (0, 0);
         let mut check = |words: [u64; WORDS]| {
@@ -152,10 +152,10 @@ mod tests {
             count += 1;
         };
         while !writer.is_finished() {
-            lane.drain(usize::MAX >> 1, &mut check);
+            buffer.drain(usize::MAX >> 1, &mut check);
         }
         writer.join().unwrap();
-        lane.drain(usize::MAX >> 1, &mut check);
-        assert_eq!(count + lane.dropped(), COUNT);
+        buffer.drain(usize::MAX >> 1, &mut check);
+        assert_eq!(count + buffer.dropped(), COUNT);
     }
 }
