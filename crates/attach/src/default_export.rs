@@ -62,8 +62,8 @@ impl Exports {
     }
 }
 
-/// Chooses the kind of export that is a block device of this kernel: the one that is `wanted`, or the first of
-/// [`default_exports`] that is possible here. `None`: neither is.
+/// Chooses the kind of export that is a block device of this kernel: the one that is `wanted`, or the first
+/// of [`default_exports`] that is possible here. `None`: neither is.
 pub fn block_export(wanted: Option<&str>) -> Option<&'static str> {
     let is_possible = |kind: &str| match kind {
         UBLK => ublk::is_offered().is_ok(),

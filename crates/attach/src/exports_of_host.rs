@@ -1,8 +1,8 @@
 //! The exports of one process: from a description to a device that clients can reach.
 //!
-//! Each export of crate `spec` has a module here, whose function `export` creates its [`Export`](engine::host::Export) and
-//! registers it with the host. A new export is a module and a line in `list!`; the compiler rejects an export of `spec` that is
-//! missing here.
+//! Each export of crate `spec` has a module here, whose function `export` creates its
+//! [`Export`](engine::host::Export) and registers it with the host. A new export is a module and a line in
+//! `list!`; the compiler rejects an export of `spec` that is missing here.
 
 use crate::nbd::listen::Listening;
 use crate::ublk::{Origin, Record};
@@ -106,8 +106,8 @@ impl Exports {
     /// Exports a device. `life` is called for ublk only. Must be called on the control plane's runtime.
     ///
     /// # Errors
-    /// The export is refused or fails. Nothing is left behind, except a block device of the kernel that is removed with the
-    /// device.
+    /// The export is refused or fails. Nothing is left behind, except a block device of the kernel that is
+    /// removed with the device.
     ///
     /// # Panics
     /// For [`ExportKind::Default`], which the caller replaces by an export first.

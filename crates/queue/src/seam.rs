@@ -125,7 +125,8 @@ pub trait Ring {
         false
     }
 
-    /// Fills a segment with zeroes. `false`: it is memory that only the kernel can access, and has no address.
+    /// Fills a segment with zeroes. `false`: it is memory that only the kernel can access, and has no
+    /// address.
     fn clear(&mut self, segment: Segment) -> bool {
         let is_opaque = self.is_opaque(segment);
         if !is_opaque {

@@ -117,9 +117,9 @@ impl WaitList {
 /// The requests that one node holds until something is given back, by a request of this queue or of another.
 ///
 /// To hold a request: [`wait`](HeldRequests::wait); or [`listen`](HeldRequests::listen), check once more,
-/// [`hold`](HeldRequests::hold). It comes back to the node's `reap` with result 0 once the list was woken, and with `-ECANCELED` if it is
-/// cancelled. The node calls [`resume_woken`](HeldRequests::resume_woken) from its `commit` and
-/// [`cancel`](HeldRequests::cancel) from its `cancel`.
+/// [`hold`](HeldRequests::hold). It comes back to the node's `reap` with result 0 once the list was woken,
+/// and with `-ECANCELED` if it is cancelled. The node calls [`resume_woken`](HeldRequests::resume_woken) from
+/// its `commit` and [`cancel`](HeldRequests::cancel) from its `cancel`.
 #[derive(Debug, Default)]
 pub struct HeldRequests {
     /// On the list. `None`: no request of this node ever waited.

@@ -117,8 +117,8 @@ impl<'a> Task<'a> {
     }
 
     /// Builds all test programs in that environment and runs them in parallel, including the guest's suite;
-    /// then runs the simulation with new seeds.
-    /// `full`: those of whole virtual machines as well, which emulate a boot several times, and all of the guest's.
+    /// then runs the simulation with new seeds. `full`: those of whole virtual machines as well, which
+    /// emulate a boot several times, and all of the guest's.
     fn programs(&mut self, environment: &[(&str, &str)], binary: &str, full: bool) -> bool {
         self.announce("cargo test --workspace, compiled by clippy");
         let programs = match programs::programs(self.root, environment) {
@@ -201,8 +201,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Writes the files of virtual machines; returns their directory. A process of its own builds what it needs in
-    /// this environment.
+    /// Writes the files of virtual machines; returns their directory. A process of its own builds what it
+    /// needs in this environment.
     fn machine(&mut self, environment: &[(&str, &str)]) -> Option<String> {
         const FOLDER: &str = "target/machine";
         let words = ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest"];
@@ -273,8 +273,9 @@ pub fn check(root: &Path) -> bool {
 }
 
 /// Everything that CI runs; `full` adds virtual machines on vhost-user exports, the guest's longest rows, and
-/// its suite on an older kernel. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs themselves are built without optimisation, to have overflow
-/// checks and debug assertions. Clippy compiles them ([`lints`]), so that nothing is compiled twice.
+/// its suite on an older kernel. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs
+/// themselves are built without optimisation, to have overflow checks and debug assertions. Clippy compiles
+/// them ([`lints`]), so that nothing is compiled twice.
 pub fn test(root: &Path, full: bool) -> bool {
     let mut task = Task::begin(root);
     let release =
@@ -369,8 +370,8 @@ pub(crate) const MODELS: [&str; 11] = [
 const PACKAGE: [&str; 9] =
     ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "package", "check"];
 
-/// The arguments of cargo that run the guest's suite on a kernel. `full`: with the rows of features that other
-/// rows test as well.
+/// The arguments of cargo that run the guest's suite on a kernel. `full`: with the rows of features that
+/// other rows test as well.
 fn guest_arguments(kernel: &str, full: bool) -> Vec<String> {
     const RUN: [&str; 8] =
         ["run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest", "--kernel"];
@@ -489,8 +490,8 @@ fn fuzz_arguments(arguments: &[String]) -> Option<(Option<String>, u64)> {
 
 /// Simulates with new seeds for `[MINUTES]`, optimised but with the debug assertions of a test build.
 ///
-/// `ublk` and `iscsi` instead run the guest's long tests, which kill servers hundreds of times. `attack` runs the attack
-/// on the real binary.
+/// `ublk` and `iscsi` instead run the guest's long tests, which kill servers hundreds of times. `attack` runs
+/// the attack on the real binary.
 pub fn soak(root: &Path, arguments: &[String]) -> bool {
     if let [group] = arguments
         && matches!(group.as_str(), "ublk" | "iscsi")
@@ -609,7 +610,8 @@ fn soak_multipath(root: &Path) -> bool {
     task.end(done)
 }
 
-/// Kills the servers of a virtual machine's two disks `kills` times while it writes to them, and migrates one.
+/// Kills the servers of a virtual machine's two disks `kills` times while it writes to them, and migrates
+/// one.
 fn soak_vhost(root: &Path, kills: &str) -> bool {
     const BINARY: &str = "BLOCKYARD_BIN";
     let mut task = Task::begin(root);

@@ -2,8 +2,8 @@
 //!
 //! `commands` runs other programs and counts results; `programs` runs test programs side by side, `flakes`
 //! under load; `foreign` fetches test programs of other releases; `tidy` checks the rules of the source tree,
-//! `crate_rules` the dependencies between crates, and `words` the wording of comments; `guest` runs a job on a real
-//! kernel, and `ceph` a cluster. Nothing here is linked into the product.
+//! `crate_rules` the dependencies between crates, and `words` the wording of comments; `guest` runs a job on
+//! a real kernel, and `ceph` a cluster. Nothing here is linked into the product.
 #![forbid(unsafe_code)]
 
 pub mod ceph;

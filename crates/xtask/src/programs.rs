@@ -1,8 +1,8 @@
 //! The test programs of the workspace: what cargo builds for `cargo test`, run side by side.
 //!
-//! Most test programs wait for servers and timers half of the time, so `./x test` runs one more than there are
-//! processors at once, and a job of another kind, such as the guest's suite, beside them. Those of [`ALONE`]
-//! measure time or count things that belong to the whole machine, and run last, one by one.
+//! Most test programs wait for servers and timers half of the time, so `./x test` runs one more than there
+//! are processors at once, and a job of another kind, such as the guest's suite, beside them. Those of
+//! [`ALONE`] measure time or count things that belong to the whole machine, and run last, one by one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -93,8 +93,8 @@ pub(crate) struct Outcome {
     pub(crate) output: String,
 }
 
-/// Runs every program once with `environment` added, those of `first` before the others; calls `each` when one
-/// has ended.
+/// Runs every program once with `environment` added, those of `first` before the others; calls `each` when
+/// one has ended.
 pub(crate) fn run_all(
     first: &[Program],
     programs: &[Program],

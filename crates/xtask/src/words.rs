@@ -1,7 +1,8 @@
-//! Wording of comments and docs pages: a sentence must not open with a pronoun in place of the thing that it is about.
+//! Wording of comments and docs pages: a sentence must not open with a pronoun in place of the thing that it
+//! is about.
 //!
-//! The rule applies to every tracked .rs and .md file. A comment of several lines is one text; a sentence starts with it,
-//! after a blank line, a list marker, or a full stop.
+//! The rule applies to every tracked .rs and .md file. A comment of several lines is one text; a sentence
+//! starts with it, after a blank line, a list marker, or a full stop.
 //!
 //! Code blocks of docs pages are skipped; comments after code on one line are not checked.
 

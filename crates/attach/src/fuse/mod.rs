@@ -4,8 +4,8 @@
 //! control plane mounts, unmounts, and reports the processes that use the file. It never opens or stats the
 //! file itself: a process killed while it waits for its own answer would leave nobody to answer.
 //!
-//! [`export`] blocks its thread until the reactors have answered and the kernel has sent `FUSE_INIT`, for at most
-//! [`INIT_TIMEOUT`] each.
+//! [`export`] blocks its thread until the reactors have answered and the kernel has sent `FUSE_INIT`, for at
+//! most [`INIT_TIMEOUT`] each.
 
 use crate::helper::page_cache::drop_pages;
 use crate::{Exported, Exports, UblkLife};

@@ -43,8 +43,8 @@ pub struct AptplFile {
 }
 
 impl AptplFile {
-    /// Names the file of the unit with this serial number, as LIO does: `aptpl_SERIAL`. Characters that a file name
-    /// should not have are written as `%` and two hexadecimal digits.
+    /// Names the file of the unit with this serial number, as LIO does: `aptpl_SERIAL`. Characters that a
+    /// file name should not have are written as `%` and two hexadecimal digits.
     pub fn new(directory: &Path, serial: &str) -> AptplFile {
         let mut name = String::from("aptpl_");
         for byte in serial.bytes() {

@@ -58,8 +58,8 @@ pub enum AuthFileError {
 }
 
 impl Auth {
-    /// Reads a file that only its owner may access: a line `USER:SECRET` for initiators, and optionally a line
-    /// `mutual USER:SECRET` for the target. Empty lines and lines that begin with `#` are ignored. The
+    /// Reads a file that only its owner may access: a line `USER:SECRET` for initiators, and optionally a
+    /// line `mutual USER:SECRET` for the target. Empty lines and lines that begin with `#` are ignored. The
     /// secret is everything after the first colon.
     ///
     /// # Errors

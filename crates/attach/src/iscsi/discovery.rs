@@ -6,10 +6,10 @@ use proto::iscsi::login::SessionType;
 use spec::{IscsiName, PortalAddress};
 use std::net::{IpAddr, SocketAddr};
 
-/// Returns the text that answers SendTargets: for each target its name and the portals of its groups. `wanted`: the
-/// value of the key: `All`, a target's name, or empty for the session's own target. `own`: the portal group of the
-/// session; `None` in discovery sessions. `local`: the address that the initiator reached, which stands for portals
-/// that listen on every address. `None`: the value is not permitted.
+/// Returns the text that answers SendTargets: for each target its name and the portals of its groups.
+/// `wanted`: the value of the key: `All`, a target's name, or empty for the session's own target. `own`: the
+/// portal group of the session; `None` in discovery sessions. `local`: the address that the initiator
+/// reached, which stands for portals that listen on every address. `None`: the value is not permitted.
 pub(super) fn send_targets(
     tree: &Tree,
     wanted: &[u8],

@@ -71,12 +71,12 @@ impl Targets {
         match done.join {
             Join::New | Join::Reinstate { .. } => self.open_session(done, ends).await,
             Join::AddConnection => {
-                let (id, reactor, reach) = {
+                let (id, reactor, on_reactor) = {
                     let state = self.lock();
                     let session = state.sessions.by_tsih(done.tsih).ok_or(NoSession::Ended)?;
-                    (session.info.id, session.reactor, session.reach.clone())
+                    (session.info.id, session.reactor, session.reactor_session.clone())
                 };
-                if self.is_ending(reactor, reach).await { Err(NoSession::Ended) } else { Ok(id) }
+                if self.is_ending(reactor, on_reactor).await { Err(NoSession::Ended) } else { Ok(id) }
             }
             Join::ReinstateConnection => {
                 let (id, has_others) = {
@@ -126,13 +126,13 @@ impl Targets {
     /// by another port finds nothing of its old session, such as PREVENT ALLOW MEDIUM REMOVAL or a reservation by
     /// RESERVE.
     async fn await_ends(&self, initiator: &str, group: &GroupId) {
-        let sessions: Vec<(u64, usize, Arc<Reach>)> = {
+        let sessions: Vec<(u64, usize, Arc<ReactorSession>)> = {
             let state = self.lock();
             let sessions = state.sessions.of_initiator(initiator, group);
-            sessions.map(|session| (session.info.id, session.reactor, session.reach.clone())).collect()
+            sessions.map(|session| (session.info.id, session.reactor, session.reactor_session.clone())).collect()
         };
-        for (id, reactor, reach) in sessions {
-            if self.is_ending(reactor, reach).await {
+        for (id, reactor, on_reactor) in sessions {
+            if self.is_ending(reactor, on_reactor).await {
                 let ended = self.end_session_and_wait(id, EndReason::ConnectionLost);
                 let _ = tokio::time::timeout(ENDS_TIMEOUT, ended).await;
             }
@@ -140,14 +140,14 @@ impl Targets {
     }
 
     /// Returns whether a session is ending, or has ended, as its connections were closed before now.
-    async fn is_ending(&self, reactor: usize, reach: Arc<Reach>) -> bool {
+    async fn is_ending(&self, reactor: usize, on_reactor: Arc<ReactorSession>) -> bool {
         let reactor = &self.host().reactors()[reactor];
         // A turn that has begun may not see the end of a connection. The next one does.
         let _ = reactor.next_turn().await;
         let _ = reactor.next_turn().await;
         let (answer, is_ending) = oneshot::channel();
         let ask = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
-            let is_ending = reach.session().is_none_or(|session| fronts.iscsi.is_ending(session));
+            let is_ending = on_reactor.session().is_none_or(|session| fronts.iscsi.is_ending(session));
             let _ = answer.send(is_ending);
         };
         reactor.run(Box::new(ask));

@@ -97,7 +97,8 @@ pub(super) struct State {
 type AddedExport = (Arc<Device>, Arc<dyn Export>);
 
 impl Targets {
-    /// Creates the registry, without targets. Reservations that survive a restart (APTPL) are kept in `state_dir`.
+    /// Creates the registry, without targets. Reservations that survive a restart (APTPL) are kept in
+    /// `state_dir`.
     pub fn new(host: &Arc<Host>, state_dir: Option<PathBuf>) -> Arc<Targets> {
         let (events, inbox) = unbounded_channel();
         Arc::new(Targets {
@@ -138,16 +139,16 @@ impl Targets {
         self.lock().sessions.list.values().map(|session| session.info()).collect()
     }
 
-    /// Asks the initiator of a session to log out, and ends the session after at most 3 s. Returns whether there
-    /// is such a session.
+    /// Asks the initiator of a session to log out, and ends the session after at most 3 s. Returns whether
+    /// there is such a session.
     pub fn close_session(&self, id: u64) -> bool {
         let is_known = self.lock().sessions.list.contains_key(&id);
         self.end_session(id, EndReason::Removed);
         is_known
     }
 
-    /// Applies a change of a portal group to its sessions: ends those that may not exist any more, and changes the
-    /// LUNs of the others.
+    /// Applies a change of a portal group to its sessions: ends those that may not exist any more, and
+    /// changes the LUNs of the others.
     fn refresh(self: &Arc<Self>, id: &GroupId) {
         let sessions = self.lock().sessions.of_group(id);
         for session in sessions {
@@ -264,8 +265,8 @@ impl Targets {
         Ok(())
     }
 
-    /// Listens at an address for a portal group. Returns the address with the port that the kernel chose for 0.
-    /// Groups of several targets may share an address. Must be called on the control plane's runtime.
+    /// Listens at an address for a portal group. Returns the address with the port that the kernel chose for
+    /// 0. Groups of several targets may share an address. Must be called on the control plane's runtime.
     ///
     /// # Errors
     /// The group does not exist, its target has the portal already, or the address cannot be listened at.
@@ -309,8 +310,8 @@ impl Targets {
     /// first.
     ///
     /// # Errors
-    /// The group does not exist, the number is taken, the device is a LUN of the group, or it cannot be a logical
-    /// unit.
+    /// The group does not exist, the number is taken, the device is a LUN of the group, or it cannot be a
+    /// logical unit.
     pub fn add_lun(
         self: &Arc<Self>,
         id: &GroupId,

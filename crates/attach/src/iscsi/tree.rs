@@ -346,8 +346,8 @@ impl Tree {
         target.and_then(|target| target.groups.remove(&id.tag)).ok_or_else(|| TreeError::NoGroup(id.clone()))
     }
 
-    /// A portal belongs to one group of a target, as logins name only the target. Groups of several targets may
-    /// share it.
+    /// A portal belongs to one group of a target, as logins name only the target. Groups of several targets
+    /// may share it.
     pub(super) fn add_portal(&mut self, id: &GroupId, portal: &PortalAddress) -> Result<(), TreeError> {
         self.group(id)?;
         let target = self.targets.get(&id.target);

@@ -119,16 +119,16 @@ fn media_of(device: &Device, size: Bytes, removable: bool) -> Media {
     Media { removable, ..Media::of(&Profile { size, ..device.profile() }) }
 }
 
-/// Returns the text whose hexadecimal digits become the NAA identifier. Serial numbers with fewer than 25 such
-/// digits, which would leave much of it 0, are hashed.
+/// Returns the text whose hexadecimal digits become the NAA identifier. Serial numbers with fewer than 25
+/// such digits, which would leave much of it 0, are hashed.
 fn naa_digits(serial: &str) -> String {
     let digits = serial.chars().filter(char::is_ascii_hexdigit).count();
     if digits >= 25 { serial.to_owned() } else { uuid_of(&format!("blockyard naa\0{serial}")) }
 }
 
-/// Returns the serial number of a device that was given none: a UUID derived from this machine's id, the device's
-/// name and its backing file, so that it survives restarts and changes of size, and two machines that serve
-/// devices of one name are not taken for two paths to one disk.
+/// Returns the serial number of a device that was given none: a UUID derived from this machine's id, the
+/// device's name and its backing file, so that it survives restarts and changes of size, and two machines
+/// that serve devices of one name are not taken for two paths to one disk.
 fn serial_of(device: &Device) -> String {
     // Two gateways of one image must have one serial number, as two paths to one disk.
     if let Some(name) = device.rbd_image().and_then(|image| image.unique_name().ok()) {

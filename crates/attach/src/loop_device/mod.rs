@@ -23,7 +23,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest time between unbinding the loop device and the kernel closing the file, after which the file can be unmounted.
+/// Longest time between unbinding the loop device and the kernel closing the file, after which the file can
+/// be unmounted.
 const UNBIND_MAX: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -57,7 +58,8 @@ impl From<LoopError> for HostError {
     }
 }
 
-/// Exports a device as a loop device over a file in the run directory. Blocks its thread while the helper binds it.
+/// Exports a device as a loop device over a file in the run directory. Blocks its thread while the helper
+/// binds it.
 ///
 /// # Errors
 /// The device is zoned, or no loop device is free; nothing is left behind.

@@ -175,8 +175,9 @@ pub fn driver() -> Result<Driver, Unusable> {
     Ok(Driver::new(control))
 }
 
-/// Exports a device as a ublk device, and records what another process needs to take it over. The export is registered with
-/// the host as soon as the kernel has the device, so that it is removed with the device if a later step fails.
+/// Exports a device as a ublk device, and records what another process needs to take it over. The export is
+/// registered with the host as soon as the kernel has the device, so that it is removed with the device if a
+/// later step fails.
 ///
 /// # Errors
 /// See [`UblkError`]. A block device that was created stays until the device is removed.

@@ -1,7 +1,8 @@
 //! Which reactor serves a virtqueue: those that the export's options name, or the least busy ones.
 //!
-//! The virtqueues of an export are spread evenly. Of the reactors that have as many of them, the one whose thread used
-//! the least processor time in a short sample is next, then the one with the fewest virtqueues of other exports.
+//! The virtqueues of an export are spread evenly. Of the reactors that have as many of them, the one whose
+//! thread used the least processor time in a short sample is next, then the one with the fewest virtqueues of
+//! other exports.
 
 use engine::host::{Host, HostError, HostErrorKind};
 use spec::VhostUserSpec;
@@ -13,8 +14,8 @@ const SAMPLE: Duration = Duration::from_millis(20);
 /// Loads are compared in steps of an eighth of a processor: smaller differences are noise.
 const STEPS: u128 = 8;
 
-/// Number of virtqueues that each reactor of this process was given. Exports that were removed still count: the
-/// number only spreads virtqueues of idle exports.
+/// Number of virtqueues that each reactor of this process was given. Exports that were removed still count:
+/// the number only spreads virtqueues of idle exports.
 static GIVEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// Chooses a reactor for each of `queues` virtqueues.

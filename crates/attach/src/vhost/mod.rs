@@ -1,4 +1,5 @@
-//! The control plane of the vhost-user export: the socket, the messages of front-ends, and the state of rings.
+//! The control plane of the vhost-user export: the socket, the messages of front-ends, and the state of
+//! rings.
 //!
 //! An export has a hardware queue on a reactor for each virtqueue, from its start to its removal. A front-end
 //! that connects shares guest memory and eventfds, and its rings are served on these queues. One front-end is

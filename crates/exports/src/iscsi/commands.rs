@@ -498,8 +498,8 @@ impl Front {
         }
     }
 
-    /// Begins waiting tasks of a LUN. The unit's reservations have just been read for those that arrived before
-    /// `refreshed`.
+    /// Begins waiting tasks of a LUN. The unit's reservations have just been read for those that arrived
+    /// before `refreshed`.
     pub(super) fn begin_waiting_of(&mut self, session: u32, lun: u16, refreshed: u64, turn: &mut Turn<'_>) {
         loop {
             let tasks = &self.tasks;

@@ -1,6 +1,6 @@
-//! Work on reservations that may block, for PERSISTENT RESERVE OUT with APTPL and for units whose reservations
-//! other servers change as well. A thread executes it, and commands wait for that. Each reactor starts such a
-//! thread when it is first needed.
+//! Work on reservations that may block, for PERSISTENT RESERVE OUT with APTPL and for units whose
+//! reservations other servers change as well. A thread executes it, and commands wait for that. Each reactor
+//! starts such a thread when it is first needed.
 
 use super::exchange::{Inbox, Mail};
 use super::task::{Fate, Phase, TaskId, Work};
@@ -91,14 +91,15 @@ impl Front {
         }
     }
 
-    /// Returns whether tasks of this unit wait for its reservations: the session or its LUN may have been replaced.
+    /// Returns whether tasks of this unit wait for its reservations: the session or its LUN may have been
+    /// replaced.
     pub(super) fn is_refreshing(&mut self, session: u32, lun: u16, unit: &Arc<LogicalUnit>) -> bool {
         let entry = self.session_mut(session).and_then(|session| session.lun_mut(lun));
         entry.is_some_and(|entry| entry.is_refreshing && Arc::ptr_eq(entry.nexus.unit(), unit))
     }
 
-    /// Begins the tasks that waited until the reservations of their LUN were read. If that failed, they end with
-    /// BUSY.
+    /// Begins the tasks that waited until the reservations of their LUN were read. If that failed, they end
+    /// with BUSY.
     pub(super) fn refreshed(
         &mut self,
         (session, lun): (u32, u16),

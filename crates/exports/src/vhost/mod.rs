@@ -14,8 +14,8 @@
 //! only when all of its requests have completed.
 //! *Invariant:* a driver that violates the specification stops only its own ring.
 //!
-//! Not here: the messages that set rings up ([`proto::vhost_user`] and `attach`), and the layout of virtqueues
-//! ([`virtio`]).
+//! Not here: the messages that set rings up ([`proto::vhost_user`] and `attach`), and the layout of
+//! virtqueues ([`virtio`]).
 
 mod active;
 mod virtqueue;

@@ -68,8 +68,8 @@ pub(super) struct Virtqueue {
     pub(super) free: Vec<u16>,
     /// By tag: where a zone append reports its sector. Empty unless the device is zoned.
     pub(super) append_sectors: Box<[Span]>,
-    /// By tag: the status of a request of a zoned device that failed, while the state of its zone is read to find
-    /// the status of the specification. Empty unless the device is zoned.
+    /// By tag: the status of a request of a zoned device that failed, while the state of its zone is read to
+    /// find the status of the specification. Empty unless the device is zoned.
     pub(super) failures: Box<[Option<block::Status>]>,
     /// A request that waits for memory.
     starved: Option<u16>,

@@ -16,7 +16,8 @@ use virtio::memory::Span;
 /// Most bytes of a report. A driver asks again for the zones behind it.
 const REPORT_MAX: u32 = 1 << 20;
 
-/// Memory of a zone report: a header, then a descriptor of each zone, in which the stack first stores a record.
+/// Memory of a zone report: a header, then a descriptor of each zone, in which the stack first stores a
+/// record.
 pub(super) struct Report;
 
 impl Report {
@@ -35,8 +36,8 @@ impl Report {
 }
 
 impl Virtqueue {
-    /// Starts a zone request. `place` is where an append reports its sector, and the room that the driver has for a
-    /// report in bytes.
+    /// Starts a zone request. `place` is where an append reports its sector, and the room that the driver has
+    /// for a report in bytes.
     #[cold]
     pub(super) fn zone_request(
         &mut self,

@@ -76,8 +76,8 @@ impl Disk {
         }
     }
 
-    /// Loses a random part of the sectors that were written since the last flush: each has any of the values it had
-    /// since then.
+    /// Loses a random part of the sectors that were written since the last flush: each has any of the values
+    /// it had since then.
     fn lose_unflushed(&mut self, random: &mut fastrand::Rng) {
         let mut kept = std::collections::BTreeSet::new();
         // The newest first: a sector whose newest value is kept keeps it.

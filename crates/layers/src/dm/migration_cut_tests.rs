@@ -1,10 +1,11 @@
 //! Tests of moves that end at any operation of a disk: the process is killed, or the power fails.
 //!
-//! A run is determined by its seed: writes, zeroes, flushes and copies, then the switch as the engine makes it (flush
-//! the destination, record it, write it alone), then more writes. It is repeated with a cut before each of its disk
-//! operations. After a kill a disk has all writes; after a power cut any part of those since its last flush is lost.
-//! The device that the record names must have every acknowledged write, or every flushed one. Disks answer inline, so
-//! one request is in flight at a cut. Seeded faults show that the check can fail.
+//! A run is determined by its seed: writes, zeroes, flushes and copies, then the switch as the engine makes
+//! it (flush the destination, record it, write it alone), then more writes. It is repeated with a cut before
+//! each of its disk operations. After a kill a disk has all writes; after a power cut any part of those since
+//! its last flush is lost. The device that the record names must have every acknowledged write, or every
+//! flushed one. Disks answer inline, so one request is in flight at a cut. Seeded faults show that the check
+//! can fail.
 
 use super::background::{BackgroundWork, Disks};
 use super::harness::{Harness, Memory};

@@ -200,8 +200,8 @@ impl Apt {
         unpack_all(&downloads, root)
     }
 
-    /// Unpacks the named packages with all of their dependencies below `root`, where directories may be links. Their
-    /// scripts do not run.
+    /// Unpacks the named packages with all of their dependencies below `root`, where directories may be
+    /// links. Their scripts do not run.
     ///
     /// # Errors
     /// Errors of apt, dpkg and tar.

@@ -1,7 +1,7 @@
 //! Lays out the files of the Debian package and packs them.
 //!
-//! `dpkg-deb` packs what is laid out here; debhelper is not used, because the program itself generates half of
-//! the files and the rest is a table ([`FILES`]).
+//! `dpkg-deb` packs what is laid out here; debhelper is not used, because the program itself generates half
+//! of the files and the rest is a table ([`FILES`]).
 
 use super::{Order, crates, epoch, shell};
 use crate::guest::process::{output, quiet};

@@ -1,8 +1,8 @@
 //! `./x package`: the Debian package, its checks, the SBOM and the licence check.
 //!
-//! The package is built from the files below `packaging/` and from pages that the program prints itself. It has
-//! the debug symbols in a package of their own. Nothing in it depends on the build directory or on the time:
-//! paths are remapped, times are those of the last commit (`SOURCE_DATE_EPOCH`).
+//! The package is built from the files below `packaging/` and from pages that the program prints itself. It
+//! has the debug symbols in a package of their own. Nothing in it depends on the build directory or on the
+//! time: paths are remapped, times are those of the last commit (`SOURCE_DATE_EPOCH`).
 
 mod check;
 mod crates;
@@ -89,7 +89,8 @@ fn packages(root: &Path, order: &Order) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the last commit in two directories, with new build directories, and compares the bytes of the packages.
+/// Builds the last commit in two directories, with new build directories, and compares the bytes of the
+/// packages.
 fn reproduce(root: &Path) -> Result<(), String> {
     let root = root.canonicalize().map_err(|why| format!("{}: {why}", root.display()))?;
     let mut packages = Vec::new();
