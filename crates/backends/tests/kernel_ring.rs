@@ -109,7 +109,7 @@ impl Bed {
             let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
             self.ring.turn(wait).unwrap();
             // Timers expire relative to the last clock read.
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             while let Some(event) = self.ring.next_event() {
                 let Event::Io { cookie, result, .. } = event else { continue };
                 self.queue.complete(cookie, result, &mut self.ring);

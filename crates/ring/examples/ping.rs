@@ -50,7 +50,7 @@ fn serve_ring(engine: Choice, sockets: Vec<UnixStream>) {
     let mut list: Vec<Segment> = Vec::new();
     while open > 0 {
         ring.turn(Wait::UntilEvent).expect("a turn");
-        ring.look_at_clock();
+        ring.read_clock();
         while let Some(event) = ring.next_event() {
             match event {
                 Event::Received { owner, segment, chunk, .. } => {

@@ -96,7 +96,7 @@ impl KernelRing {
 
     /// Reads the clock: [`now`](Ring::now) returns this time until the next call.
     #[inline]
-    pub fn look_at_clock(&mut self) -> Nanos {
+    pub fn read_clock(&mut self) -> Nanos {
         let core = &mut *self.core;
         core.now = sys::now();
         if let Some(batch) = core.batching.look(core.now) {

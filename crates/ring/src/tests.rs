@@ -38,7 +38,7 @@ fn next(ring: &mut KernelRing) -> Event {
 fn within(ring: &mut KernelRing, time: Duration) -> Option<Event> {
     let guard = IoId { queue: QueueId(u16::MAX), cookie: Cookie { tag: Tag(0), generation: 0 } };
     let deadline = Instant::now() + time;
-    ring.look_at_clock();
+    ring.read_clock();
     ring.timer(guard, ring.now().after(time.as_nanos() as u64));
     loop {
         match ring.next_event() {
@@ -58,7 +58,7 @@ fn within(ring: &mut KernelRing, time: Duration) -> Option<Event> {
             None => {
                 assert!(Instant::now() < deadline + Duration::from_secs(60), "the timer never came");
                 ring.turn(Wait::UntilEvent).unwrap();
-                ring.look_at_clock();
+                ring.read_clock();
             }
         }
     }
@@ -105,5 +105,5 @@ fn cpu() -> Duration {
 }
 
 fn later(ring: &mut KernelRing, ms: u64) -> Nanos {
-    ring.look_at_clock().after(ms * 1_000_000)
+    ring.read_clock().after(ms * 1_000_000)
 }

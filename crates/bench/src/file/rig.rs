@@ -126,7 +126,7 @@ impl Rig {
             self.queues.get_mut(self.id).swap_done(&mut done);
             if done.is_empty() {
                 self.ring.turn(Wait::UntilEvent).map_err(|error| Error(format!("the ring: {error}")))?;
-                self.ring.look_at_clock();
+                self.ring.read_clock();
                 while let Some(event) = self.ring.next_event() {
                     if let Event::Io { queue, cookie, result } = event {
                         self.queues.touch(queue).complete(cookie, result, &mut self.ring);
@@ -135,7 +135,7 @@ impl Rig {
                 self.queues.turn(&mut self.ring, &mut touched);
                 self.queues.get_mut(self.id).swap_done(&mut done);
             }
-            let now = self.ring.look_at_clock();
+            let now = self.ring.read_clock();
             self.queues.get_mut(self.id).account(now);
             stopping |= start.elapsed() >= time;
             for end in done.drain(..) {

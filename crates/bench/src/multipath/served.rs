@@ -117,7 +117,7 @@ impl Reactor {
         loop {
             let more = self.queues.any_touched() || self.front.is_dirty();
             self.ring.turn(if more { Wait::No } else { Wait::UntilEvent }).expect("the ring works");
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             let mut has_mail = false;
             while let Some(event) = self.ring.next_event() {
                 match event {
@@ -136,7 +136,7 @@ impl Reactor {
             }
             self.queues.turn(&mut self.ring, &mut finished);
             if !finished.is_empty() {
-                let now = self.ring.look_at_clock();
+                let now = self.ring.read_clock();
                 for &id in &finished {
                     let queue = self.queues.get_mut(id);
                     queue.account(now);

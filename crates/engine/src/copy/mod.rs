@@ -321,7 +321,7 @@ impl Copier<'_> {
         while self.flushing.is_some() {
             self.advance()?;
         }
-        self.ring.look_at_clock();
+        self.ring.read_clock();
         self.sides[side].submit(CONTROL, req, &mut self.ring)?;
         loop {
             if let Some(status) = self.control.take() {
@@ -396,7 +396,7 @@ impl Copier<'_> {
 
     /// Waits for an event and processes what has completed.
     fn advance(&mut self) -> Result<(), CopyError> {
-        self.ring.look_at_clock();
+        self.ring.read_clock();
         let mut done: Vec<(usize, Done)> = Vec::new();
         for (number, side) in self.sides.iter_mut().enumerate() {
             side.queue.turn(&mut self.ring);
@@ -410,7 +410,7 @@ impl Copier<'_> {
         if done.is_empty() {
             let is_parked = self.sides.iter().any(|side| side.queue.must_turn());
             self.ring.turn(if is_parked { Wait::No } else { Wait::UntilEvent })?;
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             while let Some(event) = self.ring.next_event() {
                 if let Event::Io { queue, cookie, result } = event {
                     self.sides[usize::from(queue.0)].queue.complete(cookie, result, &mut self.ring);
@@ -453,7 +453,7 @@ impl Copier<'_> {
                 self.slots[index].step = Step::Writing;
                 let req =
                     Request { data: Data::One(part), ..Request::new(Op::Write, Bytes(offset), Bytes(len)) };
-                self.ring.look_at_clock();
+                self.ring.read_clock();
                 self.sides[TARGET].submit(index as u32, req, &mut self.ring)?;
             }
             Step::Comparing(2) => self.slots[index].step = Step::Comparing(1),
@@ -484,7 +484,7 @@ impl Copier<'_> {
         let mut req = Request::new(Op::Write, Bytes(slot.offset), Bytes(len));
         req.data = Data::One(part);
         self.ring.bytes_mut(part).fill(0);
-        self.ring.look_at_clock();
+        self.ring.read_clock();
         self.sides[TARGET].submit(index as u32, req, &mut self.ring)
     }
 
@@ -497,7 +497,7 @@ impl Copier<'_> {
         if is_due && self.flushing.is_none() && !self.options.verify {
             self.checked = Instant::now();
             self.flushing = Some(self.progress.done);
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             self.sides[TARGET].submit(CONTROL, Request::flush(), &mut self.ring)?;
         }
         (self.report)(self.progress);

@@ -373,7 +373,7 @@ impl State {
                 // Clients would wait for ever, so the process aborts and its supervisor restarts it.
                 std::process::abort();
             }
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             self.turns.count();
             let (mut has_mail, mut has_happened) = (false, is_dirty);
             while let Some(event) = self.ring.next_event() {
@@ -408,7 +408,7 @@ impl State {
     fn finish_turn(&mut self, finished: &mut Vec<QueueId>, done: &mut Vec<Done>) {
         self.queues.turn(&mut self.ring, finished);
         if !finished.is_empty() {
-            let now = self.ring.look_at_clock();
+            let now = self.ring.read_clock();
             for &id in &*finished {
                 let queue = self.queues.get_mut(id);
                 queue.account(now);
@@ -483,7 +483,7 @@ impl State {
 
     /// Disconnects clients that exceed limits, and logs that.
     fn tick(&mut self) {
-        let now = self.ring.look_at_clock();
+        let now = self.ring.read_clock();
         let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
         for Cut { queue, why, held, still } in self.fronts.nbd.tick(now, turn) {
             let Some(count) = self.cut_log.admit_now() else { continue };
@@ -502,7 +502,7 @@ impl State {
 
     /// Pings iSCSI initiators, ends sessions that exceed limits, and logs that.
     fn tick_iscsi(&mut self) {
-        let now = self.ring.look_at_clock();
+        let now = self.ring.read_clock();
         let turn = &mut Turn { ring: &mut self.ring, queues: &mut self.queues };
         for Dropped { target, why, held, still } in self.fronts.iscsi.tick(now, turn) {
             let Some(count) = self.cut_log.admit_now() else { continue };

@@ -104,7 +104,7 @@ impl SyncIo {
         let mut req = Request::new(op, Bytes(offset), Bytes(len));
         (req.data, req.flags) = (Data::One(memory), flags);
         let tag = self.queue.tag().ok_or_else(|| io::Error::other("a request is in flight"))?;
-        self.ring.look_at_clock();
+        self.ring.read_clock();
         self.queue.submit(tag, Owner(0), req, &mut self.ring);
         loop {
             self.queue.turn(&mut self.ring);
@@ -125,7 +125,7 @@ impl SyncIo {
     fn wait(&mut self) -> io::Result<()> {
         let wait = if self.queue.has_parked() { Wait::No } else { Wait::UntilEvent };
         self.ring.turn(wait)?;
-        self.ring.look_at_clock();
+        self.ring.read_clock();
         while let Some(event) = self.ring.next_event() {
             if let Event::Io { cookie, result, .. } = event {
                 self.queue.complete(cookie, result, &mut self.ring);

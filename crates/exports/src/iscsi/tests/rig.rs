@@ -243,7 +243,7 @@ fn run(mut ring: KernelRing, disks: &[Disk], options: &Options, own: Sender<Job>
     loop {
         let more = queues.any_touched() || front.is_dirty();
         ring.turn(if more { Wait::No } else { Wait::UntilEvent }).unwrap();
-        ring.look_at_clock();
+        ring.read_clock();
         let mut has_mail = false;
         while let Some(event) = ring.next_event() {
             match event {
@@ -263,7 +263,7 @@ fn run(mut ring: KernelRing, disks: &[Disk], options: &Options, own: Sender<Job>
         queues.turn(&mut ring, &mut finished);
         for &id in &finished {
             let queue = queues.get_mut(id);
-            queue.account(ring.look_at_clock());
+            queue.account(ring.read_clock());
             queue.swap_done(&mut done);
             for end in done.drain(..) {
                 front.done(id, end, &mut Turn { ring: &mut ring, queues: &mut queues });

@@ -185,7 +185,7 @@ impl Target {
         let (mut idle, mut finished, mut done) = (0, Vec::new(), Vec::new());
         for _ in 0..TURNS_MAX {
             self.ring.turn(Wait::No).map_err(|why| why.to_string())?;
-            self.ring.look_at_clock();
+            self.ring.read_clock();
             let mut is_busy = self.queues.any_touched() || self.front.is_dirty();
             while let Some(event) = self.ring.next_event() {
                 is_busy = true;
@@ -206,7 +206,7 @@ impl Target {
             self.queues.turn(&mut self.ring, &mut finished);
             for &id in &finished {
                 let queue = self.queues.get_mut(id);
-                queue.account(self.ring.look_at_clock());
+                queue.account(self.ring.read_clock());
                 queue.swap_done(&mut done);
                 for end in done.drain(..) {
                     is_busy = true;
