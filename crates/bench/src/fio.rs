@@ -33,14 +33,14 @@ pub(crate) struct Run {
 
 /// Runs fio with `words`, which request a report in JSON; `server`: the process that serves the device, if
 /// there is one.
-pub(crate) fn run(words: &[&str], server: Option<u32>) -> Result<Run> {
+pub(crate) fn run(arguments: &[&str], server: Option<u32>) -> Result<Run> {
     let look = || -> std::io::Result<_> {
         let own = server.map(proc::cpu_of_process).transpose()?;
         Ok((proc::machine()?.busy, own, proc::context_switches()?))
     };
     let look = || look().map_err(|error| Error(format!("/proc: {error}")));
     let (machine, own, switches) = look()?;
-    let text = tools::output(words)?;
+    let text = tools::output(arguments)?;
     let (machine_after, own_after, switches_after) = look()?;
     let run = parse(&text)?;
     let each =

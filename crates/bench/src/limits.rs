@@ -56,13 +56,13 @@ struct Series {
     fio_p50_us: Vec<f64>,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    command("limits", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    command("limits", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options { rounds: 9, seconds: 3, folder: std::env::temp_dir(), csv: None };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,
@@ -119,9 +119,9 @@ impl Server {
         Ok(server)
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(words).env("BLOCKYARD_RUN", &self.run);
+        command.args(arguments).env("BLOCKYARD_RUN", &self.run);
         command
     }
 

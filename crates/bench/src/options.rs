@@ -9,15 +9,15 @@ use crate::error::{Error, Result};
 pub(crate) fn command<O>(
     name: &str,
     usage: &str,
-    words: &[String],
+    arguments: &[String],
     parse: impl FnOnce(&[String]) -> Result<O>,
     run: impl FnOnce(&O) -> Result<()>,
 ) -> ExitCode {
-    if words.iter().any(|word| word == "--help") {
+    if arguments.iter().any(|word| word == "--help") {
         print!("{usage}");
         return ExitCode::SUCCESS;
     }
-    let options = match parse(words) {
+    let options = match parse(arguments) {
         Ok(options) => options,
         Err(error) => {
             eprintln!("bench {name}: {}\n\n{usage}", error.0);
@@ -62,10 +62,10 @@ pub(crate) fn chosen<T: Copy>(
 }
 
 /// Calls `set` with each option of a command line whose options all have a value.
-pub(crate) fn each(words: &[String], mut set: impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
+pub(crate) fn each(arguments: &[String], mut set: impl FnMut(&str, &str) -> Result<()>) -> Result<()> {
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| Error(format!("{word} needs a value")))?;
         set(word, value)?;
     }
     Ok(())

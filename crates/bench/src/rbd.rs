@@ -62,7 +62,7 @@ impl Subject {
 
     /// Returns why the subject cannot be measured here; `None` if it can.
     fn obstacle(self) -> Option<&'static str> {
-        let has = |words: &[&str], part: &str| tools::output(words).is_ok_and(|text| text.contains(part));
+        let has = |arguments: &[&str], part: &str| tools::output(arguments).is_ok_and(|text| text.contains(part));
         match self {
             Subject::Limit if !has(&["fio", "--enghelp"], "\trbd") => Some("fio has no rbd engine"),
             Subject::Blockyard if !has(&["fio", "--enghelp"], "\tnbd") => Some("fio has no nbd engine"),
@@ -97,16 +97,16 @@ struct Job {
     depth: u32,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    realtime::enter("rbd", words);
-    command("rbd", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    realtime::enter("rbd", arguments);
+    command("rbd", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let conf = std::env::var_os("CEPH_CONF").map_or("/etc/ceph/ceph.conf".into(), PathBuf::from);
     let mut options =
         Options { rounds: 5, seconds: 3.0, subjects: SUBJECTS.to_vec(), depths: vec![1, 32], mib: 64, conf };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = number(name, value)?,
@@ -198,11 +198,11 @@ impl Ready {
         Ok(ready)
     }
 
-    fn fio(&self, options: &Options, words: &[String]) -> Result<Run> {
+    fn fio(&self, options: &Options, arguments: &[String]) -> Result<Run> {
         let size = format!("--size={}M", options.mib);
         let conf = format!("CEPH_CONF={}", options.conf.display());
         let mut all: Vec<&str> = vec!["env", &conf, "fio", "--name=rbd", "--output-format=json", &size];
-        all.extend(self.target.iter().chain(words).map(String::as_str));
+        all.extend(self.target.iter().chain(arguments).map(String::as_str));
         fio::run(&all, self.server.as_ref().map(Child::id))
     }
 

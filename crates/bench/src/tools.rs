@@ -5,17 +5,17 @@ use std::process::{Command, Stdio};
 use crate::error::{Error, Result};
 
 /// Runs a tool. If the tool fails, the error contains its output.
-pub(crate) fn run(words: &[&str]) -> Result<()> {
-    output(words).map(drop)
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    output(arguments).map(drop)
 }
 
 /// Runs a tool and returns its output.
-pub(crate) fn output(words: &[&str]) -> Result<String> {
-    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| Error(format!("{}: {error}", words[0])))?;
+pub(crate) fn output(arguments: &[&str]) -> Result<String> {
+    let output = Command::new(arguments[0]).args(&arguments[1..]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Error(format!("{}: {error}", arguments[0])))?;
     if !output.status.success() {
         let printed = String::from_utf8_lossy(&output.stderr);
-        return Err(Error(format!("{}: {}: {}", words.join(" "), output.status, printed.trim())));
+        return Err(Error(format!("{}: {}: {}", arguments.join(" "), output.status, printed.trim())));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

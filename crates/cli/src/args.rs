@@ -602,7 +602,7 @@ pub(crate) struct ResumeArgs {
 #[command(after_help = format!("Options of losetup:\n{}", crate::losetup::OPTIONS))]
 pub(crate) struct LosetupArgs {
     /// losetup's options and arguments: blockyard losetup --help lists them
-    #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) arguments: Vec<String>,
 }
 
@@ -611,7 +611,7 @@ pub(crate) struct LosetupArgs {
 #[command(after_help = crate::dmsetup::USAGE.replacen("Usage: blockyard dmsetup\n", "Commands:\n", 1))]
 pub(crate) struct DmsetupArgs {
     /// dmsetup's command, options and arguments: blockyard dmsetup help lists them
-    #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) arguments: Vec<String>,
 }
 
@@ -623,8 +623,8 @@ The first command that changes something starts a process in the background, whi
 and targets until the configuration is cleared. saveconfig and restoreconfig take LIO's files.")]
 pub(crate) struct TargetcliArgs {
     /// A command of targetcli: blockyard targetcli help lists them
-    #[arg(value_name = "WORDS", trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) words: Vec<String>,
+    #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<String>,
 }
 
 #[derive(Args, Debug)]

@@ -37,8 +37,8 @@ fn starting(typed: &OsStr, words: impl IntoIterator<Item = String>) -> Vec<Compl
     words.into_iter().filter(|word| word.starts_with(&*typed)).map(CompletionCandidate::new).collect()
 }
 
-fn owned(words: &[&str]) -> Vec<String> {
-    words.iter().map(|word| (*word).to_owned()).collect()
+fn owned(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|word| (*word).to_owned()).collect()
 }
 
 /// Returns the completions of options.
@@ -47,12 +47,12 @@ fn completions(rows: &[OptionRow]) -> Vec<String> {
 }
 
 /// Returns the typed text up to its last comma, followed by each of `words` that was not given yet.
-fn next_item(typed: &str, words: &[String]) -> Vec<String> {
+fn next_item(typed: &str, arguments: &[String]) -> Vec<String> {
     let Some((before, _)) = typed.rsplit_once(',') else { return Vec::new() };
     let key = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
     let given: Vec<String> = before.split(',').map(key).collect();
     let is_new = |word: &&String| !given.contains(&key(word));
-    words.iter().filter(is_new).map(|word| format!("{before},{word}")).collect()
+    arguments.iter().filter(is_new).map(|word| format!("{before},{word}")).collect()
 }
 
 /// Completes the name of a device.

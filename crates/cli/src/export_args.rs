@@ -67,9 +67,9 @@ impl FromArgMatches for ExportArgs {
 mod tests {
     use super::*;
 
-    fn given(words: &[&str]) -> Vec<(&'static str, String)> {
+    fn given(arguments: &[&str]) -> Vec<(&'static str, String)> {
         let command = ExportArgs::augment_args(Command::new("serve"));
-        let matches = command.no_binary_name(true).try_get_matches_from(words).expect("flags");
+        let matches = command.no_binary_name(true).try_get_matches_from(arguments).expect("flags");
         let args = ExportArgs::from_arg_matches(&matches).expect("exports");
         args.given.into_iter().map(|(row, value)| (row.kind, value)).collect()
     }

@@ -117,7 +117,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::ReplayLog(args) => replay::replay_log(&args),
         Command::Losetup(args) => Ok(losetup::losetup(&args.arguments)),
         Command::Dmsetup(args) => Ok(dmsetup::dmsetup(&args.arguments)),
-        Command::Targetcli(args) => targetcli::targetcli(&args.words),
+        Command::Targetcli(args) => targetcli::targetcli(&args.arguments),
         Command::TargetcliHost(args) => targetcli::serve(args.run),
         Command::LoopDevice { arguments } => Ok(loop_device(&arguments)),
         Command::Completions { shell } => pages::completions(shell),

@@ -45,8 +45,8 @@ pub trait Layer<R: Ring>: Send + Sync {
 
     /// Changes the options of a running layer to `options`, a text that its driver has validated. Returns
     /// `false` if the layer cannot change while it runs; the caller then replaces it by a new layer.
-    fn change(&self, words: &str) -> bool {
-        let _ = words;
+    fn change(&self, options: &str) -> bool {
+        let _ = options;
         false
     }
 

@@ -238,8 +238,8 @@ mod tests {
         parse(line).expect("it parses")
     }
 
-    fn strings(words: &[&str]) -> Vec<String> {
-        words.iter().map(|word| (*word).to_owned()).collect()
+    fn strings(arguments: &[&str]) -> Vec<String> {
+        arguments.iter().map(|word| (*word).to_owned()).collect()
     }
 
     #[test]

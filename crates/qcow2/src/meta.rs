@@ -367,13 +367,13 @@ impl Meta {
 }
 
 /// Converts changed sectors of a table to bytes with file offsets; adjacent sectors are merged.
-fn pieces(sectors: &BTreeSet<u64>, words: &[u64], at: u64) -> Vec<Piece> {
+fn pieces(sectors: &BTreeSet<u64>, arguments: &[u64], at: u64) -> Vec<Piece> {
     let per_sector = SECTOR / 8;
     let mut pieces: Vec<Piece> = Vec::new();
     for &sector in sectors {
         let start = sector as usize * per_sector;
         let bytes =
-            words[start..words.len().min(start + per_sector)].iter().flat_map(|word| word.to_be_bytes());
+            arguments[start..arguments.len().min(start + per_sector)].iter().flat_map(|word| word.to_be_bytes());
         let place = at + sector * SECTOR as u64;
         match pieces.last_mut() {
             Some((at, piece)) if *at + piece.len() as u64 == place => piece.extend(bytes),

@@ -16,8 +16,8 @@ pub const PROGRAM_RECONNECT_DEFAULT: Duration = Duration::from_secs(30);
 pub struct ProgramSpec {
     /// The command or the arguments of nbdkit, as typed.
     pub command: String,
-    /// The words of the command, at least one.
-    pub words: Vec<String>,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
     /// The working directory of the program; `None`: that of the server.
     pub dir: Option<PathBuf>,
     /// How long a request may stay unanswered before the program is killed; `None`: forever. Never 0.
@@ -58,8 +58,8 @@ impl ProgramSpec {
         items: impl Iterator<Item = String>,
     ) -> Result<ProgramSpec, SpecError> {
         let mut options = Options::new(kind, OPTIONS, items)?;
-        let words = words(what)?;
-        if words.first().is_none_or(String::is_empty) {
+        let argv = split_command(what)?;
+        if argv.first().is_none_or(String::is_empty) {
             let fix = if kind == "exec" { "write exec:./driver.py" } else { "write nbdkit:memory 1G" };
             return Err(SpecError::new(format!("{kind}: names no program"), fix));
         }
@@ -67,7 +67,7 @@ impl ProgramSpec {
         let timeout = time(options.text("timeout")?)?.unwrap_or(PROGRAM_TIMEOUT_DEFAULT);
         Ok(ProgramSpec {
             command: what.to_owned(),
-            words,
+            argv,
             dir: options.text("dir")?.map(PathBuf::from),
             timeout: Some(timeout).filter(|time| !time.is_zero()),
             reconnect: time(options.text("reconnect")?)?.unwrap_or(PROGRAM_RECONNECT_DEFAULT),
@@ -79,8 +79,8 @@ impl ProgramSpec {
     /// Returns the name for a device without a given one: the name of the program without its last
     /// extension, or of the plugin.
     pub(super) fn derived_name(&self, kind: &'static str) -> DeviceName {
-        let mut words = self.words.iter().filter(|word| kind == "exec" || !word.starts_with('-'));
-        let stem = words.next().and_then(|word| Path::new(word).file_stem());
+        let mut argv = self.argv.iter().filter(|word| kind == "exec" || !word.starts_with('-'));
+        let stem = argv.next().and_then(|word| Path::new(word).file_stem());
         DeviceName::nearest(&stem.map(|stem| stem.to_string_lossy()).unwrap_or_default(), kind)
     }
 
@@ -105,14 +105,14 @@ impl ProgramSpec {
     }
 }
 
-/// Splits a command into words at blanks, as a shell does: quotes and backslashes keep blanks. Nothing is
+/// Splits a command into arguments at blanks, as a shell does: quotes and backslashes keep blanks. Nothing is
 /// expanded, and no shell runs.
-fn words(text: &str) -> Result<Vec<String>, SpecError> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+fn split_command(text: &str) -> Result<Vec<String>, SpecError> {
+    let (mut argv, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
         match (quote, c) {
-            (None, ' ' | '\t' | '\n') => words.extend(word.take()),
+            (None, ' ' | '\t' | '\n') => argv.extend(word.take()),
             (None, '\'' | '"') => {
                 word.get_or_insert_default();
                 quote = Some(c);
@@ -131,23 +131,23 @@ fn words(text: &str) -> Result<Vec<String>, SpecError> {
     if let Some(open) = quote {
         return Err(SpecError::new(format!("the command ends within {open}"), "close the quote"));
     }
-    words.extend(word);
-    Ok(words)
+    argv.extend(word);
+    Ok(argv)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::words;
+    use super::split_command;
     use crate::StackSpec;
     use std::path::Path;
 
     #[test]
     fn words_are_split_as_a_shell_splits_them() {
-        let split = |text: &str| words(text).unwrap();
+        let split = |text: &str| split_command(text).unwrap();
         assert_eq!(split("a  'b c' \"d\\\"e\" f\\ g ''"), ["a", "b c", "d\"e", "f g", ""]);
         assert_eq!(split("python3 'it'\"'s\".py $HOME"), ["python3", "it's.py", "$HOME"]);
-        assert!(words("a 'b").unwrap_err().to_string().contains("within '"));
-        assert!(words("a\\").unwrap_err().to_string().contains("backslash"));
+        assert!(split_command("a 'b").unwrap_err().to_string().contains("within '"));
+        assert!(split_command("a\\").unwrap_err().to_string().contains("backslash"));
     }
 
     #[test]

@@ -33,8 +33,8 @@ impl Image {
     /// # Panics
     /// If it fails.
     #[track_caller]
-    pub fn run(&self, words: &[&str]) -> String {
-        run_within(command(words).env("CEPH_CONF", &self.conf), PATIENCE).ok()
+    pub fn run(&self, arguments: &[&str]) -> String {
+        run_within(command(arguments).env("CEPH_CONF", &self.conf), PATIENCE).ok()
     }
 
     /// Runs `rbd`; returns its output.
@@ -42,8 +42,8 @@ impl Image {
     /// # Panics
     /// If it fails.
     #[track_caller]
-    pub fn rbd(&self, words: &[&str]) -> String {
-        self.run(&[&["rbd"][..], words].concat())
+    pub fn rbd(&self, arguments: &[&str]) -> String {
+        self.run(&[&["rbd"][..], arguments].concat())
     }
 
     /// Returns the image as a stack, with options.

@@ -133,8 +133,8 @@ pub fn check(device: &str, kind: &str) {
 
 /// Runs a file system tool. Some tools read all mounted loop devices, and fail at one whose server was just
 /// killed by a concurrent test: they are run again.
-fn beside_others(words: &[&str]) -> Outcome {
-    let attempt = || run(&mut command(words));
+fn beside_others(arguments: &[&str]) -> Outcome {
+    let attempt = || run(&mut command(arguments));
     let settled = || Some(attempt()).filter(|outcome| !GONE.iter().any(|why| outcome.stderr.contains(why)));
     until(PATIENCE, settled).unwrap_or_else(attempt)
 }

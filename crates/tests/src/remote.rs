@@ -88,8 +88,8 @@ impl Foreign {
     /// # Panics
     /// If it does not start.
     #[track_caller]
-    pub fn nbdkit(sandbox: &Sandbox, words: &[&str]) -> Foreign {
-        Foreign::nbdkit_as(sandbox, "foreign", words)
+    pub fn nbdkit(sandbox: &Sandbox, arguments: &[&str]) -> Foreign {
+        Foreign::nbdkit_as(sandbox, "foreign", arguments)
     }
 
     /// Starts nbdkit on NAME.sock.
@@ -97,10 +97,10 @@ impl Foreign {
     /// # Panics
     /// If it does not start.
     #[track_caller]
-    pub fn nbdkit_as(sandbox: &Sandbox, name: &str, words: &[&str]) -> Foreign {
+    pub fn nbdkit_as(sandbox: &Sandbox, name: &str, arguments: &[&str]) -> Foreign {
         let socket = sandbox.path(&format!("{name}.sock"));
         let mut command = sandbox.tool(&["nbdkit", "--foreground", "--exit-with-parent", "-U"]);
-        command.arg(&socket).args(words);
+        command.arg(&socket).args(arguments);
         Foreign::start(command, socket)
     }
 

@@ -167,9 +167,9 @@ impl Sandbox {
     }
 
     /// Returns a foreign program's command in the sandbox.
-    pub fn tool(&self, words: &[&str]) -> Command {
-        let mut command = self.command(find(words[0]).unwrap_or_else(|| words[0].into()));
-        command.args(&words[1..]);
+    pub fn tool(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(find(arguments[0]).unwrap_or_else(|| arguments[0].into()));
+        command.args(&arguments[1..]);
         command
     }
 

@@ -130,9 +130,9 @@ pub fn raise_file_limit() {
 }
 
 /// Returns a command of these arguments.
-pub fn command(words: &[&str]) -> Command {
-    let mut command = Command::new(find(words[0]).unwrap_or_else(|| words[0].into()));
-    command.args(&words[1..]);
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(find(arguments[0]).unwrap_or_else(|| arguments[0].into()));
+    command.args(&arguments[1..]);
     command
 }
 

@@ -22,8 +22,8 @@ fn file(path: &Path) -> String {
     format!("file:{}", path.display())
 }
 
-fn copied(sandbox: &Sandbox, words: &[&str]) -> String {
-    run_within(&mut sandbox.blockyard(&[&["copy"][..], words].concat()), PATIENCE).ok()
+fn copied(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run_within(&mut sandbox.blockyard(&[&["copy"][..], arguments].concat()), PATIENCE).ok()
 }
 
 #[test]

@@ -23,9 +23,9 @@ fn lacks_needs() -> bool {
     is_missing || (missing_root() && missing(&["fusermount3"]))
 }
 
-fn crash(sandbox: &Sandbox, words: &[&str]) -> Outcome {
+fn crash(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
     let mut command = sandbox.blockyard(&["crash"]);
-    command.args(words).current_dir(sandbox.path("."));
+    command.args(arguments).current_dir(sandbox.path("."));
     run_within(&mut command, PATIENCE)
 }
 
@@ -212,7 +212,7 @@ fn a_check_that_is_late_once_is_no_finding_and_one_that_hangs_is() {
 #[test]
 fn bad_input_is_refused() {
     let sandbox = Sandbox::default();
-    let refused = |words: &[&str]| crash(&sandbox, words).failed();
+    let refused = |arguments: &[&str]| crash(&sandbox, arguments).failed();
     assert!(refused(&["--check", "true"]).contains("neither --workload nor --log"));
     assert!(refused(&["--workload", "true"]).contains("--check is missing"));
     sandbox.image("no.log", 8192);

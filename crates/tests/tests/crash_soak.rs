@@ -27,17 +27,17 @@ fn sandbox() -> Sandbox {
 }
 
 /// Explores; returns the summary.
-fn explore(sandbox: &Sandbox, words: &[&str], workload: &str, check: &str) -> serde_json::Value {
+fn explore(sandbox: &Sandbox, arguments: &[&str], workload: &str, check: &str) -> serde_json::Value {
     let seconds = std::env::var("BLOCKYARD_SOAK_SECONDS").unwrap_or_else(|_| "60".to_owned());
     let mut command = sandbox.blockyard(&["crash"]);
-    command.args(words).args(["--workload", workload, "--check", check, "--time", &seconds, "--json"]);
+    command.args(arguments).args(["--workload", workload, "--check", check, "--time", &seconds, "--json"]);
     command.current_dir(sandbox.path(".")).env("BIN", binary()).env("JOURNAL", journal());
     let outcome = run_within(&mut command, PATIENCE);
     let summary: serde_json::Value =
         serde_json::from_str(&outcome.stdout).unwrap_or_else(|why| panic!("{why}: {outcome}"));
     println!(
         "{} | {workload} | {check} | {} writes, {} flushes | {} states | {} checked | {} findings | {}",
-        words.join(" "),
+        arguments.join(" "),
         summary["writes"],
         summary["flushes"],
         summary["generated"],
@@ -49,15 +49,15 @@ fn explore(sandbox: &Sandbox, words: &[&str], workload: &str, check: &str) -> se
 }
 
 #[track_caller]
-fn survives(sandbox: &Sandbox, words: &[&str], workload: &str, check: &str) {
-    let summary = explore(sandbox, words, workload, check);
+fn survives(sandbox: &Sandbox, arguments: &[&str], workload: &str, check: &str) {
+    let summary = explore(sandbox, arguments, workload, check);
     assert_eq!(summary["findings"], serde_json::json!([]), "{summary:#}");
     assert!(summary["checked"].as_u64() > Some(10), "{summary:#}");
 }
 
 #[track_caller]
-fn is_found(sandbox: &Sandbox, words: &[&str], workload: &str, check: &str, output: &str) {
-    let summary = explore(sandbox, &[words, &["--findings", "1"]].concat(), workload, check);
+fn is_found(sandbox: &Sandbox, arguments: &[&str], workload: &str, check: &str, output: &str) {
+    let summary = explore(sandbox, &[arguments, &["--findings", "1"]].concat(), workload, check);
     let found = summary["findings"][0]["output"].as_str();
     assert!(found.is_some_and(|found| found.contains(output)), "{summary:#}");
 }
@@ -253,10 +253,10 @@ fn our_own_stores_survive() {
         return;
     }
     let sandbox = sandbox();
-    let prove = |words: &[&str], stack: &str| {
-        let words = [words, &["--mount", "none"]].concat();
+    let prove = |arguments: &[&str], stack: &str| {
+        let arguments = [arguments, &["--mount", "none"]].concat();
         let run = |mode: &str| format!("sh ./store.sh {mode} {stack}");
-        survives(&sandbox, &words, &run("write"), &run("verify"));
+        survives(&sandbox, &arguments, &run("write"), &run("verify"));
     };
     let path = |name: &str| sandbox.path(name).display().to_string();
     let mut create = sandbox.command("qemu-img");

@@ -12,8 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 8 * MIB;
 
-fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
-    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+fn qemu_img(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], arguments].concat())).ok()
 }
 
 fn assert_sound(sandbox: &Sandbox, name: &str) {

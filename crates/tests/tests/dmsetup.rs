@@ -6,8 +6,8 @@ use blockyard_tests::server::Sandbox;
 use blockyard_tests::tools::{Outcome, run};
 use proto::nbd::CommandFlags;
 
-fn dmsetup(sandbox: &Sandbox, words: &[&str]) -> Outcome {
-    let mut command = sandbox.blockyard(&[&["dmsetup"], words].concat());
+fn dmsetup(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    let mut command = sandbox.blockyard(&[&["dmsetup"], arguments].concat());
     run(command.env("BLOCKYARD_EXPORT", "nbd"))
 }
 

@@ -27,12 +27,12 @@ if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, SEC
 os.execv(sys.argv[1], sys.argv[1:])
 "#;
 
-fn run_forbidden(run: &std::path::Path, words: &[&str]) -> (i32, String) {
+fn run_forbidden(run: &std::path::Path, arguments: &[&str]) -> (i32, String) {
     let binary = blockyard_tests::server::binary();
     let output = Command::new("/usr/bin/python3")
         .args(["-c", FORBID])
         .arg(binary)
-        .args(words)
+        .args(arguments)
         .env("BLOCKYARD_RUN", run)
         .env_remove("BLOCKYARD_RING")
         .output()

@@ -10,8 +10,8 @@ use std::path::Path;
 const LEN: u64 = 1 << 20;
 const SECRET: &[u8; 512] = &[0x5e; 512];
 
-fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
-    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+fn qemu_img(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], arguments].concat())).ok()
 }
 
 /// Creates a folder with a raw disk, a secret file beside it, and the bytes of an image over that file.
@@ -31,8 +31,8 @@ fn serve(sandbox: &Sandbox, stack: &str) -> (Server, Peer) {
     (server, peer)
 }
 
-fn refused(sandbox: &Sandbox, words: &[&str]) -> String {
-    sandbox.run(words).failed_with(1)
+fn refused(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    sandbox.run(arguments).failed_with(1)
 }
 
 fn put(path: &Path, at: u64, bytes: &[u8]) {

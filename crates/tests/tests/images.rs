@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 const MIB: u64 = 1 << 20;
 const LEN: usize = 8 << 20;
 
-fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
-    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+fn qemu_img(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], arguments].concat())).ok()
 }
 
 /// Creates an image by QEMU of content that repeats nowhere, with a hole in the middle.

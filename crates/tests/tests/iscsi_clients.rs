@@ -19,8 +19,8 @@ fn words(path: &Path) -> &str {
 }
 
 #[track_caller]
-fn tool(words: &[&str]) -> Outcome {
-    run_within(&mut command(words), Duration::from_secs(60))
+fn tool(arguments: &[&str]) -> Outcome {
+    run_within(&mut command(arguments), Duration::from_secs(60))
 }
 
 #[test]

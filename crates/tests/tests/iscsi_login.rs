@@ -288,8 +288,8 @@ fn an_initiator_that_does_not_answer_pings_is_dropped() {
               "node_acls": [{{"node_wwn": "{ONE}", "mapped_luns": [{{"index": 0, "tpg_lun": 0, "write_protect": false}}],
                   "attributes": {{"nopin_timeout": 3, "nopin_response_timeout": 3}}}}]}}]}}]}}"#
     );
-    let targetcli = |words: &[&str]| {
-        let mut command = sandbox.blockyard(&[&["targetcli"], words].concat());
+    let targetcli = |arguments: &[&str]| {
+        let mut command = sandbox.blockyard(&[&["targetcli"], arguments].concat());
         command.env("BLOCKYARD_SAVECONFIG", sandbox.path("etc/saveconfig.json"));
         run(command.env("TARGETCLI_HOME", sandbox.path("home"))).ok();
     };

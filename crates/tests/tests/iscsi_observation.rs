@@ -298,8 +298,8 @@ fn secrets_of_targetclis_configuration_are_nowhere_but_in_private_files() {
     let from = sandbox.text("from.json", &configuration.to_string());
     fs::set_permissions(&from, PermissionsExt::from_mode(0o600)).expect("it is ours");
     let saved = sandbox.path("etc/saveconfig.json");
-    let targetcli = |words: &[&str]| {
-        let mut command = sandbox.blockyard(&[&["targetcli"], words].concat());
+    let targetcli = |arguments: &[&str]| {
+        let mut command = sandbox.blockyard(&[&["targetcli"], arguments].concat());
         command.env("BLOCKYARD_SAVECONFIG", &saved).env("TARGETCLI_HOME", sandbox.path("home"));
         run(&mut command)
     };

@@ -12,8 +12,8 @@ const MIB: u64 = 1 << 20;
 
 on_both_engines!(limits_change_under_load_without_loss,);
 
-fn limits(sandbox: &Sandbox, name: &str, words: &[&str]) -> Value {
-    let reported = sandbox.run(&[&["limits", name, "--json"], words].concat()).ok();
+fn limits(sandbox: &Sandbox, name: &str, arguments: &[&str]) -> Value {
+    let reported = sandbox.run(&[&["limits", name, "--json"], arguments].concat()).ok();
     serde_json::from_str(&reported).expect("limits prints JSON")
 }
 

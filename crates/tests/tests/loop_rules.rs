@@ -23,8 +23,8 @@ struct Loop<'a> {
 }
 
 impl<'a> Loop<'a> {
-    fn set_up(sandbox: &'a Sandbox, ours: bool, words: &[&str]) -> Result<Loop<'a>, String> {
-        let all = [&["--find", "--show"], words].concat();
+    fn set_up(sandbox: &'a Sandbox, ours: bool, arguments: &[&str]) -> Result<Loop<'a>, String> {
+        let all = [&["--find", "--show"], arguments].concat();
         let made = if ours {
             sandbox.run(&[&["losetup"], &all[..]].concat())
         } else {
@@ -37,14 +37,14 @@ impl<'a> Loop<'a> {
     }
 
     #[track_caller]
-    fn new(sandbox: &'a Sandbox, ours: bool, words: &[&str]) -> Loop<'a> {
-        Loop::set_up(sandbox, ours, words).unwrap_or_else(|why| panic!("ours: {ours}: {why}"))
+    fn new(sandbox: &'a Sandbox, ours: bool, arguments: &[&str]) -> Loop<'a> {
+        Loop::set_up(sandbox, ours, arguments).unwrap_or_else(|why| panic!("ours: {ours}: {why}"))
     }
 
-    fn losetup(&self, words: &[&str]) -> blockyard_tests::tools::Outcome {
+    fn losetup(&self, arguments: &[&str]) -> blockyard_tests::tools::Outcome {
         match self.ours {
-            true => self.sandbox.run(&[&["losetup"], words].concat()),
-            false => run(&mut command(&[&["losetup"], words].concat())),
+            true => self.sandbox.run(&[&["losetup"], arguments].concat()),
+            false => run(&mut command(&[&["losetup"], arguments].concat())),
         }
     }
 

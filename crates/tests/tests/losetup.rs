@@ -15,11 +15,11 @@ const MIB: u64 = 1 << 20;
 struct Kernels(String);
 
 impl Kernels {
-    fn new(words: &[&str]) -> Option<Kernels> {
+    fn new(arguments: &[&str]) -> Option<Kernels> {
         if missing(&["losetup"]) || missing_root() {
             return None;
         }
-        let made = run(&mut command(&[&["losetup", "--find", "--show"], words].concat()));
+        let made = run(&mut command(&[&["losetup", "--find", "--show"], arguments].concat()));
         if !made.status.success() {
             skip(made.stderr.trim());
             return None;
@@ -34,18 +34,18 @@ impl Drop for Kernels {
     }
 }
 
-fn both(sandbox: &Sandbox, words: &[&str]) -> (Outcome, Outcome) {
-    let theirs = run(command(&["losetup"]).args(words).current_dir(sandbox.path("")));
-    let ours = sandbox.run(&[&["losetup"], words].concat());
+fn both(sandbox: &Sandbox, arguments: &[&str]) -> (Outcome, Outcome) {
+    let theirs = run(command(&["losetup"]).args(arguments).current_dir(sandbox.path("")));
+    let ours = sandbox.run(&[&["losetup"], arguments].concat());
     (theirs, ours)
 }
 
 /// Checks that both print the same, and end with the same status.
 #[track_caller]
-fn assert_same(sandbox: &Sandbox, words: &[&str]) {
-    let (theirs, ours) = both(sandbox, words);
-    assert_eq!(ours.stdout, theirs.stdout, "{words:?}: {ours}");
-    assert_eq!(ours.status.code(), theirs.status.code(), "{words:?}: {theirs}{ours}");
+fn assert_same(sandbox: &Sandbox, arguments: &[&str]) {
+    let (theirs, ours) = both(sandbox, arguments);
+    assert_eq!(ours.stdout, theirs.stdout, "{arguments:?}: {ours}");
+    assert_eq!(ours.status.code(), theirs.status.code(), "{arguments:?}: {theirs}{ours}");
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn our_devices_are_changed_and_detached_with_losetups_options() {
 fn a_path_that_is_not_utf_8_is_refused() {
     let sandbox = Sandbox::default();
     let word = OsStr::from_bytes(b"\xff\xfe.img");
-    let run_with = |words: &[&str]| run(sandbox.blockyard(words).arg(word));
+    let run_with = |arguments: &[&str]| run(sandbox.blockyard(arguments).arg(word));
     let printed = run_with(&["losetup", "-f"]).failed_with(1);
     assert!(printed.starts_with("losetup: ") && printed.contains(".img: it is not UTF-8 (give"), "{printed}");
     let printed = run_with(&["add"]).failed_with(2);

@@ -36,8 +36,8 @@ fn load(server: &Server, seconds: u32) -> Child {
     std::process::Command::new("fio").args(words).stdout(std::process::Stdio::null()).spawn().expect("fio")
 }
 
-fn moved(sandbox: &Sandbox, words: &[&str]) -> String {
-    run_within(&mut sandbox.blockyard(&[&["move", "disk"][..], words].concat()), PATIENCE).ok()
+fn moved(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run_within(&mut sandbox.blockyard(&[&["move", "disk"][..], arguments].concat()), PATIENCE).ok()
 }
 
 fn stack(sandbox: &Sandbox) -> serde_json::Value {

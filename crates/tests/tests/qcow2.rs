@@ -13,8 +13,8 @@ use std::path::Path;
 const MIB: u64 = 1 << 20;
 const LEN: u64 = 8 * MIB;
 
-fn qemu_img(sandbox: &Sandbox, words: &[&str]) -> String {
-    run(&mut sandbox.tool(&[&["qemu-img"], words].concat())).ok()
+fn qemu_img(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    run(&mut sandbox.tool(&[&["qemu-img"], arguments].concat())).ok()
 }
 
 fn serve(sandbox: &Sandbox, path: &Path) -> Server {

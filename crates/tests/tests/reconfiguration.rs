@@ -486,7 +486,7 @@ fn a_file_system_survives_changes_under_load_and_grows_with_its_device() {
     let (node, mount) = (node.trim(), sandbox.path("mnt"));
     let target = mount.to_str().unwrap();
     fs::create_dir(&mount).unwrap();
-    let tool = |words: &[&str]| run(&mut command(words));
+    let tool = |arguments: &[&str]| run(&mut command(arguments));
     tool(&["mkfs.ext4", "-q", node]).ok();
     tool(&["mount", node, target]).ok();
     let (file, data) = (mount.join("file"), noise(9, 24 << 20));

@@ -105,7 +105,7 @@ fn dust_and_switch_obey_messages() {
     let table = "0 1024 dust a.img 0 512\n1024 1024 switch 2 512 0 ram:1M 0 a.img 0\n";
     let server = table_as(&sandbox, "m", table, &[]);
     let mut peer = connect(&server, "m");
-    let tell = |words: &[&str]| sandbox.run(&[&["message", "m"], words].concat());
+    let tell = |arguments: &[&str]| sandbox.run(&[&["message", "m"], arguments].concat());
     tell(&["0", "addbadblock", "3"]).ok();
     tell(&["0", "enable"]).ok();
     assert_eq!(peer.read(0, 1024).map(|data| data.len()), Ok(1024));

@@ -56,8 +56,8 @@ fn connect(server: &Server, device: &str) -> Peer {
     Peer::connect(&server.socket(), device)
 }
 
-fn tool(sandbox: &Sandbox, words: &[&str]) -> Outcome {
-    run(sandbox.tool(words).current_dir(sandbox.path("")))
+fn tool(sandbox: &Sandbox, arguments: &[&str]) -> Outcome {
+    run(sandbox.tool(arguments).current_dir(sandbox.path("")))
 }
 
 /// Returns blkparse's event lines: letter, operation, and the rest, without the `[comm]`.
@@ -323,7 +323,7 @@ fn a_trace_is_filtered_stopped_and_started_while_it_runs() {
         peer.read(sector << 9, 4096).expect("read");
     };
     let tracing = Tracing::start(&sandbox, "disk", "t", &["--actions", "Q,D", "--ops", "write"]);
-    let control = |words: &[&str]| sandbox.run(&[&["trace", "disk"], words].concat());
+    let control = |arguments: &[&str]| sandbox.run(&[&["trace", "disk"], arguments].concat());
     both(8);
     control(&["stop"]).ok();
     both(16);

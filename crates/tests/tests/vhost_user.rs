@@ -407,7 +407,7 @@ fn in_client_mode_the_socket_of_the_monitor_is_connected_to_again_and_again() {
 fn a_device_in_use_is_listed_and_is_removed_by_force_only() {
     let sandbox = Sandbox::new(Engine::Auto);
     let (mut server, socket) = serve(&sandbox, "ram:16M", &["--queues", "2"]);
-    let shown = |words: &[&str]| sandbox.run(words).ok();
+    let shown = |arguments: &[&str]| sandbox.run(arguments).ok();
     assert!(!shown(&["show", "disk"]).contains("virtqueues in use"));
     let mut front = FrontEnd::connect(&socket, 4 * MIB);
     let mut queue = front.start_queue(0, 64, 2, 4096);

@@ -531,8 +531,8 @@ fn idle_connections_do_not_block_the_control_socket() {
 #[test]
 fn contradictory_web_options_are_refused_before_serving() {
     let sandbox = Sandbox::default();
-    let refused = |words: &[&str], status: i32| {
-        let all = [&["serve", "ram:1M", "--name", "d"], words].concat();
+    let refused = |arguments: &[&str], status: i32| {
+        let all = [&["serve", "ram:1M", "--name", "d"], arguments].concat();
         sandbox.run(&all).failed_with(status)
     };
     assert!(refused(&["--web", "example.org:80"], 2).contains("write PORT, 127.0.0.1:PORT"));

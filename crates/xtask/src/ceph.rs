@@ -118,21 +118,21 @@ fn failed(why: impl Into<String>) -> io::Error {
 }
 
 /// Returns a command for a program of Ceph, with the options that name the cluster.
-fn command(folder: &Path, words: &[&str]) -> Command {
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]).current_dir(folder).env("CEPH_CONF", folder.join("ceph.conf"));
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(arguments[0]);
+    command.args(&arguments[1..]).current_dir(folder).env("CEPH_CONF", folder.join("ceph.conf"));
     command.stdin(Stdio::null());
     command
 }
 
 /// Runs a program until it exits; returns its output.
-fn run(folder: &Path, words: &[&str]) -> io::Result<String> {
-    run_with(folder, words, None)
+fn run(folder: &Path, arguments: &[&str]) -> io::Result<String> {
+    run_with(folder, arguments, None)
 }
 
-fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<String> {
+fn run_with(folder: &Path, arguments: &[&str], input: Option<&str>) -> io::Result<String> {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log/setup.log"))?;
-    let mut command = command(folder, words);
+    let mut command = command(folder, arguments);
     // Output goes to a file: a daemon keeps standard output and error open, so waiting for their end would
     // hang.
     let printed = folder.join("log/printed");
@@ -152,7 +152,7 @@ fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<St
         }
         if Instant::now() > until {
             child.kill()?;
-            return Err(failed(format!("{} took longer than {STEP_TIMEOUT:?}", words.join(" "))));
+            return Err(failed(format!("{} took longer than {STEP_TIMEOUT:?}", arguments.join(" "))));
         }
         thread::sleep(Duration::from_millis(20));
     };
@@ -160,7 +160,7 @@ fn run_with(folder: &Path, words: &[&str], input: Option<&str>) -> io::Result<St
         let said = fs::read_to_string(folder.join("log/setup.log")).unwrap_or_default();
         let last: Vec<&str> = said.lines().rev().take(5).collect();
         let said = last.into_iter().rev().collect::<Vec<_>>().join("\n");
-        return Err(failed(format!("{} failed ({status}):\n{said}", words.join(" "))));
+        return Err(failed(format!("{} failed ({status}):\n{said}", arguments.join(" "))));
     }
     fs::read_to_string(printed)
 }
@@ -259,7 +259,7 @@ fn build(folder: &Path, osds: usize) -> io::Result<PathBuf> {
     let (conf, fsid) = (folder.join("ceph.conf"), uuid()?);
     let address = format!("[v2:127.0.0.1:{}/0]", free_port()?);
     fs::write(&conf, configuration(folder, &fsid, &address, osds))?;
-    let run = |words: &[&str]| run(folder, words);
+    let run = |arguments: &[&str]| run(folder, arguments);
     run(&[
         "ceph-authtool",
         "--create-keyring",

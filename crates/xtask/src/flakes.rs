@@ -19,8 +19,8 @@ const SPINNERS_PER_CPU: usize = 3;
 const PROGRAM_MAX: &str = "900";
 
 /// Runs test programs for `[MINUTES]` (10), all or those named; returns whether none failed.
-pub fn soak(root: &Path, words: &[String]) -> bool {
-    let (minutes, names) = match words {
+pub fn soak(root: &Path, arguments: &[String]) -> bool {
+    let (minutes, names) = match arguments {
         [first, rest @ ..] if first.parse::<u64>().is_ok() => (first.parse().unwrap_or(10), rest),
         names => (10, names),
     };

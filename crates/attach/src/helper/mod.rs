@@ -106,11 +106,11 @@ impl From<loopdev::LoopError> for Refusal {
 ///
 /// # Errors
 /// The task failed.
-pub fn run_helper(words: &[String]) -> Result<String, Refusal> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+pub fn run_helper(arguments: &[String]) -> Result<String, Refusal> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let number =
         |text: &str| text.parse::<u32>().map_err(|why| Refusal { why: format!("{text}: {why}"), status: 2 });
-    match words[..] {
+    match arguments[..] {
         ["attach", file, which, block_len, read_only, partscan] => {
             let request = loopdev::Request {
                 file: file.into(),

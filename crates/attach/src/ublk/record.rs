@@ -287,13 +287,13 @@ impl Record {
 }
 
 /// Splits arguments into those without these options, and the options' values.
-fn without(words: &[String], options: &[&str]) -> (Vec<String>, Vec<String>) {
+fn without(arguments: &[String], options: &[&str]) -> (Vec<String>, Vec<String>) {
     let (mut kept, mut values) = (Vec::new(), Vec::new());
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
         match word.split_once('=') {
             Some((option, value)) if options.contains(&option) => values.push(value.to_owned()),
-            None if options.contains(&word.as_str()) => values.extend(words.next().cloned()),
+            None if options.contains(&word.as_str()) => values.extend(arguments.next().cloned()),
             _ => kept.push(word.clone()),
         }
     }
@@ -409,7 +409,7 @@ mod tests {
     fn a_table_change_is_recorded() {
         let (_guard, run) = run();
         let line =
-            |words: &[&str]| Invocation::CommandLine(words.iter().map(|&word| word.to_owned()).collect());
+            |arguments: &[&str]| Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect());
         let table: TableSpec = "0 8 linear a.img 0 # comment".parse().unwrap();
         let table = table.rooted("/data".as_ref());
         for before in [
@@ -454,7 +454,7 @@ mod tests {
     fn changed_scheduler_and_limits_are_recorded() {
         let (_guard, run) = run();
         let line =
-            |words: &[&str]| Invocation::CommandLine(words.iter().map(|&word| word.to_owned()).collect());
+            |arguments: &[&str]| Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect());
         let layers =
             |texts: &[&str]| -> Vec<LayerSpec> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         let before = ["serve", "a.img", "--layer", "delay,read=1ms", "--layer=split,max_sectors=8", "--ublk"];

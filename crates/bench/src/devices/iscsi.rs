@@ -96,7 +96,7 @@ fn login() -> Result<Device> {
     let mut daemon = spawn(Command::new("iscsid").arg("-f").stdout(Stdio::null()).stderr(Stdio::null()))?;
     let pid = daemon.id().to_string();
     let node = ["iscsiadm", "-m", "node", "-T", NAME, "-p", PORTAL];
-    let command = |words: &[&str]| run(&[&node[..], words].concat());
+    let command = |arguments: &[&str]| run(&[&node[..], arguments].concat());
     // iscsiadm succeeds once iscsid is ready.
     let logged_in = within(LIMIT, || command(&["-o", "new"]).ok())
         .ok_or_else(|| Error("iscsid does not answer".into()))

@@ -13,19 +13,19 @@ pub(super) struct Job {
     /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// fio's options for the device; empty for the job that needs a file system.
-    words: &'static [&'static str],
+    arguments: &'static [&'static str],
 }
 
 /// All jobs, in the order of a round.
 pub(super) const JOBS: &[Job] = &[
-    Job { name: "randread-32", words: &["--rw=randread", "--iodepth=32", "--numjobs=1"] },
-    Job { name: "randwrite-32", words: &["--rw=randwrite", "--iodepth=32", "--numjobs=1"] },
-    Job { name: "randread-1", words: &["--rw=randread", "--iodepth=1", "--numjobs=1"] },
-    Job { name: "read-128k", words: &["--rw=read", "--bs=128k", "--iodepth=8", "--numjobs=1"] },
+    Job { name: "randread-32", arguments: &["--rw=randread", "--iodepth=32", "--numjobs=1"] },
+    Job { name: "randwrite-32", arguments: &["--rw=randwrite", "--iodepth=32", "--numjobs=1"] },
+    Job { name: "randread-1", arguments: &["--rw=randread", "--iodepth=1", "--numjobs=1"] },
+    Job { name: "read-128k", arguments: &["--rw=read", "--bs=128k", "--iodepth=8", "--numjobs=1"] },
     // Scaling over processors, each job pinned to one.
     Job {
         name: "pinned-2",
-        words: &[
+        arguments: &[
             "--rw=randread",
             "--iodepth=32",
             "--numjobs=2",
@@ -34,15 +34,15 @@ pub(super) const JOBS: &[Job] = &[
         ],
     },
     // Large requests, which a device with small limits splits.
-    Job { name: "write-1m", words: &["--rw=write", "--bs=1m", "--iodepth=1", "--numjobs=2"] },
+    Job { name: "write-1m", arguments: &["--rw=write", "--bs=1m", "--iodepth=1", "--numjobs=2"] },
     // Four writers and readers over eight files each, in a file system.
-    Job { name: "randrw-files", words: &[] },
+    Job { name: "randrw-files", arguments: &[] },
 ];
 
 impl Job {
     /// Returns whether the job needs a file system, and so a device that stores data.
     pub(super) fn needs_files(&self) -> bool {
-        self.words.is_empty()
+        self.arguments.is_empty()
     }
 
     /// Runs the job once, for `seconds`.
@@ -50,13 +50,13 @@ impl Job {
         let base = ["fio", "--name=job", "--ioengine=libaio", "--direct=1", "--bs=4k", "--time_based"];
         let more = ["--group_reporting", "--output-format=json", "--randrepeat=0", "--norandommap"];
         let runtime = format!("--runtime={seconds}");
-        let mut words: Vec<&str> = [&base[..], &more[..], &[&runtime]].concat();
+        let mut arguments: Vec<&str> = [&base[..], &more[..], &[&runtime]].concat();
         let node = device.node.to_string_lossy();
         if !self.needs_files() {
             let (file, size) = (format!("--filename={node}"), format!("--size={}", site.size));
-            words.extend(self.words);
-            words.extend([file.as_str(), size.as_str()]);
-            return measured(&words, device);
+            arguments.extend(self.arguments);
+            arguments.extend([file.as_str(), size.as_str()]);
+            return measured(&arguments, device);
         }
         let mount = site.folder.join("mnt");
         std::fs::create_dir_all(&mount).map_err(|error| Error(format!("{}: {error}", mount.display())))?;
@@ -65,7 +65,7 @@ impl Job {
         run(&["mount", &node, &at])?;
         // Four jobs share three quarters of the device.
         let (folder, size) = (format!("--directory={at}"), format!("--size={}", site.size / 16 * 3));
-        words.extend([
+        arguments.extend([
             "--rw=randrw",
             "--nrfiles=8",
             "--iodepth=16",
@@ -74,7 +74,7 @@ impl Job {
             &folder,
             &size,
         ]);
-        let sample = measured(&words, device);
+        let sample = measured(&arguments, device);
         run(&["umount", &at])?;
         sample
     }
@@ -103,9 +103,9 @@ fn counters(device: &Device) -> Result<[f64; 3]> {
     }
 }
 
-fn measured(words: &[&str], device: &Device) -> Result<Sample> {
+fn measured(arguments: &[&str], device: &Device) -> Result<Sample> {
     let before = counters(device)?;
-    let run = fio::run(words, device.server)?;
+    let run = fio::run(arguments, device.server)?;
     let after = counters(device)?;
     let [requests, sectors, time_ms] = [0, 1, 2].map(|at| after[at] - before[at]);
     Ok(Sample {

@@ -56,15 +56,15 @@ usage: ./x bench ublk [OPTIONS]
   --jobs A,B       likewise
 ";
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    command("ublk", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    command("ublk", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let site = Site { folder: "/tmp".into(), size: 256 << 20, queues: 1 };
     let (subjects, jobs) = (SUBJECTS.iter().collect(), JOBS.iter().collect());
     let mut options = Options { rounds: 3, seconds: 2, site, subjects, jobs };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,

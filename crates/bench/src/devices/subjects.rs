@@ -36,9 +36,9 @@ enum Setup {
     /// The kernel's NBD client on nbdkit's memory.
     Nbdkit,
     /// rublk with these arguments.
-    Rublk { words: &'static [&'static str], file: bool },
+    Rublk { arguments: &'static [&'static str], file: bool },
     /// blockyard over this stack (`{file}` and `{size}` are replaced) with these arguments.
-    Ours { stack: &'static str, words: &'static [&'static str] },
+    Ours { stack: &'static str, arguments: &'static [&'static str] },
 }
 
 impl Setup {
@@ -52,7 +52,7 @@ impl Setup {
             Setup::LioIscsi { .. } => &["target_core_mod", "target_core_file", "iscsi_target_mod"],
             Setup::Iscsi { .. } => &[],
             Setup::Nbdkit => &["nbd"],
-            Setup::Ours { words, .. } if words.contains(&"--nbd-device") => &["nbd"],
+            Setup::Ours { arguments, .. } if arguments.contains(&"--nbd-device") => &["nbd"],
             Setup::Rublk { .. } | Setup::Ours { .. } | Setup::OwnMultipath { .. } => &["ublk_drv"],
         }
     }
@@ -79,9 +79,9 @@ const fn ours(
     peer: &'static str,
     keeps: bool,
     stack: &'static str,
-    words: &'static [&'static str],
+    arguments: &'static [&'static str],
 ) -> Subject {
-    row(name, Some(peer), keeps, Setup::Ours { stack, words })
+    row(name, Some(peer), keeps, Setup::Ours { stack, arguments })
 }
 
 const FILE: &str = "file:{file}";
@@ -105,10 +105,10 @@ pub(super) const SUBJECTS: &[Subject] = &[
     row("dm-round-robin", Some("null_blk"), false, Setup::Multipath { selector: "round-robin" }),
     row("nbd-nbdkit", None, true, Setup::Nbdkit),
     ours("nbd-ram", "nbd-nbdkit", true, RAM, &["--nbd-device"]),
-    row("rublk-null", None, false, Setup::Rublk { words: &["add", "null"], file: false }),
-    row("rublk-null-zc", None, false, Setup::Rublk { words: &["add", "null", "-z"], file: false }),
-    row("rublk-loop", None, true, Setup::Rublk { words: &["add", "loop"], file: true }),
-    row("rublk-loop-zc", None, true, Setup::Rublk { words: &["add", "loop", "-z"], file: true }),
+    row("rublk-null", None, false, Setup::Rublk { arguments: &["add", "null"], file: false }),
+    row("rublk-null-zc", None, false, Setup::Rublk { arguments: &["add", "null", "-z"], file: false }),
+    row("rublk-loop", None, true, Setup::Rublk { arguments: &["add", "loop"], file: true }),
+    row("rublk-loop-zc", None, true, Setup::Rublk { arguments: &["add", "loop", "-z"], file: true }),
     ours("null", "rublk-null", false, "null:{size}", &["--ublk"]),
     ours("null-copy", "rublk-null", false, "null:{size}", &["--ublk=mode=copy"]),
     ours("null-batch", "rublk-null", false, "null:{size}", &["--ublk=batch=yes"]),
@@ -208,9 +208,9 @@ impl Subject {
             Setup::LioIscsi { file: false } => iscsi::lio("rd_mcp_0", &in_memory),
             Setup::Iscsi { stack } => iscsi::ours(stack, &file, site),
             Setup::Nbdkit => nbdkit(site),
-            Setup::Rublk { words, file: true } => rublk(words, Some(&file), site),
-            Setup::Rublk { words, file: false } => rublk(words, None, site),
-            Setup::Ours { stack, words } => blockyard(stack, words, &file, site),
+            Setup::Rublk { arguments, file: true } => rublk(arguments, Some(&file), site),
+            Setup::Rublk { arguments, file: false } => rublk(arguments, None, site),
+            Setup::Ours { stack, arguments } => blockyard(stack, arguments, &file, site),
         }?;
         device.attach = started.elapsed();
         Ok(device)
@@ -235,8 +235,8 @@ impl Device {
 
     /// Adds commands that remove the device.
     pub(super) fn also(&mut self, undo: &[&[&str]]) {
-        let words = |words: &&[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        self.undo.extend(undo.iter().map(words));
+        let arguments = |arguments: &&[&str]| arguments.iter().map(|word| (*word).to_owned()).collect();
+        self.undo.extend(undo.iter().map(arguments));
     }
 
     /// Sets the process that serves the device, and that exits when the device is removed.
@@ -263,8 +263,8 @@ impl Device {
     /// Removes the device and returns the time that this took.
     pub(super) fn stop(mut self) -> Result<Duration> {
         let started = Instant::now();
-        for words in std::mem::take(&mut self.undo) {
-            run(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        for arguments in std::mem::take(&mut self.undo) {
+            run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         }
         if let Some(mut helper) = self.helper.take() {
             let _ = helper.wait();
@@ -385,16 +385,16 @@ fn nbdkit(site: &Site) -> Result<Device> {
     Ok(device)
 }
 
-fn rublk(words: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
+fn rublk(arguments: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
     let mut command = Command::new("rublk");
-    command.args(words).args(["-n", "7", "-d", "128", "-q", &site.queues.to_string()]);
+    command.args(arguments).args(["-n", "7", "-d", "128", "-q", &site.queues.to_string()]);
     if let Some(file) = file {
         command.arg("-f").arg(file);
     }
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let status = status.map_err(|error| Error(format!("rublk: {error}")))?;
     if !status.success() {
-        return Err(Error(format!("rublk {} failed: {status}", words.join(" "))));
+        return Err(Error(format!("rublk {} failed: {status}", arguments.join(" "))));
     }
     let node = wait_for(&["/dev/ublkb7"])?;
     await_size("ublkb7")?;
@@ -406,8 +406,8 @@ fn rublk(words: &[&str], file: Option<&Path>, site: &Site) -> Result<Device> {
     Ok(device)
 }
 
-fn blockyard(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<Device> {
-    let (child, node) = serve(stack, words, file, site)?;
+fn blockyard(stack: &str, arguments: &[&str], file: &Path, site: &Site) -> Result<Device> {
+    let (child, node) = serve(stack, arguments, file, site)?;
     let pid = child.id();
     wait_for(&[&node])?;
     let mut device = Device::new(&node, &[&["kill", &pid.to_string()]]);
@@ -417,7 +417,7 @@ fn blockyard(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<De
 }
 
 /// Starts our server; returns it with the address in its ready line.
-pub(super) fn serve(stack: &str, words: &[&str], file: &Path, site: &Site) -> Result<(Child, String)> {
+pub(super) fn serve(stack: &str, arguments: &[&str], file: &Path, site: &Site) -> Result<(Child, String)> {
     let stack = stack.replace("{file}", &file.to_string_lossy()).replace("{size}", &site.size.to_string());
     let mut command = Command::new("blockyard");
     // A table is given with `--table` instead.
@@ -426,7 +426,7 @@ pub(super) fn serve(stack: &str, words: &[&str], file: &Path, site: &Site) -> Re
         .arg("serve")
         .args(stack)
         .args(["--name", "bench", "--queues", &site.queues.to_string()])
-        .args(words);
+        .args(arguments);
     command.stdout(Stdio::piped());
     let log = site.folder.join("blockyard.log");
     let stderr = File::create(&log).map_err(|error| Error(format!("{}: {error}", log.display())))?;

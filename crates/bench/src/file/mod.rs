@@ -105,19 +105,19 @@ struct Job<'a> {
     time: Duration,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    if let [child, rest @ ..] = words
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    if let [child, rest @ ..] = arguments
         && child == "--child"
     {
         return rig::child(rest);
     }
-    realtime::enter("file", words);
-    let (is_json, words): (Vec<_>, Vec<_>) = words.iter().cloned().partition(|word| word == "--json");
-    let parse = |words: &[String]| parse(words, !is_json.is_empty());
-    command("file", USAGE, &words, parse, run)
+    realtime::enter("file", arguments);
+    let (is_json, arguments): (Vec<_>, Vec<_>) = arguments.iter().cloned().partition(|word| word == "--json");
+    let parse = |arguments: &[String]| parse(arguments, !is_json.is_empty());
+    command("file", USAGE, &arguments, parse, run)
 }
 
-fn parse(words: &[String], json: bool) -> Result<Options> {
+fn parse(arguments: &[String], json: bool) -> Result<Options> {
     let mut options = Options {
         rounds: 7,
         seconds: 2,
@@ -128,7 +128,7 @@ fn parse(words: &[String], json: bool) -> Result<Options> {
         mib: 1024,
         json,
     };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,

@@ -34,8 +34,8 @@ pub(super) fn start(job: &Job<'_>) -> Result<(f64, f64)> {
 }
 
 /// Runs the child of [`start`]: `PATH direct|buffered MIX DEPTH MILLISECONDS`.
-pub(super) fn child(words: &[String]) -> ExitCode {
-    match run(words) {
+pub(super) fn child(arguments: &[String]) -> ExitCode {
+    match run(arguments) {
         Ok(report) => {
             println!("{report}");
             ExitCode::SUCCESS
@@ -47,8 +47,8 @@ pub(super) fn child(words: &[String]) -> ExitCode {
     }
 }
 
-fn run(words: &[String]) -> Result<Value> {
-    let [path, direct, mix, depth, millis] = words else {
+fn run(arguments: &[String]) -> Result<Value> {
+    let [path, direct, mix, depth, millis] = arguments else {
         return Err(Error("--child PATH direct|buffered MIX DEPTH MILLISECONDS".into()));
     };
     let mix = Mix::ALL.into_iter().find(|known| known.name() == mix);

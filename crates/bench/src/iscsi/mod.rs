@@ -91,15 +91,15 @@ struct Facts {
     fio: Option<f64>,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    let others: Vec<String> = words.iter().filter(|word| *word != "--no-realtime").cloned().collect();
-    if others.len() == words.len() && !words.iter().any(|word| word == "--help") {
-        realtime::enter("iscsi", words);
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    let others: Vec<String> = arguments.iter().filter(|word| *word != "--no-realtime").cloned().collect();
+    if others.len() == arguments.len() && !arguments.iter().any(|word| word == "--help") {
+        realtime::enter("iscsi", arguments);
     }
     command("iscsi", USAGE, &others, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         rounds: 5,
         seconds: 2.0,
@@ -112,7 +112,7 @@ fn parse(words: &[String]) -> Result<Options> {
         dir: PathBuf::from("target/bench/iscsi"),
         tmpfs: PathBuf::from("/dev/shm"),
     };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = number(name, value)?,

@@ -162,8 +162,8 @@ fn tgtd(kind: Kind, store: &str, file: PathBuf, port: u16) -> Result<Server> {
     let child = command.spawn().map_err(Error::at(Path::new(&program)))?;
     let url = format!("iscsi://127.0.0.1:{port}/{TGTD_NAME}/1");
     let server = Server { kind, url, child, file };
-    let admin = |words: &[&str]| {
-        tools::run(&[&["tgtadm", "--control-port", &control, "--lld", "iscsi"], words].concat())
+    let admin = |arguments: &[&str]| {
+        tools::run(&[&["tgtadm", "--control-port", &control, "--lld", "iscsi"], arguments].concat())
     };
     let started = Instant::now();
     while admin(&["--op", "show", "--mode", "target"]).is_err() {

@@ -13,7 +13,7 @@ pub(super) struct Job {
     /// Name in tables and on the command line.
     pub(super) name: &'static str,
     /// fio's options for files in a file system of its own.
-    words: &'static [&'static str],
+    arguments: &'static [&'static str],
 }
 
 /// Similar jobs share their files, which are laid out once.
@@ -25,7 +25,7 @@ macro_rules! deep {
     ($name:literal, $rw:literal $(, $more:literal)?) => {
         Job {
             name: $name,
-            words: &[$rw, "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", ONE $(, $more)?],
+            arguments: &[$rw, "--bs=4k", "--iodepth=64", "--numjobs=1", "--size=256M", ONE $(, $more)?],
         }
     };
 }
@@ -35,7 +35,7 @@ macro_rules! plain {
     ($name:literal, $rw:literal $(, $more:literal)?) => {
         Job {
             name: $name,
-            words: &[
+            arguments: &[
                 $rw, "--bs=4k", "--ioengine=psync", "--numjobs=4", "--nrfiles=8", MANY, "--size=200M"
                 $(, $more)?
             ],
@@ -47,7 +47,7 @@ macro_rules! plain {
 pub(super) const JOBS: &[Job] = &[
     Job {
         name: "files-randrw",
-        words: &[
+        arguments: &[
             "--rw=randrw",
             "--bs=4k",
             "--iodepth=16",
@@ -68,11 +68,11 @@ pub(super) const JOBS: &[Job] = &[
     plain!("write-psync-4", "--rw=write", "--overwrite=1"),
     Job {
         name: "read-1m",
-        words: &["--rw=read", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE],
+        arguments: &["--rw=read", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE],
     },
     Job {
         name: "write-1m",
-        words: &["--rw=write", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE, "--overwrite=1"],
+        arguments: &["--rw=write", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE, "--overwrite=1"],
     },
 ];
 
@@ -90,22 +90,22 @@ impl Job {
         let folder = format!("--directory={}", on.mount.display());
         let runtime = format!("--runtime={}", time.as_secs());
         let name = format!("--name={}", self.name);
-        let mut words =
+        let mut arguments =
             vec!["fio", &name, &folder, &runtime, "--direct=1", "--time_based", "--group_reporting"];
-        words.extend(["--output-format=json", "--randrepeat=0", "--norandommap"]);
-        if !self.words.iter().any(|word| word.starts_with("--ioengine")) {
-            words.push("--ioengine=libaio");
+        arguments.extend(["--output-format=json", "--randrepeat=0", "--norandommap"]);
+        if !self.arguments.iter().any(|word| word.starts_with("--ioengine")) {
+            arguments.push("--ioengine=libaio");
         }
-        words.extend(self.words);
+        arguments.extend(self.arguments);
         let fail = |error: std::io::Error| Error(format!("/proc: {error}"));
         if !on.mount.join(format!("{}.laid", self.name)).exists() {
-            let mut lay: Vec<&str> = words.clone();
+            let mut lay: Vec<&str> = arguments.clone();
             lay.extend(["--create_only=1"]);
             output(&lay)?;
             std::fs::write(on.mount.join(format!("{}.laid", self.name)), "").map_err(fail)?;
         }
         let before = cached_kib().map_err(fail)?;
-        let run = fio::run(&words, on.server)?;
+        let run = fio::run(&arguments, on.server)?;
         let after = cached_kib().map_err(fail)?;
         Ok(Sample { run, cached_mib: (after - before) / 1024.0 })
     }

@@ -45,11 +45,11 @@ usage: ./x bench loop [OPTIONS]
   --jobs A,B       likewise
 ";
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    command("loop", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    command("loop", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         rounds: 5,
         seconds: 3,
@@ -59,7 +59,7 @@ fn parse(words: &[String]) -> Result<Options> {
         subjects: SUBJECTS.iter().collect(),
         jobs: JOBS.iter().collect(),
     };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = count(name, value)?,

@@ -86,12 +86,12 @@ impl Subject {
         let made = File::create(&image).and_then(|image| image.set_len(size));
         made.map_err(|error| Error(format!("{}: {error}", image.display())))?;
         std::fs::create_dir_all(&mount).map_err(|error| Error(format!("{}: {error}", mount.display())))?;
-        let fill = |words: &[&str]| -> Vec<String> {
+        let fill = |arguments: &[&str]| -> Vec<String> {
             let put = |word: &&str| {
                 let word = word.replace("{image}", &image.to_string_lossy());
                 word.replace("{file}", &file.to_string_lossy()).replace("{size}", &size.to_string())
             };
-            words.iter().map(put).collect()
+            arguments.iter().map(put).collect()
         };
         let mut one = Running {
             name: self.name,
@@ -125,11 +125,11 @@ impl Running {
         Ok(())
     }
 
-    fn serve(&mut self, words: &[String]) -> Result<()> {
+    fn serve(&mut self, arguments: &[String]) -> Result<()> {
         let own = std::env::current_exe().map_err(|error| Error(error.to_string()))?;
         let mut child = Command::new(own.with_file_name("blockyard"))
             .arg("serve")
-            .args(words)
+            .args(arguments)
             .args(["--name", &format!("bench-{}", self.name)])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -146,22 +146,22 @@ impl Running {
             .ok_or_else(|| Error("blockyard: it did not come up".into()))
     }
 
-    fn show(&mut self, words: &[String], file: &Path, size: u64) -> Result<()> {
+    fn show(&mut self, arguments: &[String], file: &Path, size: u64) -> Result<()> {
         File::create(file).map_err(|error| Error(format!("{}: {error}", file.display())))?;
         // Another build of a program, as for the NBD servers: NBDFUSE, QEMU_STORAGE_DAEMON.
-        let program = std::env::var_os(words[0].to_uppercase().replace('-', "_"));
-        let child = Command::new(program.unwrap_or_else(|| words[0].clone().into()))
-            .args(&words[1..])
+        let program = std::env::var_os(arguments[0].to_uppercase().replace('-', "_"));
+        let child = Command::new(program.unwrap_or_else(|| arguments[0].clone().into()))
+            .args(&arguments[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
-            .map_err(|error| Error(format!("{}: {error}", words[0])))?;
+            .map_err(|error| Error(format!("{}: {error}", arguments[0])))?;
         self.server = Some(child.id());
         self.child = Some(child);
         let start = Instant::now();
         while std::fs::metadata(file).map_or(0, |there| there.len()) != size {
             if start.elapsed() > LIMIT {
-                return Err(Error(format!("{}: it shows nothing", words[0])));
+                return Err(Error(format!("{}: it shows nothing", arguments[0])));
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -43,7 +43,7 @@ struct Options {
 
 const PARTS: [&str; 4] = ["outside", "mutex", "inside", "servers"];
 
-fn parse(words: &[String]) -> Result<Options, String> {
+fn parse(arguments: &[String]) -> Result<Options, String> {
     let mut options = Options {
         rounds: 5,
         seconds: 0.5,
@@ -52,13 +52,13 @@ fn parse(words: &[String]) -> Result<Options, String> {
         csv: None,
         realtime: true,
     };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
         if word == "--no-realtime" {
             options.realtime = false;
             continue;
         }
-        let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
+        let value = arguments.next().ok_or_else(|| format!("{word} needs a value"))?;
         let wrong = || format!("{word} {value} makes no sense");
         match word.as_str() {
             "--rounds" => {
@@ -88,20 +88,20 @@ fn thread_counts() -> Vec<u16> {
     if all > 1 { vec![1, all] } else { vec![1] }
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    if words.first().is_some_and(|word| word == "--serve") {
-        return ended(outside::serve(words));
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    if arguments.first().is_some_and(|word| word == "--serve") {
+        return ended(outside::serve(arguments));
     }
-    match words {
+    match arguments {
         [word, selector] if word == "--stores-of" => return ended(stores::child(selector)),
         [word] if word == "--stores" => return ended(stores::check()),
         _ => {}
     }
-    if words.iter().any(|word| word == "--help") {
+    if arguments.iter().any(|word| word == "--help") {
         print!("{USAGE}");
         return ExitCode::SUCCESS;
     }
-    let options = match parse(words) {
+    let options = match parse(arguments) {
         Ok(options) => options,
         Err(why) => {
             eprintln!("bench multipath: {why}\n\n{USAGE}");
@@ -109,7 +109,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
         }
     };
     if options.realtime {
-        realtime::enter("multipath", words);
+        realtime::enter("multipath", arguments);
     }
     ended(run(&options))
 }

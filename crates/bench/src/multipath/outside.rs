@@ -129,10 +129,10 @@ pub(super) struct Site {
 
 impl Site {
     /// Starts the program, with these arguments before the export.
-    fn blockyard(&self, name: &str, threads: u16, words: &[&str]) -> io::Result<Running> {
+    fn blockyard(&self, name: &str, threads: u16, arguments: &[&str]) -> io::Result<Running> {
         let socket = self.folder.join(format!("{name}.sock"));
         let mut command = Command::new(&self.blockyard);
-        command.arg("serve").args(words).args(["--name", "bench", "--queues", &threads.to_string()]);
+        command.arg("serve").args(arguments).args(["--name", "bench", "--queues", &threads.to_string()]);
         command.arg("--nbd").arg(format!("unix:{}", socket.display()));
         // Device names are unique within a run directory, so each server has its own run directory.
         command.env("BLOCKYARD_RUN", self.folder.join(name));
@@ -260,8 +260,8 @@ pub(super) fn measure(
 }
 
 /// Runs the child of [`Server::Own`]: `--serve SUBJECT --reactors N --socket PATH`.
-pub(super) fn serve(words: &[String]) -> io::Result<()> {
-    let [_, subject, _, reactors, _, socket] = words else {
+pub(super) fn serve(arguments: &[String]) -> io::Result<()> {
+    let [_, subject, _, reactors, _, socket] = arguments else {
         return Err(Error::other("--serve SUBJECT --reactors N --socket PATH"));
     };
     let subject = Subject::all().into_iter().find(|known| known.name() == *subject);

@@ -64,11 +64,11 @@ struct Options {
     out: PathBuf,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    options::command("observability", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    options::command("observability", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         rounds: 5,
         seconds: 1.0,
@@ -77,7 +77,7 @@ fn parse(words: &[String]) -> Result<Options> {
         out: "target/bench".into(),
     };
     let (all_devices, all_watchers) = (options.devices.clone(), options.watchers.clone());
-    options::each(words, |name, value| {
+    options::each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = options::count(name, value)? as usize,
             "--seconds" => options.seconds = options::number(name, value)?,

@@ -236,10 +236,10 @@ fn whole_len(answer: &[u8]) -> Option<usize> {
 }
 
 /// Starts a command of ours, and waits until a trace has begun; `read`: whether its output is read.
-fn program(device: &Served, words: &[&str], read: bool) -> Result<Watching> {
-    let words = words.iter().map(|word| if *word == "NAME" { device.name } else { word });
+fn program(device: &Served, arguments: &[&str], read: bool) -> Result<Watching> {
+    let arguments = arguments.iter().map(|word| if *word == "NAME" { device.name } else { word });
     let mut command = Command::new(blockyard()?);
-    command.args(words).env("BLOCKYARD_RUN", &device.folder);
+    command.args(arguments).env("BLOCKYARD_RUN", &device.folder);
     let is_trace = command.get_args().next().is_some_and(|word| word == "trace");
     let stdout = if is_trace { Stdio::piped() } else { Stdio::null() };
     command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());

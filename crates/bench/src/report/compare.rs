@@ -23,7 +23,7 @@ usage: ./x bench compare A.json B.json
   Exit status 0: no figure is worse, 1: some are, 2: the reports cannot be compared.
 ";
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let mut worse = false;
     let compare = |paths: &(String, String)| {
         let (text, is_worse) = report(&read(&paths.0)?, &read(&paths.1)?)?;
@@ -31,7 +31,7 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
         worse = is_worse;
         Ok(())
     };
-    let status = command("compare", USAGE, words, parse, compare);
+    let status = command("compare", USAGE, arguments, parse, compare);
     match (status == ExitCode::SUCCESS, worse) {
         (true, true) => ExitCode::FAILURE,
         (true, false) => ExitCode::SUCCESS,
@@ -39,8 +39,8 @@ pub(crate) fn main(words: &[String]) -> ExitCode {
     }
 }
 
-fn parse(words: &[String]) -> Result<(String, String)> {
-    match words {
+fn parse(arguments: &[String]) -> Result<(String, String)> {
+    match arguments {
         [first, second] => Ok((first.clone(), second.clone())),
         _ => Err(Error("two reports are needed".into())),
     }

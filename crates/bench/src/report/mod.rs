@@ -42,11 +42,11 @@ struct Options {
     guest: Option<PathBuf>,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    command("report", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    command("report", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         quick: false,
         fresh: false,
@@ -54,9 +54,9 @@ fn parse(words: &[String]) -> Result<Options> {
         parts: PARTS.iter().collect(),
         guest: std::env::var_os("BLOCKYARD_X").map(PathBuf::from),
     };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| Error(format!("{word} needs a value")));
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| Error(format!("{word} needs a value")));
         match word.as_str() {
             "--quick" => options.quick = true,
             "--fresh" => options.fresh = true,

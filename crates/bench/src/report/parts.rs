@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug)]
 enum How {
     /// `blockyard-bench WORDS`, which writes this file into the part's folder.
-    Here { words: &'static [&'static str], file: &'static str },
+    Here { arguments: &'static [&'static str], file: &'static str },
     /// `./x bench ublk WORDS`, in a guest.
-    Guest { words: &'static [&'static str] },
+    Guest { arguments: &'static [&'static str] },
 }
 
 /// One part.
@@ -35,7 +35,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "memory",
         how: How::Here {
-            words: &[
+            arguments: &[
                 "loop",
                 "--subjects",
                 "loop-buffered,loop-direct,ours,nbdfuse,qemu",
@@ -51,7 +51,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "disk",
         how: How::Here {
-            words: &[
+            arguments: &[
                 "loop",
                 "--subjects",
                 "loop-buffered,loop-direct,ours-direct",
@@ -67,7 +67,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "fabrics",
         how: How::Guest {
-            words: &[
+            arguments: &[
                 "--subjects",
                 "loop-buffered,lio-fileio,lio-ramdisk,nbd-nbdkit,nbd-ram,rublk-loop,file,ram",
                 "--jobs",
@@ -81,7 +81,7 @@ pub(super) const PARTS: &[Part] = &[
     Part {
         name: "multipath",
         how: How::Guest {
-            words: &[
+            arguments: &[
                 "--subjects",
                 "null_blk,dm-,multipath-",
                 "--jobs",
@@ -96,21 +96,21 @@ pub(super) const PARTS: &[Part] = &[
     },
     Part {
         name: "paths",
-        how: How::Here { words: &["multipath", "--parts", "mutex,inside", "--csv"], file: "multipath.csv" },
+        how: How::Here { arguments: &["multipath", "--parts", "mutex,inside", "--csv"], file: "multipath.csv" },
         runs: 14,
         overhead_s: 1,
         start_s: 10,
     },
     Part {
         name: "limits",
-        how: How::Here { words: &["limits", "--csv"], file: "limits.csv" },
+        how: How::Here { arguments: &["limits", "--csv"], file: "limits.csv" },
         runs: 2,
         overhead_s: 2,
         start_s: 2,
     },
     Part {
         name: "splits",
-        how: How::Guest { words: &["--subjects", "memory-,ram-", "--jobs", "write-1m"] },
+        how: How::Guest { arguments: &["--subjects", "memory-,ram-", "--jobs", "write-1m"] },
         runs: 4,
         overhead_s: 1,
         start_s: 20,
@@ -160,12 +160,12 @@ impl Part {
         let log_path = folder.join("log");
         let log = fs::File::create(&log_path).map_err(Error::at(&log_path))?;
         let (mut command, written) = match self.how {
-            How::Here { words, file } => {
+            How::Here { arguments, file } => {
                 let own = std::env::current_exe().map_err(|error| Error(format!("this program: {error}")))?;
                 let mut command = Command::new(own);
-                command.args(words);
+                command.args(arguments);
                 let written = folder.join(file);
-                match words[0] {
+                match arguments[0] {
                     "loop" => {
                         command.arg("--out").arg(folder);
                         if self.name == "disk" {
@@ -176,12 +176,12 @@ impl Part {
                 }
                 (command, written)
             }
-            How::Guest { words } => {
+            How::Guest { arguments } => {
                 let x = options.guest.as_ref().ok_or_else(|| {
                     Error("it needs a guest (start it as ./x bench report, without --no-guest)".into())
                 })?;
                 let mut command = Command::new(x);
-                command.args(["bench", "ublk"]).args(words).env("BLOCKYARD_BUILT", "1");
+                command.args(["bench", "ublk"]).args(arguments).env("BLOCKYARD_BUILT", "1");
                 (command, "target/bench/ublk/out/ublk.csv".into())
             }
         };

@@ -74,12 +74,12 @@ struct Series {
     cpu_us: Vec<f64>,
 }
 
-pub(crate) fn main(words: &[String]) -> ExitCode {
-    realtime::enter("vhost", words);
-    command("vhost", USAGE, words, parse, run)
+pub(crate) fn main(arguments: &[String]) -> ExitCode {
+    realtime::enter("vhost", arguments);
+    command("vhost", USAGE, arguments, parse, run)
 }
 
-fn parse(words: &[String]) -> Result<Options> {
+fn parse(arguments: &[String]) -> Result<Options> {
     let mut options = Options {
         rounds: 5,
         seconds: 1.0,
@@ -89,7 +89,7 @@ fn parse(words: &[String]) -> Result<Options> {
         queues: vec![1, 2],
         tmpfs: PathBuf::from("/dev/shm"),
     };
-    each(words, |name, value| {
+    each(arguments, |name, value| {
         match name {
             "--rounds" => options.rounds = count(name, value)? as usize,
             "--seconds" => options.seconds = number(name, value)?,

@@ -57,9 +57,9 @@ pub(super) fn tool(command: &mut Command) -> Result<String, String> {
 }
 
 /// The helper process does what may wait for our own file.
-fn helper(words: &[&std::ffi::OsStr]) -> Result<String, String> {
+fn helper(arguments: &[&std::ffi::OsStr]) -> Result<String, String> {
     let mut command = Command::new("/proc/self/exe");
-    tool(command.arg("loop-device").args(words))
+    tool(command.arg("loop-device").args(arguments))
 }
 
 impl Device {

@@ -33,19 +33,19 @@ fn harness() -> Result<PathBuf, String> {
 }
 
 /// Returns the words of the command without the options that are for the harness.
-fn words_of_guest(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn words_of_guest(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const OURS: [&str; 3] = ["--guest", "--with", "--save"];
-    let mut words = words.skip_while(|word| word != "crash").skip(1);
+    let mut arguments = arguments.skip_while(|word| word != "crash").skip(1);
     let mut kept = Vec::new();
-    while let Some(word) = words.next() {
+    while let Some(word) = arguments.next() {
         let text = word.to_string_lossy();
         if OURS.iter().any(|ours| text == *ours) {
-            words.next();
+            arguments.next();
         } else if !OURS.iter().any(|ours| text.strip_prefix(ours).is_some_and(|rest| rest.starts_with('='))) {
             let has_value = text.starts_with("--") && !text.contains('=') && text != "--json";
             kept.push(word);
             // The value of an option may look like one of ours.
-            kept.extend(if has_value { words.next() } else { None });
+            kept.extend(if has_value { arguments.next() } else { None });
         }
     }
     kept

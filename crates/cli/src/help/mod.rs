@@ -105,10 +105,10 @@ fn width() -> usize {
 }
 
 /// `blockyard help [COMMAND|TOPIC]`.
-pub(crate) fn help(words: &[String]) -> Result<ExitCode, Failure> {
+pub(crate) fn help(arguments: &[String]) -> Result<ExitCode, Failure> {
     let mut command = command();
     command.build();
-    let Some(word) = words.first() else {
+    let Some(word) = arguments.first() else {
         print_paged(&command.render_help());
         return Ok(ExitCode::SUCCESS);
     };
@@ -117,7 +117,7 @@ pub(crate) fn help(words: &[String]) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut found = &mut command;
-    for word in words {
+    for word in arguments {
         let known: Vec<String> = names(found);
         found = match found.find_subcommand_mut(word) {
             Some(found) => found,

@@ -7,16 +7,16 @@ use engine::spec::{
 };
 use engine::tables::{TargetRow, target_rows};
 
-fn text(words: &str) -> Block {
-    Block::Text(words.to_owned())
+fn text(content: &str) -> Block {
+    Block::Text(content.to_owned())
 }
 
-fn lines(words: &str) -> Block {
-    Block::Lines(words.to_owned())
+fn lines(content: &str) -> Block {
+    Block::Lines(content.to_owned())
 }
 
-fn heading(words: &str) -> Block {
-    Block::Heading(words.to_owned())
+fn heading(content: &str) -> Block {
+    Block::Heading(content.to_owned())
 }
 
 fn terms(terms: &[(&str, &str)]) -> Block {

@@ -47,8 +47,8 @@ Runs a command of targetcli; without one, starts a shell. Commands can come from
 See docs/targetcli.md.
 ";
 
-pub(crate) fn targetcli(words: &[String]) -> Result<ExitCode, Failure> {
-    match words {
+pub(crate) fn targetcli(arguments: &[String]) -> Result<ExitCode, Failure> {
+    match arguments {
         [] => shell::shell(),
         [word] if matches!(word.as_str(), "--help" | "-h") => {
             print(USAGE);
@@ -58,7 +58,7 @@ pub(crate) fn targetcli(words: &[String]) -> Result<ExitCode, Failure> {
             print(&format!("targetcli of blockyard {}\n", env!("CARGO_PKG_VERSION")));
             Ok(ExitCode::SUCCESS)
         }
-        words => once(words),
+        arguments => once(arguments),
     }
 }
 
@@ -71,8 +71,8 @@ pub(crate) fn serve(args: RunArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Joins arguments to a line. A single argument is a line already, as in targetcli.
-fn line_of(words: &[String]) -> String {
-    if let [line] = words {
+fn line_of(arguments: &[String]) -> String {
+    if let [line] = arguments {
         return line.clone();
     }
     let quoted = |text: &str| match text.is_empty()
@@ -88,13 +88,13 @@ fn line_of(words: &[String]) -> String {
         Some(_) => word.clone(),
         None => quoted(word),
     };
-    words.iter().map(word).collect::<Vec<_>>().join(" ")
+    arguments.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
-fn once(words: &[String]) -> Result<ExitCode, Failure> {
+fn once(arguments: &[String]) -> Result<ExitCode, Failure> {
     let user = User::load();
     let mut session = Session::new(&user)?;
-    let answer = session.run(&line_of(words))?;
+    let answer = session.run(&line_of(arguments))?;
     show(&answer);
     if let Some(why) = &answer.error {
         eprintln!("{why}");
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn arguments_become_one_line_that_is_parsed_into_them() {
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let words = |arguments: &[&str]| arguments.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         assert_eq!(line_of(&words(&["/iscsi create iqn.2003-01.a.b:c"])), "/iscsi create iqn.2003-01.a.b:c");
         let line = line_of(&words(&["set", "auth", "password=a \"b", "userid=", "x y"]));
         let line = lio::words::parse(&line).expect("it parses");

@@ -34,7 +34,7 @@ fn places_of(spec: &DeviceSpec) -> Vec<String> {
         StackSpec::File(file) => vec![text(&file.file.path)],
         StackSpec::Nbd(nbd) => vec![nbd.uri.to_string()],
         StackSpec::Rbd(rbd) => vec![rbd.place()],
-        StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.words.clone(),
+        StackSpec::Exec(program) | StackSpec::Nbdkit(program) => program.argv.clone(),
         StackSpec::Table(table) => {
             let place = |word: String| match word.parse::<StackSpec>() {
                 Ok(StackSpec::File(file)) => text(&table.base.join(file.file.path)),

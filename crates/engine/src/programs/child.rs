@@ -24,15 +24,15 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts a program. `words`: the program and its arguments. `name`: for the log.
+    /// Starts a program. `argv`: the program and its arguments. `name`: for the log.
     pub(super) fn start(
-        words: &[String],
+        argv: &[String],
         spec: &ProgramSpec,
         stdin: Stdio,
         device: Option<&str>,
         name: &str,
     ) -> io::Result<Running> {
-        let (program, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         // A path is relative to the directory in which the program starts.
         let path = match &spec.dir {
             Some(dir) if program.contains('/') => dir.join(program),

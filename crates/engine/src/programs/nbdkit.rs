@@ -61,9 +61,9 @@ impl Nbdkit {
         }
         let socket = path_text(&self.socket())?;
         let own = ["nbdkit", "--foreground", "--exit-with-parent", "--newstyle", "--unix", &socket];
-        let words: Vec<String> =
-            own.into_iter().map(str::to_owned).chain(self.spec.words.iter().cloned()).collect();
-        let running = Running::start(&words, &self.spec, Stdio::null(), self.device.as_deref(), "nbdkit")
+        let argv: Vec<String> =
+            own.into_iter().map(str::to_owned).chain(self.spec.argv.iter().cloned()).collect();
+        let running = Running::start(&argv, &self.spec, Stdio::null(), self.device.as_deref(), "nbdkit")
             .map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => {
                     io::Error::other("nbdkit is not installed, or dir= does not exist")

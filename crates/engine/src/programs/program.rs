@@ -165,9 +165,9 @@ impl Program {
         for (which, time) in timeouts {
             set_socket_timeout(&control, which, Some(time)).map_err(|why| failed(why.into()))?;
         }
-        let (device, words) = (self.device.as_deref(), &self.spec.words);
+        let (device, argv) = (self.device.as_deref(), &self.spec.argv);
         let mut running =
-            Running::start(words, &self.spec, Stdio::from(theirs), device, &words[0]).map_err(failed)?;
+            Running::start(argv, &self.spec, Stdio::from(theirs), device, &argv[0]).map_err(failed)?;
         {
             let mut status = lock(&self.status);
             (status.pid, status.starts) = (Some(running.id()), status.starts + 1);

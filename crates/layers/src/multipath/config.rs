@@ -68,8 +68,8 @@ impl Config {
     ///
     /// # Errors
     /// [`TargetError`] with the text that the kernel's constructor would set.
-    pub fn parse(words: &[&str]) -> Result<Config, TargetError> {
-        let mut words = Args::new(words);
+    pub fn parse(arguments: &[&str]) -> Result<Config, TargetError> {
+        let mut arguments = Args::new(arguments);
         let mut config = Config {
             queue_if_no_path: false,
             pg_init_retries: 0,
@@ -79,28 +79,28 @@ impl Config {
             groups: Vec::new(),
             initial: 0,
         };
-        config.features(&mut words)?;
-        let count = words.count(1024, "invalid number of hardware handler args")?;
-        let mut handler = words.take(count);
+        config.features(&mut arguments)?;
+        let count = arguments.count(1024, "invalid number of hardware handler args")?;
+        let mut handler = arguments.take(count);
         let handler: Vec<_> = std::iter::from_fn(|| handler.take_next()).map(str::to_owned).collect();
         // The kernel drops its handlers in bio mode, too: they need requests.
         if config.queue_mode == QueueMode::Request || handler.first().is_some_and(|name| name == EXEC) {
             config.handler = handler;
         }
-        if let [EXEC, arguments @ ..] =
+        if let [EXEC, program @ ..] =
             config.handler.iter().map(String::as_str).collect::<Vec<_>>().as_slice()
-            && !matches!(arguments, [program] if program.starts_with('/'))
+            && !matches!(program, [path] if path.starts_with('/'))
         {
             return Err(TargetError::new("exec: takes one argument, a program by its absolute path"));
         }
-        let groups = words.number(0, 1024, "invalid number of priority groups")? as usize;
-        let initial = words.number(0, 1024, "invalid initial priority group number")? as usize;
+        let groups = arguments.number(0, 1024, "invalid number of priority groups")? as usize;
+        let initial = arguments.number(0, 1024, "invalid initial priority group number")? as usize;
         if (groups == 0) != (initial == 0) {
             return Err(TargetError::new("invalid initial priority group"));
         }
         config.initial = initial.saturating_sub(1);
-        while !words.is_empty() {
-            config.groups.push(group(&mut words)?);
+        while !arguments.is_empty() {
+            config.groups.push(group(&mut arguments)?);
         }
         if config.groups.len() != groups {
             return Err(TargetError::new("priority group count mismatch"));
@@ -112,9 +112,9 @@ impl Config {
         Ok(config)
     }
 
-    fn features(&mut self, words: &mut Args<'_>) -> Result<(), TargetError> {
-        let count = words.count(8, "invalid number of feature args")?;
-        let mut features = words.take(count);
+    fn features(&mut self, arguments: &mut Args<'_>) -> Result<(), TargetError> {
+        let count = arguments.count(8, "invalid number of feature args")?;
+        let mut features = arguments.take(count);
         while let Some(feature) = features.take_next() {
             let has_value = !features.is_empty();
             match feature.to_ascii_lowercase().as_str() {
@@ -208,24 +208,24 @@ impl Config {
     }
 }
 
-fn group(words: &mut Args<'_>) -> Result<GroupConfig, TargetError> {
-    if words.len() < 2 {
+fn group(arguments: &mut Args<'_>) -> Result<GroupConfig, TargetError> {
+    if arguments.len() < 2 {
         return Err(TargetError::new("not enough priority group arguments"));
     }
-    let name = words.take_next().unwrap_or_default();
+    let name = arguments.take_next().unwrap_or_default();
     if !SelectorArgs::is_known(name) {
         return Err(TargetError::new("unknown path selector type"));
     }
-    let count = words.count(1024, "invalid number of path selector args")?;
-    let selector = SelectorArgs::parse(name, words.take(count))?;
-    let paths = words.number(1, 1024, "invalid number of paths")?;
-    let per_path = 1 + words.number(0, 1024, "invalid number of selector args")? as usize;
+    let count = arguments.count(1024, "invalid number of path selector args")?;
+    let selector = SelectorArgs::parse(name, arguments.take(count))?;
+    let paths = arguments.number(1, 1024, "invalid number of paths")?;
+    let per_path = 1 + arguments.number(0, 1024, "invalid number of selector args")? as usize;
     let mut group = GroupConfig { selector, paths: Vec::new() };
     for _ in 0..paths {
-        if words.len() < per_path {
+        if arguments.len() < per_path {
             return Err(TargetError::new("not enough path parameters"));
         }
-        let mut path = words.take(per_path);
+        let mut path = arguments.take(per_path);
         let device = path.take_next().unwrap_or_default().to_owned();
         let args = group.selector.parse_path(path)?;
         group.paths.push(PathConfig { device, args });

@@ -34,10 +34,10 @@ pub struct MultipathLayer {
 
 pub(crate) fn construct<R: Ring>(
     place: TargetRange,
-    words: &[&str],
+    arguments: &[&str],
     devices: &mut dyn Devices,
 ) -> Result<Arc<dyn Target<R>>, TargetError> {
-    let config = Config::parse(words)?;
+    let config = Config::parse(arguments)?;
     let mut away = Vec::new();
     for path in config.groups.iter().flat_map(|group| &group.paths) {
         let opened = devices.open_later(&path.device, place.len);
@@ -116,8 +116,8 @@ impl<R: Ring> Target<R> for MultipathLayer {
         ]
     }
 
-    fn message(&self, words: &[&str], names: &Names) -> Result<Option<String>, MessageError> {
-        self.shared.message(words, |word| names.find(word)).map(|()| None)
+    fn message(&self, arguments: &[&str], names: &Names) -> Result<Option<String>, MessageError> {
+        self.shared.message(arguments, |word| names.find(word)).map(|()| None)
     }
 
     fn events(&self) -> u32 {

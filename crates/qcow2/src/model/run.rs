@@ -133,8 +133,8 @@ fn made_by_qemu(
             &format!(",refcount_bits={bits},extended_l2={}", if options.extended_l2 { "on" } else { "off" });
         how += *rng.pick(&["", ",compression_type=zstd", ",lazy_refcounts=on"]);
     }
-    let run = |words: &[&str]| {
-        let out = Command::new("qemu-img").current_dir(&folder.0).args(words).output();
+    let run = |arguments: &[&str]| {
+        let out = Command::new("qemu-img").current_dir(&folder.0).args(arguments).output();
         out.is_ok_and(|out| out.status.success())
     };
     let compress: &[&str] = if rng.chance(600) { &["-c"] } else { &[] };

@@ -183,20 +183,20 @@ impl Drop for Mounted {
 /// # Panics
 /// If it takes too long.
 #[track_caller]
-pub fn tool(words: &[&str]) -> Outcome {
-    run_within(&mut command(words), PATIENCE)
+pub fn tool(arguments: &[&str]) -> Outcome {
+    run_within(&mut command(arguments), PATIENCE)
 }
 
 /// Loads a kernel module, with parameters.
 ///
 /// # Errors
 /// If this kernel does not have it.
-pub fn module(words: &[&str]) -> Result<(), Skip> {
-    let outcome = tool(&[&["modprobe"], words].concat());
+pub fn module(arguments: &[&str]) -> Result<(), Skip> {
+    let outcome = tool(&[&["modprobe"], arguments].concat());
     if outcome.status.success() {
         Ok(())
     } else {
-        Err(Skip(format!("this kernel has no module {}", words[0])))
+        Err(Skip(format!("this kernel has no module {}", arguments[0])))
     }
 }
 

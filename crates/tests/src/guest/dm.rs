@@ -82,8 +82,8 @@ impl Loops {
         (server, peer)
     }
 
-    fn ours(&self, words: &[&str]) -> String {
-        self.sandbox.run(words).ok()
+    fn ours(&self, arguments: &[&str]) -> String {
+        self.sandbox.run(arguments).ok()
     }
 }
 
@@ -126,8 +126,8 @@ impl Kernel {
         Kernel
     }
 
-    fn say(words: &[&str]) -> String {
-        tool(&[&["dmsetup"], words].concat()).ok()
+    fn say(arguments: &[&str]) -> String {
+        tool(&[&["dmsetup"], arguments].concat()).ok()
     }
 }
 

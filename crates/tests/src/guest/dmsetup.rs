@@ -155,8 +155,8 @@ fn all() -> Done {
 pub(super) fn compare(commands: Vec<&[&str]>) -> Done {
     let loops = prepare()?;
     // Devices of targets that a kernel may lack have the target's name.
-    let has = |words: &&[&str]| {
-        let lacks = |target: &&str| words.contains(target) && !loops.has(target);
+    let has = |arguments: &&[&str]| {
+        let lacks = |target: &&str| arguments.contains(target) && !loops.has(target);
         !["dust", "switch", "log-writes"].iter().any(lacks)
     };
     let commands: Vec<&[&str]> = commands.into_iter().filter(has).collect();
@@ -173,34 +173,34 @@ pub(super) fn compare(commands: Vec<&[&str]>) -> Done {
     Ok(())
 }
 
-fn real(loops: &Loops, words: &[&str]) -> String {
-    let words: Vec<String> = words.iter().map(|word| loops.table(word)).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    if let ["io", name] = words[..] {
+fn real(loops: &Loops, arguments: &[&str]) -> String {
+    let arguments: Vec<String> = arguments.iter().map(|word| loops.table(word)).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["io", name] = arguments[..] {
         let from = format!("if=/dev/mapper/{name}");
         let read = tool(&["dd", &from, "of=/dev/null", "bs=4096", "count=1", "iflag=direct", "status=none"]);
         return format!("{}\n", read.status.success());
     }
     let reported =
-        result_text(&tool(&[&["dmsetup"], &words[..], &["--noudevsync", "--noudevrules"]].concat()));
-    if matches!(words[0], "create" | "rename") {
+        result_text(&tool(&[&["dmsetup"], &arguments[..], &["--noudevsync", "--noudevrules"]].concat()));
+    if matches!(arguments[0], "create" | "rename") {
         // There is no udev to create nodes, which some commands check.
         tool(&["dmsetup", "mknodes"]);
     }
     reported
 }
 
-fn our(loops: &Loops, words: &[&str]) -> String {
-    let words: Vec<String> = words.iter().map(|word| loops.table(word)).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    if let ["io", name] = words[..] {
+fn our(loops: &Loops, arguments: &[&str]) -> String {
+    let arguments: Vec<String> = arguments.iter().map(|word| loops.table(word)).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let ["io", name] = arguments[..] {
         let socket = loops.sandbox.run_dir().join(format!("{name}.sock"));
         let mut peer = Peer::connect(&socket, name);
         let read = peer.read(0, 4096);
         peer.disconnect();
         return format!("{}\n", read.is_ok());
     }
-    let mut command = loops.sandbox.blockyard(&[&["dmsetup"], &words[..]].concat());
+    let mut command = loops.sandbox.blockyard(&[&["dmsetup"], &arguments[..]].concat());
     result_text(&run(command.env("BLOCKYARD_EXPORT", "nbd")))
 }
 

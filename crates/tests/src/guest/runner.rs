@@ -31,16 +31,16 @@ enum Outcome {
 }
 
 /// Selects the tests of `when` whose names begin with one of `words`; without words all.
-pub fn chosen<'a>(tests: &'a [Test], when: &[When], words: &[String]) -> Vec<&'a Test> {
+pub fn chosen<'a>(tests: &'a [Test], when: &[When], arguments: &[String]) -> Vec<&'a Test> {
     let is_named =
-        |test: &Test| words.is_empty() || words.iter().any(|word| test.name.starts_with(word.as_str()));
+        |test: &Test| arguments.is_empty() || arguments.iter().any(|word| test.name.starts_with(word.as_str()));
     tests.iter().filter(|test| when.contains(&test.when) && is_named(test)).collect()
 }
 
 /// Runs the command line: `--list`, `--one NAME`, or the beginnings of names; after `--long` of long tests, after
 /// `--quick` of those that always run.
-pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
-    match words {
+pub fn main(tests: &[Test], arguments: &[String]) -> ExitCode {
+    match arguments {
         [word] if word == "--list" => {
             for Test { name, what, when, .. } in tests {
                 let note = match when {
@@ -56,19 +56,19 @@ pub fn main(tests: &[Test], words: &[String]) -> ExitCode {
             Some(test) => one(test),
             None => usage(&format!("no such test: {name}")),
         },
-        words if words.iter().any(|word| word.starts_with('-') && word != "--long" && word != "--quick") => {
+        arguments if arguments.iter().any(|word| word.starts_with('-') && word != "--long" && word != "--quick") => {
             usage("no such option")
         }
-        words => {
+        arguments => {
             if !Path::new("/job").is_dir() {
                 return usage("not in a guest, and these tests take every block device that they find");
             }
-            let (when, words) = match words {
+            let (when, arguments) = match arguments {
                 [first, rest @ ..] if first == "--long" => (&[When::Soak][..], rest),
                 [first, rest @ ..] if first == "--quick" => (&[When::Always][..], rest),
-                words => (&[When::Always, When::Full][..], words),
+                arguments => (&[When::Always, When::Full][..], arguments),
             };
-            let chosen = chosen(tests, when, words);
+            let chosen = chosen(tests, when, arguments);
             if chosen.is_empty() {
                 return usage("no test begins so: --list names them");
             }
@@ -258,8 +258,8 @@ fn sweep() -> Vec<String> {
 }
 
 /// Runs a tool and ignores errors: the next test reports remains.
-fn tool(words: &[&str]) {
-    let _ = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+fn tool(arguments: &[&str]) {
+    let _ = Command::new(arguments[0]).args(&arguments[1..]).stdin(Stdio::null()).output();
 }
 
 #[cfg(test)]
@@ -274,9 +274,9 @@ mod tests {
         soak("ublk/long", "", || Ok(())),
     ];
 
-    fn names_for(when: &[When], words: &[&str]) -> Vec<&'static str> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        chosen(TABLE, when, &words).iter().map(|test| test.name).collect()
+    fn names_for(when: &[When], arguments: &[&str]) -> Vec<&'static str> {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        chosen(TABLE, when, &arguments).iter().map(|test| test.name).collect()
     }
 
     #[test]

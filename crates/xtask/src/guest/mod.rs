@@ -86,15 +86,15 @@ enum What {
     List,
 }
 
-fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
-    let is_suite = words.iter().any(|word| word == "--suite");
+fn parse(arguments: &[String], usual: Choice) -> Result<Job, String> {
+    let is_suite = arguments.iter().any(|word| word == "--suite");
     let limit = if is_suite { LIMIT_SUITE } else { LIMIT };
     let shape = Shape { cpus: 2, memory_mib: 2048, limit, append: String::new(), disk: None, shell: false };
     let what = What::List;
     let mut job = Job { choice: usual, shape, with: Vec::new(), out: None, update: false, bare: false, what };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
             "--kernel" => job.choice = Choice::parse(value()?)?,
             "--with" => job.with.push(value()?.into()),
@@ -107,7 +107,7 @@ fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
             "--bare" => job.bare = true,
             "--list" => return Ok(job),
             "--suite" => {
-                job.what = What::Suite(words.cloned().collect());
+                job.what = What::Suite(arguments.cloned().collect());
                 return Ok(job);
             }
             "--shell" => {
@@ -116,13 +116,13 @@ fn parse(words: &[String], usual: Choice) -> Result<Job, String> {
                 return Ok(job);
             }
             "--" => {
-                job.what = What::Command(words.cloned().collect());
+                job.what = What::Command(arguments.cloned().collect());
                 let is_empty = job.what == What::Command(Vec::new());
                 return if is_empty { Err("-- needs a command".into()) } else { Ok(job) };
             }
             _ if word.starts_with('-') => return Err(format!("no such option: {word}")),
             script => {
-                job.what = What::Script(script.into(), words.cloned().collect());
+                job.what = What::Script(script.into(), arguments.cloned().collect());
                 return Ok(job);
             }
         }
@@ -136,17 +136,17 @@ fn number(option: &str, word: &str, least: u32) -> Result<u32, String> {
 }
 
 /// Runs the command line; returns the exit status.
-pub fn main(root: &Path, words: &[String]) -> u8 {
-    if words.iter().any(|word| matches!(word.as_str(), "--help" | "-h")) {
+pub fn main(root: &Path, arguments: &[String]) -> u8 {
+    if arguments.iter().any(|word| matches!(word.as_str(), "--help" | "-h")) {
         print!("{USAGE}");
         return 0;
     }
-    if let [option, folder] = words
+    if let [option, folder] = arguments
         && option == "--machine"
     {
         return machine::main(root, Path::new(folder));
     }
-    let job = match parse(words, Choice::usual()) {
+    let job = match parse(arguments, Choice::usual()) {
         Ok(job) => job,
         Err(error) => {
             eprintln!("guest: {error}\n\n{USAGE}");

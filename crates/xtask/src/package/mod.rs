@@ -43,11 +43,11 @@ struct Order {
     quick: bool,
 }
 
-fn order(root: &Path, words: &[String]) -> Result<Order, String> {
+fn order(root: &Path, arguments: &[String]) -> Result<Order, String> {
     let mut order = Order { binary: None, version: None, out: root.join("target/package"), quick: false };
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+    let mut arguments = arguments.iter();
+    while let Some(word) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
             "--binary" => order.binary = Some(value()?.into()),
             "--version" => order.version = Some(value()?.clone()),
@@ -59,8 +59,8 @@ fn order(root: &Path, words: &[String]) -> Result<Order, String> {
 }
 
 /// Runs the command line; returns whether it succeeded.
-pub fn main(root: &Path, words: &[String]) -> bool {
-    let done = match words {
+pub fn main(root: &Path, arguments: &[String]) -> bool {
+    let done = match arguments {
         [word] if word == "--help" || word == "-h" => {
             print!("{USAGE}");
             Ok(())

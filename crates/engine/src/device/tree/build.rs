@@ -107,15 +107,15 @@ fn add(below: Tree, layer: &LayerSpec) -> Result<Tree, DeviceError> {
         LayerSpec::Split(limits) => split(below, limits),
         LayerSpec::Part(selector) => part::open(below, selector),
         LayerSpec::Cow(spec) => cow::open(below, spec),
-        LayerSpec::Driver(words) => driver(below, words),
+        LayerSpec::Driver(options) => driver(below, options),
         LayerSpec::Scheduler(choice) => below.with_scheduler(Some(choice)),
     }
 }
 
 /// Adds a layer of the driver list over `below` and over the files that its options name.
-fn driver(below: Tree, words: &LayerOptions) -> Result<Tree, DeviceError> {
+fn driver(below: Tree, options: &LayerOptions) -> Result<Tree, DeviceError> {
     let mut children = vec![below];
-    for wanted in words.files() {
+    for wanted in options.files() {
         let file = DiskFileSpec {
             file: FileSpec { create: wanted.create, ..FileSpec::new(wanted.path) },
             format: FileFormat::Given(Format::Raw),
@@ -124,7 +124,7 @@ fn driver(below: Tree, words: &LayerOptions) -> Result<Tree, DeviceError> {
         children.push(Tree::leaf(source::open(&StackSpec::File(file), None)?));
     }
     let profiles: Vec<Profile> = children.iter().map(|child| child.profile().clone()).collect();
-    let layer = words.layer(&profiles).map_err(|why| DeviceError::Layer { name: words.name(), why })?;
+    let layer = options.layer(&profiles).map_err(|why| DeviceError::Layer { name: options.name(), why })?;
     Ok(Tree::over(layer, children)?)
 }
 

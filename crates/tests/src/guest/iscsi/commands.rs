@@ -24,8 +24,8 @@ const CONFLICT: i32 = 24;
 const MISCOMPARE: i32 = 14;
 
 /// Runs a tool of sg3_utils with the device as its last argument.
-fn sg(disk: &Disk, words: &[&str]) -> Outcome {
-    tool(&[words, &[disk.path()]].concat())
+fn sg(disk: &Disk, arguments: &[&str]) -> Outcome {
+    tool(&[arguments, &[disk.path()]].concat())
 }
 
 fn inquiry() -> Done {
@@ -136,7 +136,7 @@ fn reservations() -> Done {
     initiator.second_name("iqn.2026-11.io.blockyard.test:two");
     let one = initiator.login().disk;
     let two = initiator.node(super::PORTAL, "two", &[]).login().disk;
-    let out = |disk: &Disk, words: &[&str]| sg(disk, &[&["sg_persist", "--out"], words].concat());
+    let out = |disk: &Disk, arguments: &[&str]| sg(disk, &[&["sg_persist", "--out"], arguments].concat());
     let write = |disk: &Disk| disk.load(&["--rw=write", "--size=64k", "--iodepth=1"]).status.success();
     let block = sandbox.path("block");
     std::fs::write(&block, [1; 512]).expect("room for it");

@@ -128,8 +128,8 @@ impl Drop for Initiator {
     }
 }
 
-fn iscsiadm(words: &[&str]) -> Outcome {
-    tool(&[&["iscsiadm"], words].concat())
+fn iscsiadm(arguments: &[&str]) -> Outcome {
+    tool(&[&["iscsiadm"], arguments].concat())
 }
 
 /// A target at a portal, as open-iscsi records it.
@@ -139,9 +139,9 @@ struct Node {
 }
 
 impl Node {
-    fn record(&self, words: &[&str]) -> Outcome {
+    fn record(&self, arguments: &[&str]) -> Outcome {
         let node = ["-m", "node", "-T", NAME, "-p", &self.portal, "-I", &self.interface];
-        iscsiadm(&[&node[..], words].concat())
+        iscsiadm(&[&node[..], arguments].concat())
     }
 
     #[track_caller]

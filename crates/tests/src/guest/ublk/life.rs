@@ -340,15 +340,15 @@ fn unprivileged() -> Done {
     let open_up =
         format!("chmod 755 {}; chown {OWNER}:{OWNER} {}", sandbox.path("").display(), home.display());
     tool(&["sh", "-c", &open_up]).ok();
-    let as_user = |user: u32, words: &[&str]| {
+    let as_user = |user: u32, arguments: &[&str]| {
         let mut command = sandbox.command("setpriv");
         let user = user.to_string();
-        command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).args(words);
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).args(arguments);
         command.env("BLOCKYARD_RUN", home.join("run")).env("HOME", &home);
         command
     };
     let binary = crate::server::binary().to_string_lossy().into_owned();
-    let run = |words: &[&str]| run_within(&mut as_user(OWNER, words), PATIENCE);
+    let run = |arguments: &[&str]| run_within(&mut as_user(OWNER, arguments), PATIENCE);
     {
         // If the nodes are not given to the user, the message names the missing rule.
         let printed = run(&[&binary, "serve", "ram:16M", "--ublk=unprivileged"]).failed_with(1);

@@ -153,8 +153,8 @@ impl Ublk {
 
     /// Runs `blockyard WORDS` in the sandbox.
     #[track_caller]
-    fn command(&self, words: &[&str]) -> Outcome {
-        self.sandbox.run(words)
+    fn command(&self, arguments: &[&str]) -> Outcome {
+        self.sandbox.run(arguments)
     }
 }
 

@@ -24,8 +24,8 @@ pub(super) const TESTS: &[Test] = &[
 
 /// Runs `blockyard WORDS` in this folder.
 #[track_caller]
-fn command_in(sandbox: &Sandbox, folder: &Path, words: &[&str]) -> Outcome {
-    run(sandbox.command(binary()).current_dir(folder).args(words))
+fn command_in(sandbox: &Sandbox, folder: &Path, arguments: &[&str]) -> Outcome {
+    run(sandbox.command(binary()).current_dir(folder).args(arguments))
 }
 
 /// Returns the present settings of a device.
@@ -43,7 +43,7 @@ fn settings(sandbox: &Sandbox, case: &Case) -> Vec<(&'static str, String)> {
 
 /// A stack, and the file that must have data after the next server has written, with its offset.
 struct Case {
-    words: &'static [&'static str],
+    arguments: &'static [&'static str],
     loads_table: bool,
     written: [Option<usize>; 2],
 }
@@ -52,9 +52,9 @@ fn recovered_settings() -> Done {
     needs(Features::USER_RECOVERY.with(Features::USER_RECOVERY_REISSUE))?;
     // Paths are relative to the folder of their command, that of the device or of its next table.
     for case in [
-        Case { words: &["--table", "table"], loads_table: true, written: [None, Some(2048 * 512)] },
+        Case { arguments: &["--table", "table"], loads_table: true, written: [None, Some(2048 * 512)] },
         Case {
-            words: &["file:disk.img", "--layer", "delay,write=1ms"],
+            arguments: &["file:disk.img", "--layer", "delay,write=1ms"],
             loads_table: false,
             written: [Some(0), None],
         },
@@ -76,7 +76,7 @@ fn recovered_case(case: &Case) -> Done {
         sandbox.text(&format!("{folder}/table"), &format!("0 16384 linear disk.img {start}\n"));
     }
     let mut serve = sandbox.command(binary());
-    serve.current_dir(&first).arg("serve").args(case.words);
+    serve.current_dir(&first).arg("serve").args(case.arguments);
     serve.args(["--name", "disk", "--ublk=recovery=reissue", "--limits", "max_sectors=512"]);
     let server = sandbox.start(&mut serve, 1);
     let disk = Disk::at(server.uri());
@@ -85,12 +85,12 @@ fn recovered_case(case: &Case) -> Done {
         command_in(&ublk.sandbox, &second, &["table", "disk", "--load", "table"]).ok();
         command_in(&ublk.sandbox, &elsewhere, &["resume", "disk"]).ok();
     }
-    for words in [
+    for arguments in [
         &["limits", "disk", "max_sectors=64", "max_segments=16"][..],
         &["set", "disk", "scheduler=mq-deadline,read_expire=250"],
         &["set", "disk", "slow=600s"],
     ] {
-        command_in(&ublk.sandbox, &elsewhere, words).ok();
+        command_in(&ublk.sandbox, &elsewhere, arguments).ok();
     }
     let set = settings(&ublk.sandbox, case);
     let all: String = set.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
