@@ -2,7 +2,7 @@
 //!
 //! Each hardware queue has its own connection if the program supports several; otherwise the device has
 //! only one queue. The control plane starts the program, and passes each node a connection over its
-//! [`Line`](crate::nbd::Line), also after a loss.
+//! [`ConnectionChannel`](crate::nbd::ConnectionChannel), also after a loss.
 //!
 //! Guarantees across a restart: a request that was not answered is sent again to the restarted program. A
 //! write that was answered but not flushed is only as durable as the program made it.

@@ -10,7 +10,7 @@
 
 use super::flight::{Flight, Plan, State, plan};
 use super::shared::{SLOT_LEN, SLOTS, Shared};
-use crate::nbd::{Connected, Connector, Line, Loss};
+use crate::nbd::{Connected, Connector, ConnectionChannel, Loss};
 use crate::segments::one_extent;
 use block::{Cookie, Extent, Op, Region, Request, Segment, Status, Tag};
 use proto::exec::{REQUEST_LEN, Replies, Reply};
@@ -70,7 +70,7 @@ enum Link {
 pub struct ExecNode<S> {
     shared: Arc<Shared>,
     memory: Memory,
-    line: Arc<Line<S, ()>>,
+    channel: Arc<ConnectionChannel<S, ()>>,
     connector: Arc<dyn Connector<S, ()>>,
     waker: QueueWaker,
     /// Held requests by tag; `None` if the node does not hold the request.
@@ -105,7 +105,7 @@ impl<S> ExecNode<S> {
     ) -> ExecNode<S> {
         let depth = shared.ready.depth_max.min(SLOTS) as u16;
         ExecNode {
-            line: Arc::new(Line::new(waker.clone())),
+            channel: Arc::new(ConnectionChannel::new(waker.clone())),
             shared,
             memory,
             connector,
@@ -132,7 +132,7 @@ impl<S> ExecNode<S> {
         if !self.claimed && !self.shared.claim() {
             return false;
         }
-        self.line = Arc::new(Line::new(self.waker.clone()));
+        self.channel = Arc::new(ConnectionChannel::new(self.waker.clone()));
         (self.claimed, self.closing, self.asked) = (true, false, false);
         (self.down_since, self.was_up) = (None, false);
         true
@@ -283,14 +283,14 @@ impl<S: Send + 'static> ExecNode<S> {
         let was_asked = self.flights.iter().flatten().any(|flight| flight.state != State::Waiting);
         let was_of_use = cx.now().since(connection.since) >= OF_USE_NS && (connection.heard || !was_asked);
         if was_of_use {
-            self.line.forget_failures();
+            self.channel.forget_failures();
         } else {
-            self.line.count_failure();
+            self.channel.count_failure();
         }
         self.shared.counts.lost.fetch_add(1, Relaxed);
         self.let_go(cx);
         (self.down_since, self.asked) = (Some(cx.now()), true);
-        self.connector.connect(self.line.clone(), loss);
+        self.connector.connect(self.channel.clone(), loss);
     }
 
     /// Makes the ring close the connection.
@@ -353,10 +353,10 @@ impl<S: Send + 'static> ExecNode<S> {
         if self.closing || !matches!(self.link, Link::Down) {
             return;
         }
-        if let Some(Connected { stream, session: () }) = self.line.take() {
+        if let Some(Connected { stream, session: () }) = self.channel.take() {
             let Ok(socket) = cx.ring.add_socket(stream, cx.socket_owner()) else {
-                self.line.count_failure();
-                return self.connector.connect(self.line.clone(), Loss::New);
+                self.channel.count_failure();
+                return self.connector.connect(self.channel.clone(), Loss::New);
             };
             self.shared.counts.connected.fetch_add(1, Relaxed);
             let (since, replies) = (cx.now(), Replies::default());
@@ -366,7 +366,7 @@ impl<S: Send + 'static> ExecNode<S> {
         }
         self.down_since.get_or_insert(cx.now());
         if !std::mem::replace(&mut self.asked, true) {
-            self.connector.connect(self.line.clone(), Loss::New);
+            self.connector.connect(self.channel.clone(), Loss::New);
         }
     }
 
@@ -467,7 +467,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for ExecNode<S> {
 
     fn close(&mut self, cx: &mut Cx<'_, R>) -> bool {
         self.closing = true;
-        drop(self.line.close());
+        drop(self.channel.close());
         if let Link::Up(connection) = &self.link {
             if connection.sending.is_none() {
                 self.let_go(cx);
@@ -485,7 +485,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for ExecNode<S> {
 
 impl<S> Drop for ExecNode<S> {
     fn drop(&mut self) {
-        drop(self.line.close());
+        drop(self.channel.close());
         if self.claimed {
             self.shared.leave();
         }

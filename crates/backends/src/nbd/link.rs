@@ -1,10 +1,10 @@
 //! Link between a node and the control plane, which provides its connection.
 //!
 //! Connecting, the handshake and TLS can block, so the control plane does them. A node without a connection
-//! asks its [`Connector`], which passes a connection over the node's [`Line`] as soon as it has one, and
-//! wakes the node's queue. The connector retries by itself; the node decides how long requests wait.
+//! asks its [`Connector`], which passes a connection over the node's [`ConnectionChannel`] as soon as it has
+//! one, and wakes the node's queue. The connector retries by itself; the node decides how long requests wait.
 //!
-//! *Invariant:* a line holds at most one connection, and a node asks again only after it has lost the
+//! *Invariant:* a channel holds at most one connection, and a node asks again only after it has lost the
 //! previous one.
 
 use crate::Fact;
@@ -58,9 +58,9 @@ impl fmt::Display for Loss {
 
 /// Connects to the server, without blocking the caller.
 pub trait Connector<S, E = Session>: Send + Sync {
-    /// Requests a connection for the node of this line, until the line is closed. The more attempts have
-    /// [failed in a row](Line::failures), the longer the connector waits before the next.
-    fn connect(&self, line: Arc<Line<S, E>>, loss: Loss);
+    /// Requests a connection for the node of this channel, until the channel is closed. The more attempts
+    /// have [failed in a row](ConnectionChannel::failures), the longer the connector waits before the next.
+    fn connect(&self, channel: Arc<ConnectionChannel<S, E>>, loss: Loss);
 
     /// Describes the connector's current activity, for `show`.
     fn describe(&self) -> Vec<Fact> {
@@ -69,9 +69,9 @@ pub trait Connector<S, E = Session>: Send + Sync {
 }
 
 /// The channel between one node and its connector.
-pub struct Line<S, E = Session> {
-    brought: Mutex<Option<Connected<S, E>>>,
-    has_brought: AtomicBool,
+pub struct ConnectionChannel<S, E = Session> {
+    delivered: Mutex<Option<Connected<S, E>>>,
+    has_delivered: AtomicBool,
     closed: AtomicBool,
     failures: AtomicU32,
     /// Whether the last attempt found that nothing listens at the server's address.
@@ -79,18 +79,18 @@ pub struct Line<S, E = Session> {
     waker: QueueWaker,
 }
 
-impl<S, E> fmt::Debug for Line<S, E> {
+impl<S, E> fmt::Debug for ConnectionChannel<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").field("closed", &self.closed).finish_non_exhaustive()
+        f.debug_struct("ConnectionChannel").field("closed", &self.closed).finish_non_exhaustive()
     }
 }
 
-impl<S, E> Line<S, E> {
-    /// Creates a line. `waker` wakes the node's queue.
-    pub fn new(waker: QueueWaker) -> Line<S, E> {
-        Line {
-            brought: Mutex::default(),
-            has_brought: AtomicBool::new(false),
+impl<S, E> ConnectionChannel<S, E> {
+    /// Creates a channel. `waker` wakes the node's queue.
+    pub fn new(waker: QueueWaker) -> ConnectionChannel<S, E> {
+        ConnectionChannel {
+            delivered: Mutex::default(),
+            has_delivered: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             failures: AtomicU32::new(0),
             refused: AtomicBool::new(false),
@@ -99,21 +99,21 @@ impl<S, E> Line<S, E> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connected<S, E>>> {
-        self.brought.lock().unwrap_or_else(PoisonError::into_inner)
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Passes a connection to the node.
     ///
     /// # Errors
     /// The node is gone, or has not taken the previous connection; the connection is returned.
-    pub fn bring(&self, connected: Connected<S, E>) -> Result<(), Connected<S, E>> {
-        let mut brought = self.lock();
-        if self.is_closed() || brought.is_some() {
+    pub fn deliver(&self, connected: Connected<S, E>) -> Result<(), Connected<S, E>> {
+        let mut delivered = self.lock();
+        if self.is_closed() || delivered.is_some() {
             return Err(connected);
         }
-        *brought = Some(connected);
-        self.has_brought.store(true, Release);
-        drop(brought);
+        *delivered = Some(connected);
+        self.has_delivered.store(true, Release);
+        drop(delivered);
         (self.waker)();
         Ok(())
     }
@@ -157,18 +157,18 @@ impl<S, E> Line<S, E> {
     /// Takes the connection that was passed, if there is one; otherwise costs one atomic load.
     #[inline]
     pub(crate) fn take(&self) -> Option<Connected<S, E>> {
-        if !self.has_brought.load(Acquire) {
+        if !self.has_delivered.load(Acquire) {
             return None;
         }
-        self.has_brought.store(false, Release);
+        self.has_delivered.store(false, Release);
         self.lock().take()
     }
 
-    /// Closes the line. Returns a connection that was passed but not taken.
+    /// Closes the channel. Returns a connection that was passed but not taken.
     pub(crate) fn close(&self) -> Option<Connected<S, E>> {
-        let mut brought = self.lock();
+        let mut delivered = self.lock();
         self.closed.store(true, Release);
-        brought.take()
+        delivered.take()
     }
 }
 
@@ -185,20 +185,20 @@ mod tests {
     fn a_connection_is_taken_once_and_wakes_the_queue() {
         let wakes = Arc::new(AtomicU32::new(0));
         let counted = wakes.clone();
-        let line = Line::new(Arc::new(move || _ = counted.fetch_add(1, Relaxed)));
-        assert!(line.take().is_none());
-        line.bring(connected(7)).unwrap();
-        assert_eq!(line.bring(connected(8)).unwrap_err().stream, 8, "one at a time");
-        assert_eq!(line.take().unwrap().stream, 7);
-        assert!(line.take().is_none());
+        let channel = ConnectionChannel::new(Arc::new(move || _ = counted.fetch_add(1, Relaxed)));
+        assert!(channel.take().is_none());
+        channel.deliver(connected(7)).unwrap();
+        assert_eq!(channel.deliver(connected(8)).unwrap_err().stream, 8, "one at a time");
+        assert_eq!(channel.take().unwrap().stream, 7);
+        assert!(channel.take().is_none());
         assert_eq!(wakes.load(Relaxed), 1);
     }
 
     #[test]
     fn a_closed_line_accepts_no_connection() {
-        let line = Line::new(Arc::new(|| {}));
-        line.bring(connected(1)).unwrap();
-        assert_eq!(line.close().unwrap().stream, 1);
-        assert!(line.is_closed() && line.bring(connected(2)).is_err());
+        let channel = ConnectionChannel::new(Arc::new(|| {}));
+        channel.deliver(connected(1)).unwrap();
+        assert_eq!(channel.close().unwrap().stream, 1);
+        assert!(channel.is_closed() && channel.deliver(connected(2)).is_err());
     }
 }

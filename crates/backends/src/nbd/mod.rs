@@ -1,9 +1,9 @@
 //! `nbd:`, an export of an NBD server as a backend: the client's side of the protocol over the ring's
 //! sockets.
 //!
-//! Each hardware queue has its own connection if the server supports several (CAN_MULTI_CONN: a flush on
-//! one covers all), so queues share nothing on the I/O path. Otherwise the device has only one queue. The
-//! control plane does the handshake and passes each node a [`Connected`] over its [`Line`], also after a
+//! Each hardware queue has its own connection if the server supports several (CAN_MULTI_CONN: a flush on one
+//! covers all), so queues share nothing on the I/O path. Otherwise the device has only one queue. The control
+//! plane does the handshake and passes each node a [`Connected`] over its [`ConnectionChannel`], also after a
 //! loss.
 //!
 //! Guarantees across a loss: a request that was not answered is sent again on the next connection, whose
@@ -25,6 +25,6 @@ mod shared;
 #[cfg(test)]
 mod testing;
 
-pub use link::{Connected, Connector, Line, Loss};
+pub use link::{Connected, Connector, ConnectionChannel, Loss};
 pub use node::NbdNode;
 pub use shared::{Export, Nbd, NbdError, NbdSpec, ServerTimeouts};

@@ -10,7 +10,7 @@
 
 use super::connection::Connection;
 use super::flight::{Flight, Plan, State, plan};
-use super::link::{Connected, Connector, Line, Loss};
+use super::link::{Connected, Connector, ConnectionChannel, Loss};
 use super::shared::{ServerTimeouts, Shared, style_number};
 use crate::segments::one_extent;
 use block::{Cookie, Extent, Request, Status, Tag};
@@ -46,7 +46,7 @@ pub(super) enum Link {
 /// The node of an NBD export in one hardware queue.
 pub struct NbdNode<S> {
     pub(super) shared: Arc<Shared>,
-    line: Arc<Line<S>>,
+    channel: Arc<ConnectionChannel<S>>,
     connector: Arc<dyn Connector<S>>,
     waker: QueueWaker,
     /// Held requests by tag; `None` if the node does not hold the request.
@@ -82,11 +82,11 @@ impl<S> NbdNode<S> {
         waker: QueueWaker,
         first: Option<Connected<S>>,
     ) -> NbdNode<S> {
-        let line = Arc::new(Line::new(waker.clone()));
-        let brought = first.is_some_and(|first| line.bring(first).is_ok());
+        let channel = Arc::new(ConnectionChannel::new(waker.clone()));
+        let delivered = first.is_some_and(|first| channel.deliver(first).is_ok());
         NbdNode {
             shared,
-            line,
+            channel,
             connector,
             waker,
             flights: Box::default(),
@@ -95,7 +95,7 @@ impl<S> NbdNode<S> {
             link: Link::Down,
             down_since: None,
             was_up: false,
-            asked: brought,
+            asked: delivered,
             allocation: true,
             has_alarm: false,
             alarm_cancelled: false,
@@ -111,7 +111,7 @@ impl<S> NbdNode<S> {
         if !self.claimed && !self.shared.claim() {
             return false;
         }
-        self.line = Arc::new(Line::new(self.waker.clone()));
+        self.channel = Arc::new(ConnectionChannel::new(self.waker.clone()));
         (self.claimed, self.closing, self.asked) = (true, false, false);
         (self.down_since, self.was_up) = (None, false);
         true
@@ -120,7 +120,7 @@ impl<S> NbdNode<S> {
     /// Returns how long requests wait for a connection, in nanoseconds.
     fn reconnect_ns(&self) -> u64 {
         let reconnect = self.shared.timeouts.reconnect.as_nanos() as u64;
-        if self.was_up || self.line.is_refused() { reconnect } else { reconnect.max(FIRST_NS) }
+        if self.was_up || self.channel.is_refused() { reconnect } else { reconnect.max(FIRST_NS) }
     }
 
     /// Returns for how many nanoseconds a request is sent again: a server that accepts connections but
@@ -235,13 +235,13 @@ impl<S: Send + 'static> NbdNode<S> {
         }
         self.shared.counts.lost.fetch_add(1, Relaxed);
         if self.was_of_use(cx.now()) {
-            self.line.forget_failures();
+            self.channel.forget_failures();
         } else {
-            self.line.count_failure();
+            self.channel.count_failure();
         }
         self.let_go(cx);
         (self.down_since, self.asked) = (Some(cx.now()), true);
-        self.connector.connect(self.line.clone(), loss);
+        self.connector.connect(self.channel.clone(), loss);
     }
 
     /// Returns whether the connection lasted for a while and answered its commands, so that the next
@@ -315,8 +315,8 @@ impl<S: Send + 'static> NbdNode<S> {
     fn adopt<R: Sockets<Stream = S>>(&mut self, connected: Connected<S>, cx: &mut Cx<'_, R>) {
         let Connected { stream, session } = connected;
         let Ok(socket) = cx.ring.add_socket(stream, cx.socket_owner()) else {
-            self.line.count_failure();
-            return self.connector.connect(self.line.clone(), Loss::New);
+            self.channel.count_failure();
+            return self.connector.connect(self.channel.clone(), Loss::New);
         };
         self.allocation = session.base_allocation.is_some();
         self.shared.counts.structured.store(style_number(session.style), Relaxed);
@@ -330,14 +330,14 @@ impl<S: Send + 'static> NbdNode<S> {
         if self.closing || !matches!(self.link, Link::Down) {
             return;
         }
-        if let Some(connected) = self.line.take() {
+        if let Some(connected) = self.channel.take() {
             return self.adopt(connected, cx);
         }
         self.down_since.get_or_insert(cx.now());
         if !std::mem::replace(&mut self.asked, true) {
-            self.connector.connect(self.line.clone(), Loss::New);
+            self.connector.connect(self.channel.clone(), Loss::New);
         }
-        if !self.was_up && self.line.is_refused() {
+        if !self.was_up && self.channel.is_refused() {
             self.give_up_if_due(cx);
         }
     }
@@ -437,7 +437,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
 
     fn close(&mut self, cx: &mut Cx<'_, R>) -> bool {
         self.closing = true;
-        drop(self.line.close());
+        drop(self.channel.close());
         if let Link::Up(connection) = &mut self.link {
             if !connection.said_goodbye && !connection.batch.is_under_way() {
                 connection.said_goodbye = true;
@@ -460,7 +460,7 @@ impl<S: Send + 'static, R: Sockets<Stream = S>> Node<R> for NbdNode<S> {
 
 impl<S> Drop for NbdNode<S> {
     fn drop(&mut self) {
-        drop(self.line.close());
+        drop(self.channel.close());
         if self.claimed {
             self.shared.leave();
         }

@@ -2,8 +2,8 @@
 //!
 //! All of it runs on one thread of its own, started with the first such device: opening a device blocks until
 //! its first connection, and must not block the thread that serves handshakes. Reactors never wait here: a
-//! node requests a connection and receives it over its line
-//! ([ADR 17](../../../../docs/adr/0017-nodes-with-sockets.md)).
+//! node requests a connection and receives it over its channel ([ADR
+//! 17](../../../../docs/adr/0017-nodes-with-sockets.md)).
 //!
 //! *Invariant:* a connection that is delivered to a node is to an export that is no smaller than the device
 //! and has all of its features.
@@ -18,7 +18,7 @@ use crate::programs::Nbdkit;
 use crate::spec::{Bytes, NbdSpec, ProgramSpec};
 use attempts::Attempts;
 use backends::Fact;
-use backends::nbd::{Connected, Connector, Export, Line, Loss, Nbd, ServerTimeouts};
+use backends::nbd::{Connected, Connector, Export, ConnectionChannel, Loss, Nbd, ServerTimeouts};
 use handshake::Target;
 use proto::nbd::{Command, Request, wire};
 use std::io::{self, Write};
@@ -182,12 +182,12 @@ impl NbdConnector {
 }
 
 impl Connector<OwnedFd> for NbdConnector {
-    fn connect(&self, line: Arc<Line<OwnedFd>>, loss: Loss) {
+    fn connect(&self, channel: Arc<ConnectionChannel<OwnedFd>>, loss: Loss) {
         if let Some(&export) = self.export.get() {
             self.handle.spawn(connect_and_deliver(
                 self.target.clone(),
                 export,
-                line,
+                channel,
                 loss,
                 self.attempts.clone(),
             ));
@@ -209,11 +209,11 @@ async fn attempt(target: &Arc<Target>) -> Result<Connected<OwnedFd>, ConnectErro
 }
 
 /// Connects until that succeeds, and delivers the connection. Pauses before each attempt according to the
-/// failures before it, which the line remembers from one loss to the next.
+/// failures before it, which the channel remembers from one loss to the next.
 async fn connect_and_deliver(
     target: Arc<Target>,
     export: Export,
-    line: Arc<Line<OwnedFd>>,
+    channel: Arc<ConnectionChannel<OwnedFd>>,
     loss: Loss,
     attempts: Arc<Attempts>,
 ) {
@@ -225,9 +225,9 @@ async fn connect_and_deliver(
         }
     }
     let mut logged = String::new();
-    while !line.is_closed() {
-        next.pause(line.failures()).await;
-        if line.is_closed() {
+    while !channel.is_closed() {
+        next.pause(channel.failures()).await;
+        if channel.is_closed() {
             return;
         }
         let connected =
@@ -240,7 +240,7 @@ async fn connect_and_deliver(
             });
         match connected {
             Ok(connected) => {
-                match line.bring(connected) {
+                match channel.deliver(connected) {
                     Ok(()) if loss != Loss::New && tracing::enabled!(Level::INFO) && attempts.may_log() => {
                         tracing::info!(device = attempts.device(), server = target.name(), "connected again");
                     }
@@ -250,9 +250,9 @@ async fn connect_and_deliver(
                 return;
             }
             Err(error) => {
-                line.count_failure();
+                channel.count_failure();
                 if error.is_refused() {
-                    line.report_refused();
+                    channel.report_refused();
                 }
                 let text = error.to_string();
                 next.failed(&text);

@@ -3,7 +3,7 @@
 use super::program::{Program, ProgramError};
 use crate::spec::ProgramSpec;
 use backends::exec::{Exec, ExecSpec, SLOT_LEN, SLOTS};
-use backends::nbd::{Connected, Connector, Line, Loss, ServerTimeouts};
+use backends::nbd::{Connected, Connector, ConnectionChannel, Loss, ServerTimeouts};
 use backends::{Backend, Fact, Features};
 use block::{Bytes, QueueLimits};
 use ring::SharedMemory;
@@ -56,23 +56,23 @@ struct ExecConnector {
 }
 
 impl Connector<OwnedFd, ()> for ExecConnector {
-    fn connect(&self, line: Arc<Line<OwnedFd, ()>>, loss: Loss) {
-        let (program, memory, on) = (self.program.clone(), self.memory.clone(), line.clone());
+    fn connect(&self, channel: Arc<ConnectionChannel<OwnedFd, ()>>, loss: Loss) {
+        let (program, memory, on) = (self.program.clone(), self.memory.clone(), channel.clone());
         let thread = std::thread::Builder::new().name("exec-connect".to_owned());
         // Starting a program takes a while, which the thread of the queue must not wait for.
         let started = thread.spawn(move || connect_and_deliver(&program, &memory, &on, loss));
         if let Err(error) = started {
-            line.count_failure();
+            channel.count_failure();
             self.program.trouble(&format!("no thread can be started: {error}"));
         }
     }
 }
 
-fn connect_and_deliver(program: &Program, memory: &SharedMemory, line: &Line<OwnedFd, ()>, loss: Loss) {
+fn connect_and_deliver(program: &Program, memory: &SharedMemory, channel: &ConnectionChannel<OwnedFd, ()>, loss: Loss) {
     program.lost(loss);
-    while !line.is_closed() {
-        Program::pause(line.failures(), || line.is_closed());
-        if line.is_closed() {
+    while !channel.is_closed() {
+        Program::pause(channel.failures(), || channel.is_closed());
+        if channel.is_closed() {
             return;
         }
         match program.connect(memory) {
@@ -80,11 +80,11 @@ fn connect_and_deliver(program: &Program, memory: &SharedMemory, line: &Line<Own
                 program.trouble("");
                 // If the node no longer exists, our end is dropped, which closes the connection to the
                 // program.
-                let _ = line.bring(Connected { stream, session: () });
+                let _ = channel.deliver(Connected { stream, session: () });
                 return;
             }
             Err(why) => {
-                line.count_failure();
+                channel.count_failure();
                 program.trouble(&why.to_string());
                 if !program.restarts() {
                     return;

@@ -4,7 +4,7 @@
 //! All connections to one server share its memory. A connection is lost, falls silent or sends garbage at any
 //! time; the requests that the server has then are executed or not, and none is executed later.
 
-use backends::nbd::{Connected, Connector, Line, Loss, Nbd, NbdSpec, ServerTimeouts};
+use backends::nbd::{Connected, Connector, ConnectionChannel, Loss, Nbd, NbdSpec, ServerTimeouts};
 use block::{Bytes, Extent};
 use proto::nbd::extents::{StatusQuery, put_block_status, reply_len};
 use proto::nbd::{
@@ -18,15 +18,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-type Lines = Mutex<Vec<Arc<Line<SimStream>>>>;
+type Channels = Mutex<Vec<Arc<ConnectionChannel<SimStream>>>>;
 
 /// The connector of the simulated nodes.
 #[derive(Default)]
-struct SimConnector(Lines);
+struct SimConnector(Channels);
 
 impl Connector<SimStream> for SimConnector {
-    fn connect(&self, line: Arc<Line<SimStream>>, _: Loss) {
-        self.0.lock().unwrap().push(line);
+    fn connect(&self, channel: Arc<ConnectionChannel<SimStream>>, _: Loss) {
+        self.0.lock().unwrap().push(channel);
     }
 }
 
@@ -84,10 +84,10 @@ impl Remote {
     pub(super) fn step(&mut self, rng: &mut Rng, ring: &mut SimRing) -> bool {
         let waiting = self.connector.0.lock().unwrap().len();
         if waiting > 0 && rng.chance(200) {
-            let line = self.connector.0.lock().unwrap().remove(0);
-            if !line.is_closed() {
+            let channel = self.connector.0.lock().unwrap().remove(0);
+            if !channel.is_closed() {
                 let connected = self.connected(rng, ring);
-                assert!(line.bring(connected).is_ok(), "a node that has a connection asked for one");
+                assert!(channel.deliver(connected).is_ok(), "a node that has a connection asked for one");
             }
         }
         self.woken.swap(false, Relaxed)
