@@ -1,8 +1,8 @@
 //! Plans the changes from a running process to a topology file: the running state, the plan, and its report.
 //!
 //! [`plan`] is a pure function of the running state and the wanted topology. This module changes no device:
-//! the server executes the plan, one action at a time, by the operations of its control API ([ADR
-//! 39](../../../docs/adr/0039-apply-plans-then-acts.md)).
+//! the server executes the plan, one action at a time, by the operations of its control API
+//! ([ADR 39](../../../docs/adr/0039-apply-plans-then-acts.md)).
 
 mod device;
 mod order;

@@ -1,8 +1,9 @@
 //! Commits an overlay into its origin, of a device that is served and of one that is not.
 //!
 //! While the device is served, most chunks are copied while its clients continue. Then requests are held,
-//! chunks that have changed since are copied, and every queue gets a stack with an empty overlay ([ADR
-//! 14](../../../docs/adr/0014-live-change.md)). A failure at any step leaves the device as it was, serving.
+//! chunks that have changed since are copied, and every queue gets a stack with an empty overlay
+//! ([ADR 14](../../../docs/adr/0014-live-change.md)). A failure at any step leaves the device as it was,
+//! serving.
 
 use crate::change::blocking;
 use crate::device::tree::{self, Clients, Commit};

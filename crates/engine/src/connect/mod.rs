@@ -2,8 +2,8 @@
 //!
 //! All of it runs on one thread of its own, started with the first such device: opening a device blocks until
 //! its first connection, and must not block the thread that serves handshakes. Reactors never wait here: a
-//! node requests a connection and receives it over its channel ([ADR
-//! 17](../../../../docs/adr/0017-nodes-with-sockets.md)).
+//! node requests a connection and receives it over its channel
+//! ([ADR 17](../../../../docs/adr/0017-nodes-with-sockets.md)).
 //!
 //! *Invariant:* a connection that is delivered to a node is to an export that is no smaller than the device
 //! and has all of its features.
