@@ -13,7 +13,7 @@ use engine::control::{BoxFuture, ExportInfo};
 use engine::device::Device;
 use engine::host::{Export, Handover, Host, HostError, HostErrorKind};
 use engine::reactor::Attach;
-use exports::fuse::{FileFacts, Shared};
+use exports::fuse::{FileFacts, MountState};
 use fuse::{Mount, MountError, MountOptions};
 use over_uring::Transport;
 use spec::{Bytes, FuseSpec, OverUring};
@@ -125,7 +125,7 @@ pub(crate) struct FuseExport {
     mount: Mount,
     /// Name of the device.
     name: String,
-    shared: Arc<Shared>,
+    shared: Arc<MountState>,
     /// Whether requests arrive through io_uring or `/dev/fuse`, and why.
     transport: Transport,
     /// Descriptor for notifications to the kernel; empty once unmounted.
@@ -181,7 +181,7 @@ impl FuseExport {
             lock_partial_writes(host, device, &spec.path)?;
         }
         let (mount, descriptor) = Mount::new(&spec.path, &options)?;
-        let shared = Arc::new(Shared::new(facts));
+        let shared = Arc::new(MountState::new(facts));
         let name = options.name;
         let export = FuseExport { mount, name, shared, transport, device: Mutex::new(Some(descriptor)) };
         match export.serve(host, device, backing, under_block_device) {
@@ -368,7 +368,7 @@ impl Export for FuseExport {
     }
 }
 
-fn adoption(descriptor: OwnedFd, shared: Arc<Shared>, under_block_device: bool) -> Attach {
+fn adoption(descriptor: OwnedFd, shared: Arc<MountState>, under_block_device: bool) -> Attach {
     Box::new(move |handle, fronts, turn| {
         if under_block_device && let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
             tracing::info!(%error, "under pressure for memory a thread may wait for itself");

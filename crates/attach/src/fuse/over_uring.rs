@@ -8,7 +8,7 @@ use super::FuseError;
 use engine::device::Device;
 use engine::host::Host;
 use engine::reactor::Attach;
-use exports::fuse::Shared;
+use exports::fuse::MountState;
 use spec::{FuseSpec, OverUring};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -42,7 +42,7 @@ impl Transport {
     }
 
     /// Describes the transport, for `show`.
-    pub(super) fn describe(&self, shared: &Shared) -> String {
+    pub(super) fn describe(&self, shared: &MountState) -> String {
         match shared.over_io_uring() {
             _ if !self.wanted => format!("through /dev/fuse ({})", self.why_not),
             Ok(true) => "through io_uring".to_owned(),
@@ -97,7 +97,7 @@ fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
 ///
 /// # Errors
 /// A reactor failed: the mount must be removed, as its users would wait forever.
-pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Shared>) -> Result<(), String> {
+pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<MountState>) -> Result<(), String> {
     if shared.over_io_uring() != Ok(true) {
         return Ok(());
     }
@@ -132,7 +132,7 @@ pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<Sh
 /// Aborts the connection of an unmounted file that other mount namespaces still have. They copied the mount
 /// when they were created and keep it alive: processes that use it there would wait forever, and its
 /// io_uring entries would stay.
-pub(super) fn abort_in_other_namespaces(connection: u32, name: String, shared: Arc<Shared>) {
+pub(super) fn abort_in_other_namespaces(connection: u32, name: String, shared: Arc<MountState>) {
     let watch = move || {
         let has_ended = shared.wait_for_end(OTHER_NAMESPACES_MAX);
         // If no namespace has the mount any more, the kernel may have given its number to another mount.

@@ -24,7 +24,7 @@ pub(super) struct KnownData {
     from: u64,
     /// End of the range, exclusive; `from` if nothing is known.
     end: u64,
-    /// Value of `Shared::cleared` before the search.
+    /// Value of `FileState::cleared` before the search.
     cleared: u64,
 }
 

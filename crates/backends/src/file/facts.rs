@@ -52,7 +52,7 @@ impl Facts {
 
 /// State that the nodes of a file share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct FileState {
     /// Constant facts.
     pub(super) facts: Facts,
     /// Whether a flush failed: written data may be lost, and the kernel will not report that again.
@@ -82,10 +82,10 @@ pub struct Shared {
     nodes: AtomicU32,
 }
 
-impl Shared {
+impl FileState {
     /// Creates the state for nodes on a file with these facts.
-    pub fn new(facts: Facts) -> Arc<Shared> {
-        Arc::new(Shared {
+    pub fn new(facts: Facts) -> Arc<FileState> {
+        Arc::new(FileState {
             facts,
             flush_failed: AtomicBool::new(false),
             lets_writers: Arc::default(),
@@ -103,9 +103,9 @@ impl Shared {
 
     /// Creates the state for nodes with other facts that replace the nodes of this state. It keeps what is
     /// known about the file: a failed flush, and operations that the file system refuses.
-    pub fn changed(&self, facts: Facts) -> Arc<Shared> {
+    pub fn changed(&self, facts: Facts) -> Arc<FileState> {
         let copy = |flag: &AtomicBool| AtomicBool::new(flag.load(Ordering::Acquire));
-        Arc::new(Shared {
+        Arc::new(FileState {
             facts,
             flush_failed: copy(&self.flush_failed),
             lets_writers: Arc::clone(&self.lets_writers),

@@ -9,7 +9,7 @@
 //! | buffered | inline when cached, otherwise the ring | inline while they return at once, otherwise the ring |
 //! | direct | the ring | the ring |
 //!
-//! *Invariant:* after a failed flush, no flush and no write succeeds on this [`Shared`].
+//! *Invariant:* after a failed flush, no flush and no write succeeds on this [`FileState`].
 //! *Invariant:* a request succeeds only when all of its bytes were moved; short transfers are continued.
 
 mod change;
@@ -30,7 +30,7 @@ pub(crate) mod sys;
 mod tests;
 
 pub use container::{Content, HEAD_LEN, container, content, instead_of_image};
-pub use facts::{Alignment, Facts, Shared};
+pub use facts::{Alignment, Facts, FileState};
 pub use node::FileNode;
 pub use open::File;
 pub use spec::{Direct, FileSpec, OpenError};

@@ -7,7 +7,7 @@
 
 use super::container::HEAD_LEN;
 use super::extents::KnownData;
-use super::facts::Shared;
+use super::facts::FileState;
 use super::head::Step;
 use super::pace::Pace;
 use crate::segments::fill_zeroes;
@@ -108,7 +108,7 @@ const ZERO_WRITES: u32 = 16;
 /// The node of a file in one hardware queue.
 #[derive(Debug)]
 pub struct FileNode {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<FileState>,
     pub(super) file: FileId,
     /// A second open file description of the same file, for syncs only. The kernel reports each loss of
     /// data once to every open file description, so this one still gets a report that a durable write on
@@ -134,7 +134,7 @@ pub struct FileNode {
 
 impl FileNode {
     /// Creates a node on a file with these facts. `file` is its number on the queue's ring.
-    pub fn new(shared: Arc<Shared>, file: FileId) -> FileNode {
+    pub fn new(shared: Arc<FileState>, file: FileId) -> FileNode {
         let number = shared.number_node();
         let head = vec![0; if shared.facts.head > 0 { HEAD_LEN } else { 0 }].into();
         FileNode {

@@ -1,7 +1,7 @@
 //! Opens a file: determines its type, locks it, and chooses between buffered and direct I/O.
 
 use super::container::{Content, HEAD_LEN, content};
-use super::facts::{Alignment, Facts, Shared};
+use super::facts::{Alignment, Facts, FileState};
 use super::lock::{self, Locked};
 use super::spec::{Direct, FileSpec, OpenError};
 use super::sys;
@@ -46,7 +46,7 @@ pub struct File {
     /// A second open file description: see [`sync_descriptor`](File::sync_descriptor).
     pub(super) sync_handle: Option<Arc<fs::File>>,
     pub(super) spec: FileSpec,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<FileState>,
     pub(super) file_system: &'static str,
     pub(super) locked: Locked,
     /// The reason for direct or buffered I/O.
@@ -156,7 +156,7 @@ impl File {
             handle,
             sync_handle,
             spec: spec.clone(),
-            shared: before.map_or_else(|| Shared::new(facts), |file| file.shared.changed(facts)),
+            shared: before.map_or_else(|| FileState::new(facts), |file| file.shared.changed(facts)),
             file_system: if block_device { "block device" } else { known.map_or("other", |row| row.1) },
             locked,
             why: choice.why,
@@ -229,7 +229,7 @@ impl File {
     }
 
     /// Returns the state that nodes share.
-    pub fn shared(&self) -> &Arc<Shared> {
+    pub fn shared(&self) -> &Arc<FileState> {
         &self.shared
     }
 

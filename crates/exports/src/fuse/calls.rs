@@ -324,7 +324,7 @@ pub(super) fn read_call(header: &Header, head: Segment, body: Option<Segment>, t
 }
 
 /// Applies SETATTR: either all of the changes or none.
-fn changed(shared: &super::Shared, change: &Change) -> Result<(), i32> {
+fn changed(shared: &super::MountState, change: &Change) -> Result<(), i32> {
     match change.size {
         Some(size) if size == shared.size() => {}
         // As a block device does, ignore O_TRUNC.

@@ -2,7 +2,7 @@
 
 use super::entries::{End, Entries};
 use super::parts::Waiting;
-use super::shared::{HELD_MAX, HELD_WHOLE_MAX, Shared, TRANSFER_MAX};
+use super::shared::{HELD_MAX, HELD_WHOLE_MAX, MountState, TRANSFER_MAX};
 use super::{Front, ServedQueue, Pdu, Via};
 use crate::Turn;
 use block::{Segment, Tag};
@@ -41,7 +41,7 @@ pub(super) struct Channel {
     pub(super) file: FileId,
     pub(super) queue: QueueId,
     pub(super) token: Token,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<MountState>,
     pub(super) head: Segment,
     /// Memory for the rest of the next request. `None`: the last request keeps that memory, so allocate
     /// another.
@@ -83,7 +83,7 @@ impl Channel {
         file: FileId,
         queue: QueueId,
         token: Token,
-        shared: Arc<Shared>,
+        shared: Arc<MountState>,
         head: Segment,
     ) -> Channel {
         Channel {

@@ -9,7 +9,7 @@
 //! The kernel returns entries only when the mount ends, because these commands cannot be cancelled.
 
 use super::channel::Channel;
-use super::shared::{Shared, TRANSFER_MAX};
+use super::shared::{MountState, TRANSFER_MAX};
 use super::{Front, Via};
 use crate::{FrontNumber, Turn};
 use block::{Region, Segment};
@@ -175,10 +175,10 @@ impl Front {
     /// # Errors
     /// The process has no address space left, or this thread has no channel of the mount; the kernel then
     /// waits for entries of these queues in vain. If the kernel refuses the entries,
-    /// [`Shared::over_io_uring`] reports that.
+    /// [`MountState::over_io_uring`] reports that.
     pub fn enlist(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<MountState>,
         queues: &[u16],
         at_once: bool,
         turn: &mut Turn<'_>,
@@ -253,7 +253,7 @@ mod tests {
 
     const QUEUE: QueueId = QueueId(0);
 
-    fn shared() -> Arc<Shared> {
+    fn shared() -> Arc<MountState> {
         let facts = FileFacts {
             size: 1 << 20,
             read_only: false,
@@ -265,11 +265,11 @@ mod tests {
             over_io_uring: true,
             owner: (0, 0),
         };
-        Arc::new(Shared::new(facts))
+        Arc::new(MountState::new(facts))
     }
 
     /// Creates a mount with one entry, which the kernel owns if `live` is 1.
-    fn adopt(front: &mut Front, live: u32, shared: &Arc<Shared>, turn: &mut Turn<'_>) {
+    fn adopt(front: &mut Front, live: u32, shared: &Arc<MountState>, turn: &mut Turn<'_>) {
         let (ours, _) = UnixStream::pair().unwrap();
         front.adopt(ours.into(), QUEUE, shared.clone(), turn).unwrap();
         let entries = Entries { live, ..Entries::new(&[0], 1, 512, turn.ring).unwrap() };

@@ -25,7 +25,7 @@ use channel::{Channel, Watch};
 use parts::Part;
 use queue::{Done, QueueId, Ring, Stripes};
 use ring::{Event, Token};
-pub use shared::{FileFacts, HELD_MAX, Shared, TRANSFER_MAX};
+pub use shared::{FileFacts, HELD_MAX, MountState, TRANSFER_MAX};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl Front {
         &mut self,
         fd: OwnedFd,
         queue: QueueId,
-        shared: Arc<Shared>,
+        shared: Arc<MountState>,
         turn: &mut Turn<'_>,
     ) -> std::io::Result<()> {
         let index = self.vacancy();

@@ -45,7 +45,7 @@ pub struct FileFacts {
 
 /// State of a mount.
 #[derive(Debug)]
-pub struct Shared {
+pub struct MountState {
     pub(super) facts: FileFacts,
     size: AtomicU64,
     mode: AtomicU32,
@@ -69,12 +69,12 @@ pub struct Shared {
     changed: (Mutex<()>, Condvar),
 }
 
-impl Shared {
+impl MountState {
     /// Creates a mount without channels. If the device requires whole blocks, all of its queues must be
     /// guarded by the device's range lock ([`Queue::guard`](queue::Queue::guard)).
-    pub fn new(facts: FileFacts) -> Shared {
+    pub fn new(facts: FileFacts) -> MountState {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Shared {
+        MountState {
             facts,
             size: AtomicU64::new(facts.size),
             mode: AtomicU32::new(if facts.read_only { 0o400 } else { 0o600 }),
@@ -234,8 +234,8 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn mount() -> Arc<Shared> {
-        Arc::new(Shared::new(FileFacts {
+    fn mount() -> Arc<MountState> {
+        Arc::new(MountState::new(FileFacts {
             size: 4096,
             read_only: false,
             block_len_min: 1,

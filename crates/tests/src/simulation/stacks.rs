@@ -7,7 +7,7 @@ use super::paths::Paths;
 use super::remote::Remote;
 use super::seeded_fault::SeededFault;
 use super::target_line::TargetLine;
-use backends::{Alignment, Facts, Null, Ram, RamSpec, Shared};
+use backends::{Alignment, Facts, Null, Ram, RamSpec, FileState};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::LayerOptions;
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};
@@ -56,7 +56,7 @@ pub(super) struct Setup {
     /// By disk: whether it may switch between direct and buffered while it is open.
     switches: Vec<Option<Alignment>>,
     /// State shared by its nodes, created anew whenever the files are opened, and when the stack is swapped.
-    pub(super) shared: Vec<Option<Arc<Shared>>>,
+    pub(super) shared: Vec<Option<Arc<FileState>>>,
     pub(super) overlays: Vec<Overlay>,
     /// The disk that is the origin of the overlay at the top, and the origin's offset: it is filled before
     /// the run.
@@ -507,7 +507,7 @@ impl Setup {
                 ring.disk_mut(FileId(disk as u32)).realign(align, align_memory);
             }
         }
-        self.shared = self.facts.iter().map(|facts| facts.map(Shared::new)).collect();
+        self.shared = self.facts.iter().map(|facts| facts.map(FileState::new)).collect();
         self.latches.iter().for_each(|latch| latch.set(false));
         self.paths.iter_mut().for_each(Paths::open);
         let place = TargetRange { start: Sectors(0), len: self.sectors };
@@ -561,7 +561,7 @@ impl Setup {
     /// Opens one file again: nodes built from now on do not know its earlier errors.
     pub(super) fn open_again(&mut self, file: FileId) {
         let disk = file.0 as usize;
-        self.shared[disk] = self.facts[disk].map(Shared::new);
+        self.shared[disk] = self.facts[disk].map(FileState::new);
         self.latches[disk] = Rc::default();
     }
 
@@ -576,7 +576,7 @@ impl Setup {
             let (Some(shared), Some(alignment)) = (shared, switches) else { continue };
             let direct = rng.chance(500).then_some(*alignment);
             let facts = Facts { direct, ..*shared.facts() };
-            *shared = if self.forgets_at_swaps { Shared::new(facts) } else { shared.changed(facts) };
+            *shared = if self.forgets_at_swaps { FileState::new(facts) } else { shared.changed(facts) };
             let (align, align_memory) = aligned(direct);
             ring.disk_mut(FileId(disk as u32)).realign(align, align_memory);
         }

@@ -8,7 +8,7 @@ fn asked(disk: &Harness, applies: fn(&FileOp) -> bool) -> usize {
 }
 
 /// Checks that a file still works after a request that found no space.
-fn assert_healthy(shared: &Shared, disk: &mut Harness, what: &str) {
+fn assert_healthy(shared: &FileState, disk: &mut Harness, what: &str) {
     assert!(!shared.flush_failed(), "{what}: no sync failed");
     assert_eq!(disk.write(8192, &[3; 512], Flags::empty()), Status::Ok, "{what}");
     assert_eq!(disk.write(8192, &[4; 512], Flags::FUA), Status::Ok, "{what}");
@@ -98,7 +98,7 @@ fn a_direct_write_whose_sync_reports_a_loss_fails_the_file() {
 }
 
 /// Starts a durable write that will fail with ENOSPC.
-fn doubtful() -> (tempfile::TempDir, Arc<Shared>, Harness) {
+fn doubtful() -> (tempfile::TempDir, Arc<FileState>, Harness) {
     let (dir, path) = image();
     let (shared, mut disk) = with_facts(&path, buffered_facts());
     disk.ring.files.faults.push_back((is_write, Fault::Errno(libc::ENOSPC)));
@@ -137,7 +137,7 @@ fn a_flush_shares_the_check_for_lost_data_and_its_failure() {
 #[test]
 fn a_file_that_cannot_be_opened_twice_is_written_and_then_synced() {
     let (_dir, path) = image();
-    let shared = Shared::new(buffered_facts());
+    let shared = FileState::new(buffered_facts());
     let node = FileNode::new(Arc::clone(&shared), FileId(0));
     let handle = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let mut disk = Harness::with_files(Box::new(node), vec![handle]);

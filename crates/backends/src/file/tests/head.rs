@@ -7,7 +7,7 @@ use queue::Ring as _;
 
 const QCOW2: &[u8] = b"QFI\xfb\0\0\0\x03";
 
-fn protected(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
+fn protected(path: &std::path::Path, facts: Facts) -> (Arc<FileState>, Harness) {
     let head = (HEAD_LEN as u64 - facts.start.0) as u32;
     with_facts(path, Facts { head, ..facts })
 }
@@ -137,7 +137,7 @@ fn requests_outside_the_head_are_served_as_usual() {
 #[test]
 fn memory_that_only_the_kernel_can_access_is_copied_and_checked() {
     let (_dir, path) = image();
-    let shared = Shared::new(Facts { head: HEAD_LEN as u32, ..buffered_facts() });
+    let shared = FileState::new(Facts { head: HEAD_LEN as u32, ..buffered_facts() });
     let node = FileNode::new(shared, FileId(0)).with_sync_file(FileId(1)).with_scratch_file(FileId(2));
     let open = || std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let mut disk = Harness::with_files(Box::new(node), vec![open(), open(), tempfile::tempfile().unwrap()]);
@@ -154,7 +154,7 @@ fn memory_that_only_the_kernel_can_access_is_copied_and_checked() {
     }
     assert_eq!(disk.ring.memory.live, 0);
     // Without a scratch file, data that cannot be checked is not written.
-    let shared = Shared::new(Facts { head: HEAD_LEN as u32, ..buffered_facts() });
+    let shared = FileState::new(Facts { head: HEAD_LEN as u32, ..buffered_facts() });
     let node = FileNode::new(shared, FileId(0)).with_sync_file(FileId(1));
     let mut disk = Harness::with_files(Box::new(node), vec![open(), open()]);
     disk.ring.files.opaque = true;

@@ -62,8 +62,8 @@ fn content(from: u64, len: u64) -> Vec<u8> {
 }
 
 /// Creates a queue on a file with these facts, regardless of the real file system.
-fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<Shared>, Harness) {
-    let shared = Shared::new(facts);
+fn with_facts(path: &std::path::Path, facts: Facts) -> (Arc<FileState>, Harness) {
+    let shared = FileState::new(facts);
     let node = FileNode::new(Arc::clone(&shared), FileId(0)).with_sync_file(FileId(1));
     let handle = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let again = std::fs::File::open(path).unwrap();
