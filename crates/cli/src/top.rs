@@ -31,7 +31,7 @@ use engine::control::ControlClient;
 use engine::rundir::RunDir;
 use engine::tables::TableCall;
 use gather::{Snapshot, snapshot};
-use model::{Errand, Model, PathOrder};
+use model::{TopRequest, Model, PathOrder};
 use ratatui::crossterm::event::Event;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -114,9 +114,9 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
                 Some(Event::Key(key)) => input::action(key).and_then(|action| model.act(action)),
                 // The terminal may have been resized: the loop draws the screen again.
                 Some(_) => None,
-                None => Some(Errand::Quit),
+                None => Some(TopRequest::Quit),
             },
-            () = sleep_until(next), if !model.paused && !sampling => Some(Errand::Sample),
+            () = sleep_until(next), if !model.paused && !sampling => Some(TopRequest::Sample),
             Some(answer) = answers.recv() => {
                 match answer {
                     Answer::Sampled(snapshot) => {
@@ -137,17 +137,17 @@ async fn on_the_screen(args: &TopArgs, run: RunDir) -> Result<ExitCode, Failure>
             signal = signals.next() => return Ok(ExitCode::from(status_of(signal))),
         };
         match errand {
-            Some(Errand::Quit) => return Ok(ExitCode::SUCCESS),
-            Some(Errand::Sleep) => screen.sleep().map_err(failed)?,
+            Some(TopRequest::Quit) => return Ok(ExitCode::SUCCESS),
+            Some(TopRequest::Sleep) => screen.sleep().map_err(failed)?,
             // The last request has not been answered yet.
-            Some(Errand::Sample) if sampling => {}
-            Some(Errand::Sample) => {
+            Some(TopRequest::Sample) if sampling => {}
+            Some(TopRequest::Sample) => {
                 sampling = true;
                 next = Instant::now() + Duration::from_millis(model.interval_ms);
                 let (run, names, sender) = (run.clone(), args.names.clone(), sender.clone());
                 tokio::spawn(async move { send(&sender, Answer::Sampled(snapshot(&run, &names).await)) });
             }
-            Some(Errand::Change(order)) => {
+            Some(TopRequest::Change(order)) => {
                 let sender = sender.clone();
                 tokio::spawn(async move {
                     let outcome = change(&order).await;

@@ -1,7 +1,7 @@
 //! State of `top` and of its screen, changed by snapshots, keys and answers.
 //!
 //! *Invariant:* nothing here asks a process or writes to a terminal. The model returns work for the caller
-//! as an [`Errand`], and the screen is a function of this state.
+//! as an [`TopRequest`], and the screen is a function of this state.
 
 use super::gather::Snapshot;
 use super::input::{Action, Typed};
@@ -41,7 +41,7 @@ pub(super) struct PathOrder {
 
 /// Work that the model requests from its caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Errand {
+pub(super) enum TopRequest {
     /// Restore the terminal and exit.
     Quit,
     /// Restore the terminal and stop until SIGCONT.
@@ -216,12 +216,12 @@ impl Model {
     }
 
     /// Applies the meaning of a key.
-    pub(super) fn act(&mut self, action: Action) -> Option<Errand> {
+    pub(super) fn act(&mut self, action: Action) -> Option<TopRequest> {
         if action == Action::Quit {
-            return Some(Errand::Quit);
+            return Some(TopRequest::Quit);
         }
         if action == Action::Sleep {
-            return Some(Errand::Sleep);
+            return Some(TopRequest::Sleep);
         }
         if self.help {
             self.help = false;
@@ -229,13 +229,13 @@ impl Model {
         }
         if let Some(order) = self.asks.take() {
             // Any other key means no.
-            return (action == Action::Yes).then_some(Errand::Change(order));
+            return (action == Action::Yes).then_some(TopRequest::Change(order));
         }
         self.note.clear();
         match action {
             Action::Help => self.help = true,
             Action::Pause => self.paused = !self.paused,
-            Action::Sample => return Some(Errand::Sample),
+            Action::Sample => return Some(TopRequest::Sample),
             Action::Slower | Action::Faster => self.change_interval(action == Action::Slower),
             Action::Sort(sort) if self.screen == Screen::Devices => {
                 (self.sort, self.reversed) = (sort, self.reversed && sort != self.sort);
@@ -267,7 +267,7 @@ impl Model {
     }
 
     /// Applies a key to the filter that is being typed.
-    pub(super) fn edit_filter(&mut self, typed: Typed) -> Option<Errand> {
+    pub(super) fn edit_filter(&mut self, typed: Typed) -> Option<TopRequest> {
         match typed {
             Typed::Letter(letter) => self.filter.push(letter),
             Typed::Erase => drop(self.filter.pop()),
@@ -276,7 +276,7 @@ impl Model {
                 self.filter.clear();
                 self.typing = false;
             }
-            Typed::Quit => return Some(Errand::Quit),
+            Typed::Quit => return Some(TopRequest::Quit),
         }
         None
     }

@@ -2,7 +2,7 @@
 
 use super::gather::{Sample, Snapshot};
 use super::input::{Action, Typed};
-use super::model::{Errand, Model, Screen};
+use super::model::{TopRequest, Model, Screen};
 use super::rows::Sort;
 use super::theme::Theme;
 use super::{batch, view};
@@ -99,7 +99,7 @@ fn screen(model: &Model, width: u16, height: u16, theme: Theme) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-fn press(model: &mut Model, actions: &[Action]) -> Option<Errand> {
+fn press(model: &mut Model, actions: &[Action]) -> Option<TopRequest> {
     actions.iter().fold(None, |_, action| model.act(*action))
 }
 
@@ -194,7 +194,7 @@ fn a_filter_leaves_the_devices_that_contain_it_and_esc_removes_it() {
     assert_eq!(model.listed().len(), 2);
     model.edit_filter(Typed::Cancel);
     assert!(!model.typing);
-    assert_eq!(model.edit_filter(Typed::Quit), Some(Errand::Quit));
+    assert_eq!(model.edit_filter(Typed::Quit), Some(TopRequest::Quit));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn a_path_is_failed_only_after_confirmation() {
         screen(&model, 80, 24, PLAIN)
     };
     assert_eq!(drawn[23], "Fail the path nbd:one of m? y, or any other key for no");
-    let Some(Errand::Change(order)) = model.act(Action::Yes) else { panic!("a change") };
+    let Some(TopRequest::Change(order)) = model.act(Action::Yes) else { panic!("a change") };
     assert_eq!((&*order.device, &*order.path, order.fail), ("m", "nbd:one", true));
     model.changed(&order, Err("no".into()));
     assert_eq!(model.note, "nbd:one of m: no");

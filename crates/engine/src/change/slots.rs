@@ -2,7 +2,7 @@
 
 use super::cycles::PendingDependencies;
 use crate::device::tree::Loaded;
-use crate::device::{Composition, Device, Slot};
+use crate::device::{Composition, Device, TableState};
 use crate::host::{Host, HostError, HostErrorKind};
 use crate::spec::Bytes;
 use layers::dm::MessageError;
@@ -68,7 +68,7 @@ impl TableRefusal {
     }
 }
 
-pub(crate) fn slot(device: &Device) -> MutexGuard<'_, Slot> {
+pub(crate) fn slot(device: &Device) -> MutexGuard<'_, TableState> {
     device.slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -182,7 +182,7 @@ pub(crate) struct MoveState {
 
 /// State of a device besides its active table.
 #[derive(Default)]
-pub(crate) struct Slot {
+pub(crate) struct TableState {
     /// The inactive table, which the next resume activates.
     pub(crate) inactive: Option<Arc<Composition>>,
     /// Dependencies that the device is about to get, during a change; empty otherwise.
@@ -199,7 +199,7 @@ pub struct Device {
     number: usize,
     composition: RwLock<Arc<Composition>>,
     /// The inactive table, and what past tables have counted.
-    pub(crate) slot: Mutex<Slot>,
+    pub(crate) slot: Mutex<TableState>,
     /// Held while the device is changed or removed.
     pub(crate) change_lock: tokio::sync::Mutex<()>,
     /// The move of its contents to another stack, if there is one.
