@@ -439,8 +439,8 @@ pub(crate) struct LimitsArgs {
 #[command(after_help = "Keys:
   direct=on|off|auto               bypass the page cache, or use it
   file=PATH                        another file of the same size; with ro only
-  badblocks=+FIRST-LAST            sectors of null: that fail
-  badblocks=-FIRST-LAST            sectors of null: that no longer fail
+  badblocks=+FIRST-LAST            mark sectors of null: as bad
+  badblocks=-FIRST-LAST            mark sectors of null: as good
   scheduler=NAME[,PARAMETER=VALUE] none, mq-deadline or kyber
   PARAMETER=VALUE                  of the scheduler in use: read_expire=100
   LAYER.OPTION=VALUE               of a layer: delay.read=5ms
@@ -522,8 +522,8 @@ pub(crate) struct CopyArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The device is served throughout. Its source keeps every write until the end: if the move fails, is cancelled, or the
-server is killed, the device has its previous contents, and those of the destination are useless. A move goes on when
-this command is interrupted: --cancel ends it, and show tells its progress.")]
+server is killed, the device has its previous contents, and the destination is incomplete. A move continues if this
+command is interrupted; --cancel ends it, and show reports its progress.")]
 pub(crate) struct MoveArgs {
     /// The device
     #[arg(add = ArgValueCompleter::new(complete::device))]

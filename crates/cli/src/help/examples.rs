@@ -46,7 +46,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
                 "blockyard up lab.toml",
                 "all devices of a topology, until Ctrl-C (see blockyard help topology)",
             ),
-            ("blockyard up lab.toml --web 127.0.0.1:7070", "with a page that shows them, live"),
+            ("blockyard up lab.toml --web 127.0.0.1:7070", "also serve a web page that shows them live"),
             (
                 "blockyard up --reload lab.toml",
                 "apply the file to the process that serves it",
@@ -57,8 +57,8 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         "apply",
         &[
             ("blockyard apply lab.toml --dry-run", "what would be added, removed and changed, a line each"),
-            ("blockyard apply lab.toml", "do it, while everything else is served on"),
-            ("blockyard check lab.toml && blockyard apply lab.toml", "only when the file is sound"),
+            ("blockyard apply lab.toml", "apply it without interrupting other devices"),
+            ("blockyard check lab.toml && blockyard apply lab.toml", "only if the file is valid"),
         ],
     ),
     (
@@ -101,7 +101,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         &[
             ("blockyard show disk", "stack, size, exports, limits, queues"),
             ("blockyard show disk --json", "as JSON"),
-            ("blockyard show disk --json | jq -r '.exports[].address'", "where it can be reached"),
+            ("blockyard show disk --json | jq -r '.exports[].address'", "the addresses of its exports"),
         ],
     ),
     (
@@ -120,7 +120,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
                 "a ublk device whose server died is served again, in the background",
             ),
             ("sudo blockyard recover --list", "the devices that wait for a server"),
-            ("sudo blockyard recover disk --supervise", "and is restarted when that server dies, too"),
+            ("sudo blockyard recover disk --supervise", "restart its server if it dies again"),
             ("sudo blockyard recover disk --foreground", "until Ctrl-C"),
         ],
     ),
@@ -140,34 +140,34 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         &[
             (
                 "blockyard move disk file:/new/disk.img,size=20G,create",
-                "to another file system, while it is served",
+                "move its contents to another file, while it is served",
             ),
-            ("blockyard move disk nbd:nbd://host/disk --rate 50M", "to another host, with a limited rate"),
-            ("blockyard move disk --cancel", "the device keeps its previous contents"),
+            ("blockyard move disk nbd:nbd://host/disk --rate 50M", "move them to another host, with a limited rate"),
+            ("blockyard move disk --cancel", "cancel; the device keeps its previous contents"),
         ],
     ),
     (
         "resize",
         &[
-            ("blockyard resize disk 20G", "its file grows, and so does the device"),
-            ("blockyard resize disk", "take the size that the file has now"),
-            ("blockyard resize disk 5G --shrink", "data behind the new end is lost"),
+            ("blockyard resize disk 20G", "grow its file and the device"),
+            ("blockyard resize disk", "adopt the file's current size"),
+            ("blockyard resize disk 5G --shrink", "shrink; data past the new end is lost"),
         ],
     ),
     (
         "commit",
         &[
-            ("blockyard commit vm7", "write its overlay into the device below, while it is served"),
+            ("blockyard commit vm7", "merge its overlay into the device below, while it is served"),
             ("blockyard commit file:base.img --layer cow,file=vm7.cow", "while it is not served"),
-            ("blockyard commit vm7 && blockyard show vm7", "the overlay is empty then"),
+            ("blockyard commit vm7 && blockyard show vm7", "and show that the overlay is empty"),
         ],
     ),
     (
         "set",
         &[
-            ("blockyard set disk direct=on", "past the page cache from now on"),
+            ("blockyard set disk direct=on", "bypass the page cache from now on"),
             ("blockyard set disk scheduler=mq-deadline", "order and merge its requests"),
-            ("blockyard set disk throttle.iops=2000", "an option of a layer"),
+            ("blockyard set disk throttle.iops=2000", "set an option of a layer"),
         ],
     ),
     (
@@ -181,16 +181,16 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
     (
         "limits",
         &[
-            ("blockyard limits disk", "every queue limit, and what hosts learn of it"),
-            ("blockyard limits disk max_sectors=255 max_segments=128", "set some, while it is served"),
-            ("blockyard limits disk --reset", "back to the limits of the device below"),
+            ("blockyard limits disk", "every queue limit, and what is reported to hosts"),
+            ("blockyard limits disk max_sectors=255 max_segments=128", "set limits while it is served"),
+            ("blockyard limits disk --reset", "remove them: the limits of the device below apply"),
         ],
     ),
     (
         "suspend",
         &[
             ("blockyard suspend disk", "finish requests in flight, flush, hold back new ones"),
-            ("blockyard suspend disk --noflush", "hold back at once"),
+            ("blockyard suspend disk --noflush", "hold back requests at once, without a flush"),
             (
                 "blockyard suspend disk && cp disk.img copy.img",
                 "copy an image that does not change meanwhile",
@@ -201,16 +201,16 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         "resume",
         &[
             ("blockyard resume disk", "requests that were held continue, in order"),
-            ("blockyard table disk --load next.txt && blockyard resume disk", "on a new table"),
-            ("blockyard resume disk; blockyard status disk", "and the state of its targets"),
+            ("blockyard table disk --load next.txt && blockyard resume disk", "resume with another table"),
+            ("blockyard resume disk; blockyard status disk", "then show the status of its targets"),
         ],
     ),
     (
         "table",
         &[
             ("blockyard table disk", "the table in use (dmsetup table)"),
-            ("blockyard table disk --load next.txt", "load another one; resume puts it to use"),
-            ("blockyard table disk --inactive", "the one that is loaded"),
+            ("blockyard table disk --load next.txt", "load another table, which resume activates"),
+            ("blockyard table disk --inactive", "the inactive table"),
         ],
     ),
     (
@@ -236,7 +236,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         "stat",
         &[
             ("blockyard stat -x disk 1", "iostat's extended columns, every second"),
-            ("blockyard stat -l disk 0.5 10", "each layer's part, ten times, twice a second"),
+            ("blockyard stat -l disk 0.5 10", "the time in each layer, ten reports, every half second"),
             ("blockyard stat -p --json mpath 1", "each path, a line of JSON every second"),
         ],
     ),
@@ -293,7 +293,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
             ),
             (
                 "blockyard copy file:a.img file:/dev/sdb --rate 50M --resume a.copy",
-                "gently, and from there on if it is interrupted",
+                "limit the rate, and continue there after an interruption",
             ),
         ],
     ),
@@ -302,7 +302,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
         &[
             ("sudo blockyard losetup -f --show disk.img", "a loop device over an image; prints its path"),
             ("sudo blockyard losetup -l", "our loop devices"),
-            ("sudo blockyard losetup -j disk.img", "those of one file; detach one of these with -d"),
+            ("sudo blockyard losetup -j disk.img", "those of one file"),
         ],
     ),
     (
