@@ -33,7 +33,7 @@ mod zero;
 pub use custom::{Custom, CustomError, CustomNode, CustomSpec, Driver};
 pub use failing::{Failing, FailingNode};
 pub use file::{
-    Alignment, Content, Direct, Facts, File, FileNode, FileSpec, HEAD_LEN, OpenError, FileState, container,
+    Alignment, Content, Direct, Facts, File, FileNode, FileSpec, FileState, HEAD_LEN, OpenError, container,
     content, instead_of_image,
 };
 pub use null::{

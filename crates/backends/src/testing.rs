@@ -6,7 +6,7 @@
 use block::{Bytes, Cookie, Data, Extent, Flags, Op, Region, Request, Segment, Status};
 use queue::testing::{TestFiles, TestMemory};
 use queue::{
-    FileId, FileOp, IoId, Nanos, Node, Owner, Blocking, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
+    Blocking, FileId, FileOp, IoId, Nanos, Node, Owner, Queue, QueueConfig, QueueId, Ring, RingFull, Stack,
 };
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;

@@ -62,7 +62,8 @@ impl Subject {
 
     /// Returns why the subject cannot be measured here; `None` if it can.
     fn obstacle(self) -> Option<&'static str> {
-        let has = |arguments: &[&str], part: &str| tools::output(arguments).is_ok_and(|text| text.contains(part));
+        let has =
+            |arguments: &[&str], part: &str| tools::output(arguments).is_ok_and(|text| text.contains(part));
         match self {
             Subject::Limit if !has(&["fio", "--enghelp"], "\trbd") => Some("fio has no rbd engine"),
             Subject::Blockyard if !has(&["fio", "--enghelp"], "\tnbd") => Some("fio has no nbd engine"),

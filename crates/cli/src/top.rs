@@ -31,7 +31,7 @@ use engine::control::ControlClient;
 use engine::rundir::RunDir;
 use engine::tables::TableCall;
 use gather::{Snapshot, snapshot};
-use model::{TopRequest, Model, PathOrder};
+use model::{Model, PathOrder, TopRequest};
 use ratatui::crossterm::event::Event;
 use std::io::IsTerminal;
 use std::process::ExitCode;

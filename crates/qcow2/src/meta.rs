@@ -372,8 +372,9 @@ fn pieces(sectors: &BTreeSet<u64>, arguments: &[u64], at: u64) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
     for &sector in sectors {
         let start = sector as usize * per_sector;
-        let bytes =
-            arguments[start..arguments.len().min(start + per_sector)].iter().flat_map(|word| word.to_be_bytes());
+        let bytes = arguments[start..arguments.len().min(start + per_sector)]
+            .iter()
+            .flat_map(|word| word.to_be_bytes());
         let place = at + sector * SECTOR as u64;
         match pieces.last_mut() {
             Some((at, piece)) if *at + piece.len() as u64 == place => piece.extend(bytes),

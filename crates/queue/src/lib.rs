@@ -34,7 +34,7 @@ pub use node::{ChildKind, Cx, NoChild, Node, NodeId, Verdict};
 pub use probe::{CDB_MAX, CommandEvent, CommandPoint, Event, Point, Probe};
 pub use queues::Queues;
 pub use range_lock::{Claim, LockMember, RangeLock, Stripes};
-pub use seam::{FileId, FileOp, IoId, Nanos, Blocking, QueueId, Ring, RingFull};
+pub use seam::{Blocking, FileId, FileOp, IoId, Nanos, QueueId, Ring, RingFull};
 pub use segments::Segments;
 pub use shared_sync::SharedSync;
 pub use slow::{InFlight, InFlightState, Slow, Visit};

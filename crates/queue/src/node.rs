@@ -4,7 +4,7 @@ use crate::fifo::Fifo;
 use crate::segments::{SegmentList, Segments, advance};
 use crate::sockets::{NodeEvent, SocketOwner, alarm_cookie};
 use crate::{
-    Event, FileId, FileOp, IoId, Nanos, Blocking, Point, Probe, QueueId, QueueWaker, Ring, RingFull,
+    Blocking, Event, FileId, FileOp, IoId, Nanos, Point, Probe, QueueId, QueueWaker, Ring, RingFull,
 };
 use block::{Cookie, Data, Op, Request, Segment, Status, Tag};
 

@@ -3,7 +3,7 @@
 //!
 //! Seeded faults on all paths are the simulation's part (`sim::SimRing`).
 
-use crate::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
+use crate::{Blocking, FileId, FileOp, IoId, Nanos, Ring, RingFull};
 use block::{Cookie, Region, Segment};
 
 /// Files of a [`TestRing`]. The default has none: nothing can be done at once, and nothing can be started.

@@ -3,7 +3,7 @@
 use crate::memory::Memory;
 use crate::sys;
 use block::Segment;
-use queue::{FileId, FileOp, Blocking};
+use queue::{Blocking, FileId, FileOp};
 use slab::Slab;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::sys::{self, Mapping};
 use crate::uring::Uring;
 use crate::waker::Waker;
 use block::{Region, Segment};
-use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
+use queue::{Blocking, FileId, FileOp, IoId, Nanos, Ring, RingFull};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd};

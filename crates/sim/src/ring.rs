@@ -12,7 +12,7 @@ use crate::net::Net;
 use crate::{Disk, Faults, Rng, Tracer};
 use block::{Cookie, Segment};
 use fate::{Fate, total, whole_sectors};
-use queue::{FileId, FileOp, IoId, Nanos, Blocking, QueueId, Ring, RingFull};
+use queue::{Blocking, FileId, FileOp, IoId, Nanos, QueueId, Ring, RingFull};
 use std::collections::BTreeMap;
 
 /// Largest number of operations in flight; beyond it the ring is full regardless of the plan.

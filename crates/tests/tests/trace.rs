@@ -521,7 +521,7 @@ fn lines_and_a_chrome_trace_need_no_other_tool() {
 /// The live output is blkparse's of the same events.
 #[test]
 fn lines_equal_blkparses_output() {
-    use trace::wire::{Frame, TracedQueueInfo, Opened};
+    use trace::wire::{Frame, Opened, TracedQueueInfo};
     use trace::{Kind, Record, blktrace::Encoder, lines::Lines};
     if missing(&["blkparse"]) {
         return;

@@ -368,7 +368,7 @@ impl Depth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{TracedQueueInfo, Opened};
+    use crate::wire::{Opened, TracedQueueInfo};
     use block::Op;
     use serde_json::Value;
 

@@ -12,18 +12,18 @@
 #![forbid(unsafe_code)]
 
 pub mod blktrace;
+mod buffer;
 pub mod chrome;
 pub mod command;
 mod filter;
-mod buffer;
 pub mod lines;
 mod record;
 mod sampler;
 mod tracer;
 pub mod wire;
 
-pub use filter::{Filter, FilterError, FilterText};
 pub use buffer::TraceBuffer;
+pub use filter::{Filter, FilterError, FilterText};
 pub use record::{Kind, Record, Step};
 pub use sampler::{Both, Sampler};
 pub use tracer::{NodeRole, Tracer, TracerConfig};

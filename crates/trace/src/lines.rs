@@ -150,7 +150,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{TracedQueueInfo, Opened};
+    use crate::wire::{Opened, TracedQueueInfo};
     use block::Op;
 
     fn record(time_ns: u64, kind: Kind) -> Record {

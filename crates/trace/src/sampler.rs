@@ -3,7 +3,7 @@
 //! Runs on the queue's thread, beside a [`Tracer`](crate::Tracer) or without one. N is set by the reader of
 //! the buffer, so that a chart of a fast device costs no more than that of a slow one.
 
-use crate::{TraceBuffer, Record};
+use crate::{Record, TraceBuffer};
 use queue::{CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

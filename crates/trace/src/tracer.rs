@@ -5,7 +5,7 @@
 //! request queue and its driver in the kernel; below a layer that remaps requests another device begins, to
 //! which they are remapped, queued there and completed there, like bios by device-mapper.
 
-use crate::{Filter, Kind, TraceBuffer, Record, Step};
+use crate::{Filter, Kind, Record, Step, TraceBuffer};
 use block::Status;
 use queue::{CommandEvent, CommandPoint, Event, Nanos, Point, Probe};
 use std::sync::Arc;
@@ -191,7 +191,9 @@ impl Probe for Tracer {
         };
         if passes {
             let time = self.config.clock.map_or(at, |clock| clock());
-            crate::command::encode(time.0, point, begins, |record| self.config.buffer.push(record.to_words()));
+            crate::command::encode(time.0, point, begins, |record| {
+                self.config.buffer.push(record.to_words())
+            });
         }
     }
 }
@@ -211,11 +213,16 @@ mod tests {
         tracer_of(roles, queue_children, &FilterText::default())
     }
 
-    fn tracer_of(roles: Vec<NodeRole>, queue_children: bool, text: &FilterText) -> (Tracer, Arc<TraceBuffer>) {
+    fn tracer_of(
+        roles: Vec<NodeRole>,
+        queue_children: bool,
+        text: &FilterText,
+    ) -> (Tracer, Arc<TraceBuffer>) {
         let buffer = Arc::new(TraceBuffer::new(64));
         let filter = Arc::new(Filter::new(text).unwrap());
         let config_buffer = buffer.clone();
-        let config = TracerConfig { filter, buffer: config_buffer, roles, depth: 4, queue_children, clock: None };
+        let config =
+            TracerConfig { filter, buffer: config_buffer, roles, depth: 4, queue_children, clock: None };
         (Tracer::new(config), buffer)
     }
 
@@ -290,8 +297,10 @@ mod tests {
 
     #[test]
     fn a_remap_into_the_filtered_range_has_the_previous_offset() {
-        let roles =
-            vec![NodeRole { ends: true, ..NodeRole::TOP }, NodeRole { device: 1, below: Some(0), ..NodeRole::TOP }];
+        let roles = vec![
+            NodeRole { ends: true, ..NodeRole::TOP },
+            NodeRole { device: 1, below: Some(0), ..NodeRole::TOP },
+        ];
         let text =
             FilterText { sectors: "2048-4095".into(), actions: "remap".into(), ..FilterText::default() };
         let (mut tracer, buffer) = tracer_of(roles, false, &text);

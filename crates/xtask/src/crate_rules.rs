@@ -212,8 +212,10 @@ pub fn check_document(tree: &Tree, found: &mut Vec<Violation>) {
         listed.sort_unstable();
         held.sort_unstable();
         if listed != held {
-            let what =
-                format!("{} may use {held:?} by crates/xtask/src/crate_rules.rs, {listed:?} here", rules.name);
+            let what = format!(
+                "{} may use {held:?} by crates/xtask/src/crate_rules.rs, {listed:?} here",
+                rules.name
+            );
             found.push(Violation::new(&file.path, index + 1, what));
         }
     }

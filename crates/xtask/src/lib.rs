@@ -8,13 +8,13 @@
 
 pub mod ceph;
 pub mod commands;
+pub mod crate_rules;
 pub mod flakes;
 pub mod folders;
 pub mod foreign;
 pub mod guest;
 pub mod package;
 mod programs;
-pub mod crate_rules;
 mod sanitizers;
 pub mod tidy;
 mod words;

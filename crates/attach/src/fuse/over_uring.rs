@@ -97,7 +97,11 @@ fn obstacle(spec: &FuseSpec, host: &Host) -> Option<String> {
 ///
 /// # Errors
 /// A reactor failed: the mount must be removed, as its users would wait forever.
-pub(super) fn register_queues(host: &Host, device: &Arc<Device>, shared: &Arc<MountState>) -> Result<(), String> {
+pub(super) fn register_queues(
+    host: &Host,
+    device: &Arc<Device>,
+    shared: &Arc<MountState>,
+) -> Result<(), String> {
     if shared.over_io_uring() != Ok(true) {
         return Ok(());
     }

@@ -6,7 +6,9 @@
 
 use super::auth::Auth;
 use super::targets::{Targets, TargetsError};
-use super::tree::{GroupId, LUN_MAX, MappedLun, NOPIN_RESPONSE_TIMEOUT, NOPIN_RESPONSE_TIMEOUT_S, Scope, TreeError, UnitId};
+use super::tree::{
+    GroupId, LUN_MAX, MappedLun, NOPIN_RESPONSE_TIMEOUT, NOPIN_RESPONSE_TIMEOUT_S, Scope, TreeError, UnitId,
+};
 use super::unit::UnitOptions;
 use crate::{Exported, UblkLife};
 use engine::control::{BoxFuture, ExportInfo};
@@ -98,7 +100,11 @@ impl Targets {
         self.lun_exports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_lun_export(self: &Arc<Self>, device: &Arc<Device>, spec: &IscsiSpec) -> Result<LunExport, HostError> {
+    fn add_lun_export(
+        self: &Arc<Self>,
+        device: &Arc<Device>,
+        spec: &IscsiSpec,
+    ) -> Result<LunExport, HostError> {
         let auth = spec.chap.as_deref().map(read_auth).transpose()?;
         let discovery = spec.discovery_chap.as_deref().map(read_auth).transpose()?;
         let long_cdbs = spec.cdb_max == CdbMax::Long;
@@ -210,7 +216,11 @@ impl Targets {
             match self.add_acl(&group, &acl.initiator) {
                 Ok(()) => {
                     let scope = Scope::Acl(group.clone(), acl.initiator.clone());
-                    self.set_attribute(&scope, NOPIN_RESPONSE_TIMEOUT, &NOPIN_RESPONSE_TIMEOUT_S.to_string())?;
+                    self.set_attribute(
+                        &scope,
+                        NOPIN_RESPONSE_TIMEOUT,
+                        &NOPIN_RESPONSE_TIMEOUT_S.to_string(),
+                    )?;
                 }
                 Err(TargetsError::Tree(TreeError::AclExists(_))) => {}
                 Err(why) => return Err(why.into()),
@@ -259,7 +269,9 @@ impl Targets {
     fn map_for_all(self: &Arc<Self>, group: &GroupId) -> Result<(), TargetsError> {
         let initiators: Vec<IscsiName> = self.tree().group(group)?.acls.keys().cloned().collect();
         let lun_exports: Vec<LunExport> = self.lun_exports().list.clone();
-        for lun_export in lun_exports.iter().filter(|lun_export| lun_export.group == *group && lun_export.is_for_all) {
+        for lun_export in
+            lun_exports.iter().filter(|lun_export| lun_export.group == *group && lun_export.is_for_all)
+        {
             for initiator in &initiators {
                 self.map(group, initiator, lun_export.lun, false)?;
             }
@@ -270,9 +282,12 @@ impl Targets {
     /// Removes an export, and the objects that no other export needs.
     fn remove_lun_export(self: &Arc<Self>, id: u64) {
         let mut lun_exports = self.lun_exports();
-        let Some(position) = lun_exports.list.iter().position(|lun_export| lun_export.id == id) else { return };
+        let Some(position) = lun_exports.list.iter().position(|lun_export| lun_export.id == id) else {
+            return;
+        };
         let gone = lun_exports.list.remove(position);
-        let others: Vec<LunExport> = lun_exports.list.iter().filter(|lun_export| lun_export.group == gone.group).cloned().collect();
+        let others: Vec<LunExport> =
+            lun_exports.list.iter().filter(|lun_export| lun_export.group == gone.group).cloned().collect();
         let is_owned = lun_exports.owned.contains(&gone.group);
         if others.is_empty() {
             lun_exports.owned.retain(|group| *group != gone.group);

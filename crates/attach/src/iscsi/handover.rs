@@ -200,7 +200,8 @@ impl Targets {
             luns: Vec::new(),
             counts: SessionCounts::default(),
         };
-        let (counters, reactor_session) = (Arc::<SessionCounters>::default(), Arc::<ReactorSession>::default());
+        let (counters, reactor_session) =
+            (Arc::<SessionCounters>::default(), Arc::<ReactorSession>::default());
         let session = Session {
             info,
             reactor,
@@ -285,7 +286,9 @@ impl Targets {
     /// Updates a session to the LUNs that its initiator may see now. An initiator whose LUNs change gets a
     /// unit attention (3F/0E).
     pub(super) async fn change_luns(self: &Arc<Self>, id: u64) {
-        let Some(reactor_session) = self.lock().sessions.list.get(&id).map(|session| session.reactor_session.clone()) else {
+        let Some(reactor_session) =
+            self.lock().sessions.list.get(&id).map(|session| session.reactor_session.clone())
+        else {
             return;
         };
         let _turn = reactor_session.changing.lock().await;
@@ -330,7 +333,10 @@ impl Targets {
         let change = move |fronts: &mut Fronts, _: &mut Turn<'_>| {
             if let Some(session) = on_reactor.session() {
                 let is_same = |lun: &SessionLun| {
-                    fronts.iscsi.queue_clients(lun.queue).is_some_and(|clients| Arc::ptr_eq(clients, &lun.clients))
+                    fronts
+                        .iscsi
+                        .queue_clients(lun.queue)
+                        .is_some_and(|clients| Arc::ptr_eq(clients, &lun.clients))
                 };
                 let luns = all.iter().filter(|lun| is_same(lun)).map(|lun| LunSetup {
                     lun: Lun::new(lun.visible.lun),

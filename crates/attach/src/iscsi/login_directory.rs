@@ -29,7 +29,12 @@ pub(super) struct LoginDirectory {
 impl LoginDirectory {
     pub(super) fn new(targets: &Arc<Targets>, portal: &Arc<Portal>) -> LoginDirectory {
         let (targets, portal) = (targets.clone(), portal.clone());
-        LoginDirectory { targets, portal, tsih: AtomicU16::new(0), timeout_s: AtomicU64::new(LOGIN_TIMEOUT_S) }
+        LoginDirectory {
+            targets,
+            portal,
+            tsih: AtomicU16::new(0),
+            timeout_s: AtomicU64::new(LOGIN_TIMEOUT_S),
+        }
     }
 
     /// Returns the longest duration of the login: that of its portal group, once that is known.

@@ -8,9 +8,9 @@
 mod aptpl;
 mod auth;
 mod discovery;
-mod login_directory;
 mod export;
 mod handover;
+mod login_directory;
 mod portal;
 mod session;
 mod settings;

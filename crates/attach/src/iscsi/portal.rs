@@ -1,7 +1,7 @@
 //! Portals: addresses at which the targets of a process listen, and the logins there.
 
-use super::login_directory::LoginDirectory;
 use super::handover::Ends;
+use super::login_directory::LoginDirectory;
 use super::targets::{Targets, TargetsError};
 use crate::handshakes::{Handshakes, Peer, handshakes_max, make_room};
 use crate::nbd::listen::bind_tcp;
@@ -183,8 +183,10 @@ async fn log_in(
     let mut received = Vec::new();
     let done = loop {
         // The time limit of a portal group applies once the initiator has named its target.
-        let step =
-            timeout_at(began + directory.timeout(), step(&mut stream, &mut login, &mut received, &directory, spoke));
+        let step = timeout_at(
+            began + directory.timeout(),
+            step(&mut stream, &mut login, &mut received, &directory, spoke),
+        );
         match step.await {
             Ok(Ok(Some(done))) => break done,
             Ok(Ok(None)) => {}

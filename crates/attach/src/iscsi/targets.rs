@@ -4,7 +4,7 @@
 //! removed, and initiators that may not log in any more are logged out.
 
 use super::auth::Auth;
-use super::export::{LunExports, IscsiExport};
+use super::export::{IscsiExport, LunExports};
 use super::portal::Portal;
 use super::session::{SessionInfo, Sessions};
 use super::settings::SettingError;

@@ -1,6 +1,6 @@
 //! One NBD connection until a reactor owns it: accept, handshake, TLS.
 
-use super::{PeerCatalogue, Listener, Tls};
+use super::{Listener, PeerCatalogue, Tls};
 use crate::handshakes::{Handshakes, Peer, handshakes_max, make_room};
 use crate::nbd::listen::Socket;
 use engine::host::Host;
@@ -234,7 +234,13 @@ where
     }
 }
 
-fn hand_over(fd: OwnedFd, session: Session, leftover: Vec<u8>, catalogue: &PeerCatalogue<'_>, host: &Arc<Host>) {
+fn hand_over(
+    fd: OwnedFd,
+    session: Session,
+    leftover: Vec<u8>,
+    catalogue: &PeerCatalogue<'_>,
+    host: &Arc<Host>,
+) {
     // If the device was removed since the handshake looked it up, the connection closes.
     let Some(device) = catalogue.exports.device(session.export) else { return };
     // The connection also closes if other clients have reached the limit meanwhile.

@@ -32,7 +32,8 @@ impl UblkExport {
         let features = info.features();
         let state =
             info.state().map_or_else(|| format!("state {}", info.state), |state| state.name().to_owned());
-        let refused = self.queues().iter().map(|served| served.refused.load(Relaxed)).find(|errno| *errno != 0);
+        let refused =
+            self.queues().iter().map(|served| served.refused.load(Relaxed)).find(|errno| *errno != 0);
         let mut details = BTreeMap::from([
             ("state".to_owned(), state),
             ("data".to_owned(), format!("{}: {}", self.choice.mode, self.choice.why)),
@@ -52,7 +53,8 @@ impl UblkExport {
             }
         }
         if let Some((path, memory, _)) = &self.client_memory {
-            let requests: u64 = self.queues().iter().map(|served| served.in_client_memory.load(Relaxed)).sum();
+            let requests: u64 =
+                self.queues().iter().map(|served| served.in_client_memory.load(Relaxed)).sum();
             let size = Bytes(memory.len());
             details.insert("shared".to_owned(), format!("{size} of {}: {requests} requests", path.display()));
         }

@@ -91,7 +91,10 @@ impl Export for HostExport {
             let grows = |served: &Arc<ServedQueueShared>| served.size.load(Relaxed) < size.0;
             // When growing, queues accept requests to new blocks before the kernel knows the size; when
             // shrinking, they refuse requests after the kernel knows it.
-            queues.iter().filter(|served| grows(served)).for_each(|served| served.size.store(size.0, Relaxed));
+            queues
+                .iter()
+                .filter(|served| grows(served))
+                .for_each(|served| served.size.store(size.0, Relaxed));
             let driver = self.0.driver.clone();
             let updated = blocking(move || driver.update_size(number, size.sectors().0)).await;
             if let Err(refused) = updated.and_then(|updated| updated.map_err(UblkError::from)) {

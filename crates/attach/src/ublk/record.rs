@@ -408,8 +408,9 @@ mod tests {
     #[test]
     fn a_table_change_is_recorded() {
         let (_guard, run) = run();
-        let line =
-            |arguments: &[&str]| Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect());
+        let line = |arguments: &[&str]| {
+            Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect())
+        };
         let table: TableSpec = "0 8 linear a.img 0 # comment".parse().unwrap();
         let table = table.rooted("/data".as_ref());
         for before in [
@@ -453,8 +454,9 @@ mod tests {
     #[test]
     fn changed_scheduler_and_limits_are_recorded() {
         let (_guard, run) = run();
-        let line =
-            |arguments: &[&str]| Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect());
+        let line = |arguments: &[&str]| {
+            Invocation::CommandLine(arguments.iter().map(|&word| word.to_owned()).collect())
+        };
         let layers =
             |texts: &[&str]| -> Vec<LayerSpec> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         let before = ["serve", "a.img", "--layer", "delay,read=1ms", "--layer=split,max_sectors=8", "--ublk"];

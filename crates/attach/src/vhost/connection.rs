@@ -4,8 +4,8 @@
 //! continue at their position. So a request in flight never refers to unmapped memory.
 
 use super::disk::Disk;
-use super::virtqueue::VirtqueueHandle;
 use super::socket::{Message, Socket, send};
+use super::virtqueue::VirtqueueHandle;
 use exports::vhost::{GuestRegionSetup, RingSetup, SEGMENTS_MAX};
 use proto::vhost_user::wire::{CONFIG_MAX, VRING_LOG, protocol};
 use proto::vhost_user::{

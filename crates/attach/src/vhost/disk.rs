@@ -183,8 +183,9 @@ impl Disk {
 
     /// Numbers for the metrics: kicks, interrupts, and requests whose data was copied.
     pub(super) fn counts(&self) -> [(&'static str, u64); 3] {
-        let sum =
-            |of: fn(&exports::vhost::VirtqueueShared) -> u64| self.virtqueues.iter().map(|virtqueue| of(&virtqueue.shared)).sum();
+        let sum = |of: fn(&exports::vhost::VirtqueueShared) -> u64| {
+            self.virtqueues.iter().map(|virtqueue| of(&virtqueue.shared)).sum()
+        };
         [
             ("kicks", sum(|virtqueue| virtqueue.kicks.load(Relaxed))),
             ("interrupts", sum(|virtqueue| virtqueue.interrupts.load(Relaxed))),

@@ -8,8 +8,8 @@
 mod choice;
 mod connection;
 mod disk;
-mod virtqueue;
 mod socket;
+mod virtqueue;
 
 use crate::nbd::listen::{Listening, Socket as ListeningSocket};
 use crate::{Exported, Exports, UblkLife};
@@ -162,7 +162,8 @@ impl Export for VhostExport {
     fn info(&self, _device: &Device) -> ExportInfo {
         let described = self.disk.described();
         let virtqueues = self.disk.virtqueues();
-        let threads: Vec<String> = virtqueues.iter().map(|virtqueue| virtqueue.reactor().to_string()).collect();
+        let threads: Vec<String> =
+            virtqueues.iter().map(|virtqueue| virtqueue.reactor().to_string()).collect();
         let mut details = BTreeMap::from([
             ("virtqueues".to_owned(), virtqueues.len().to_string()),
             ("threads of virtqueues".to_owned(), threads.join(",")),

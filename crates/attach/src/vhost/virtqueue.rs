@@ -3,7 +3,7 @@
 use engine::device::Device;
 use engine::host::{Host, HostError, HostErrorKind};
 use engine::reactor::OwnQueue;
-use exports::vhost::{Alarm, VirtqueueConfig, VirtqueueShared, RingSetup, SEGMENTS_MAX};
+use exports::vhost::{Alarm, RingSetup, SEGMENTS_MAX, VirtqueueConfig, VirtqueueShared};
 use queue::QueueId;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 
 use super::flight::{Flight, Plan, State, plan};
 use super::shared::{SLOT_LEN, SLOTS, Shared};
-use crate::nbd::{Connected, Connector, ConnectionChannel, Loss};
+use crate::nbd::{Connected, ConnectionChannel, Connector, Loss};
 use crate::segments::one_extent;
 use block::{Cookie, Extent, Op, Region, Request, Segment, Status, Tag};
 use proto::exec::{REQUEST_LEN, Replies, Reply};

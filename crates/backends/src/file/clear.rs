@@ -5,7 +5,7 @@
 
 use super::node::{FileNode, Phase, ZEROES_LEN};
 use block::{Cookie, Data, Flags, Op, Request, Status};
-use queue::{Cx, FileOp, Blocking, Ring, Verdict};
+use queue::{Blocking, Cx, FileOp, Ring, Verdict};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;

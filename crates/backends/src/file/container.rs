@@ -8,9 +8,10 @@
 //! The list contains the formats that QEMU probes (`bdrv_probe` of its drivers), because a host may open
 //! such a file with QEMU. LUKS is omitted deliberately: an encrypted raw disk begins with a LUKS header.
 //!
-//! Compressed files have a separate list. A client may write an archive to a raw disk with `tar cz
-//! >/dev/nbd0`, which must not lock the owner out. So a file counts as compressed only if a property that no
-//! client can change agrees: its name has a matching ending, or its length is not a multiple of a sector.
+//! Compressed files have a separate list. A client may write an archive to a raw disk with
+//! `tar cz >/dev/nbd0`, which must not lock the owner out. So a file counts as compressed only if a property
+//! that no client can change agrees: its name has a matching ending, or its length is not a multiple of a
+//! sector.
 
 use std::fs::File;
 use std::io;

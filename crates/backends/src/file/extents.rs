@@ -11,7 +11,7 @@
 use super::node::FileNode;
 use crate::segments::{Records, one_extent};
 use block::{Bytes, Data, Extent, Request, Segment, Status};
-use queue::{Cx, FileOp, Blocking, Ring, Verdict};
+use queue::{Blocking, Cx, FileOp, Ring, Verdict};
 use std::sync::atomic::Ordering::Acquire;
 
 /// Minimum time, in nanoseconds, between searches for data for zero-copy reads: a search takes 10 ms per

@@ -13,7 +13,7 @@ use super::pace::Pace;
 use crate::segments::fill_zeroes;
 use block::{Cookie, Data, Flags, Op, Region, Request, Segment, Status};
 use queue::{
-    Claim, Cx, FileId, FileOp, HeldRequests, LockMember, Nanos, Node, NodeId, Blocking, Ring, Stripes,
+    Blocking, Claim, Cx, FileId, FileOp, HeldRequests, LockMember, Nanos, Node, NodeId, Ring, Stripes,
     Verdict,
 };
 use std::sync::Arc;

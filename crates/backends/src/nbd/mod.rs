@@ -25,6 +25,6 @@ mod shared;
 #[cfg(test)]
 mod testing;
 
-pub use link::{Connected, Connector, ConnectionChannel, Loss};
+pub use link::{Connected, ConnectionChannel, Connector, Loss};
 pub use node::NbdNode;
 pub use shared::{Export, Nbd, NbdError, NbdSpec, ServerTimeouts};

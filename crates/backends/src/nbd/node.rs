@@ -10,7 +10,7 @@
 
 use super::connection::Connection;
 use super::flight::{Flight, Plan, State, plan};
-use super::link::{Connected, Connector, ConnectionChannel, Loss};
+use super::link::{Connected, ConnectionChannel, Connector, Loss};
 use super::shared::{ServerTimeouts, Shared, style_number};
 use crate::segments::one_extent;
 use block::{Cookie, Extent, Request, Status, Tag};

@@ -4,7 +4,7 @@
 //! *Invariant:* the thread that changes a zone's state also stores the data or clears the memory for it.
 
 use super::Content;
-use super::zones::{ZoneWrite, Reset, Zones};
+use super::zones::{Reset, ZoneWrite, Zones};
 use crate::segments::{capacity, fill_zeroes, store};
 use block::{Cookie, Op, Request, Status, Zone};
 use queue::{Cx, NodeId, Ring, Verdict};

@@ -5,7 +5,7 @@ use super::rig::{Mix, Place, places};
 use super::ring::BenchRing;
 use super::{DEPTH, LEN};
 use block::{Bytes, Cookie, Request, Status};
-use exports::ublk::{DataMode, Driver as _, Front, ServedQueueConfig, ServedQueueShared, ModelRing};
+use exports::ublk::{DataMode, Driver as _, Front, ModelRing, ServedQueueConfig, ServedQueueShared};
 use queue::{Cx, Done, Node, Queue, QueueConfig, Queues, Stack, Verdict};
 use ring::Token;
 use std::sync::Arc;

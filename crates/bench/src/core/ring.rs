@@ -2,7 +2,7 @@
 
 use block::{Region, Segment};
 use memmap2::{Advice, MmapMut};
-use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
+use queue::{Blocking, FileId, FileOp, IoId, Nanos, Ring, RingFull};
 use std::time::Instant;
 
 /// The region of the requests' own memory.

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use virtio::Features;
 use virtio::blk::{Config, Kind, S_OK, Shape, Ticket, parse};
-use virtio::driver::{Disk, Driver, AddressAllocator, SharedMemory};
+use virtio::driver::{AddressAllocator, Disk, Driver, SharedMemory};
 use virtio::memory::GuestMemory;
 use virtio::ring::{Chain, Position, Ring};
 

@@ -72,7 +72,15 @@ pub(super) const JOBS: &[Job] = &[
     },
     Job {
         name: "write-1m",
-        arguments: &["--rw=write", "--bs=1m", "--iodepth=4", "--numjobs=1", "--size=256M", ONE, "--overwrite=1"],
+        arguments: &[
+            "--rw=write",
+            "--bs=1m",
+            "--iodepth=4",
+            "--numjobs=1",
+            "--size=256M",
+            ONE,
+            "--overwrite=1",
+        ],
     },
 ];
 

@@ -96,7 +96,10 @@ pub(super) const PARTS: &[Part] = &[
     },
     Part {
         name: "paths",
-        how: How::Here { arguments: &["multipath", "--parts", "mutex,inside", "--csv"], file: "multipath.csv" },
+        how: How::Here {
+            arguments: &["multipath", "--parts", "mutex,inside", "--csv"],
+            file: "multipath.csv",
+        },
         runs: 14,
         overhead_s: 1,
         start_s: 10,

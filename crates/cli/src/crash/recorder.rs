@@ -182,9 +182,13 @@ impl Recorder {
             let to = ((chunk + 1) * CHUNK).min(at + len);
             let here = if place == ZERO { ZERO } else { place + (from - at) };
             if to - from == CHUNK {
-                self.content.insert(chunk, if here == ZERO { ChunkLocation::Zero } else { ChunkLocation::Whole(here) });
+                self.content.insert(
+                    chunk,
+                    if here == ZERO { ChunkLocation::Zero } else { ChunkLocation::Whole(here) },
+                );
             } else {
-                let entry = self.content.entry(chunk).or_insert_with(|| ChunkLocation::Sectors(Box::new([BASE; 8])));
+                let entry =
+                    self.content.entry(chunk).or_insert_with(|| ChunkLocation::Sectors(Box::new([BASE; 8])));
                 if !matches!(entry, ChunkLocation::Sectors(_)) {
                     let at = |sector: usize| match entry {
                         ChunkLocation::Whole(place) => *place + sector as u64 * SECTOR,

@@ -47,10 +47,7 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
                 "all devices of a topology, until Ctrl-C (see blockyard help topology)",
             ),
             ("blockyard up lab.toml --web 127.0.0.1:7070", "also serve a web page that shows them live"),
-            (
-                "blockyard up --reload lab.toml",
-                "apply the file to the process that serves it",
-            ),
+            ("blockyard up --reload lab.toml", "apply the file to the process that serves it"),
         ],
     ),
     (
@@ -142,7 +139,10 @@ pub(crate) const ALL: &[(&str, Examples)] = &[
                 "blockyard move disk file:/new/disk.img,size=20G,create",
                 "move its contents to another file, while it is served",
             ),
-            ("blockyard move disk nbd:nbd://host/disk --rate 50M", "move them to another host, with a limited rate"),
+            (
+                "blockyard move disk nbd:nbd://host/disk --rate 50M",
+                "move them to another host, with a limited rate",
+            ),
             ("blockyard move disk --cancel", "cancel; the device keeps its previous contents"),
         ],
     ),

@@ -73,7 +73,8 @@ async fn process(socket: PathBuf, wanted: &[String]) -> Answer {
     let found: Result<Vec<Sample>, Option<ClientError>> = async {
         let mut devices = timeout(ANSWER_TIME, client.devices()).await.map_err(|_| None)??;
         devices.retain(|info| wanted.is_empty() || wanted.contains(&info.name));
-        let answer_time = ANSWER_TIME + ANSWER_TIME_PER_DEVICE * u32::try_from(devices.len()).unwrap_or(u32::MAX);
+        let answer_time =
+            ANSWER_TIME + ANSWER_TIME_PER_DEVICE * u32::try_from(devices.len()).unwrap_or(u32::MAX);
         Ok(timeout(answer_time, samples(&client, devices, &socket)).await.map_err(|_| None)??)
     }
     .await;

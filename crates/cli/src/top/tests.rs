@@ -2,7 +2,7 @@
 
 use super::gather::{Sample, Snapshot};
 use super::input::{Action, Typed};
-use super::model::{TopRequest, Model, Screen};
+use super::model::{Model, Screen, TopRequest};
 use super::rows::Sort;
 use super::theme::Theme;
 use super::{batch, view};

@@ -123,7 +123,9 @@ impl Opened {
                 left_out.push(format!("its UUID {} (dmsetup rename --setuuid sets it)", table.uuid));
             }
             if table.read_only {
-                left_out.push("its read-only state: the saved device can be written (give its files ro)".to_owned());
+                left_out.push(
+                    "its read-only state: the saved device can be written (give its files ro)".to_owned(),
+                );
             }
         }
         if device.is_suspended() {

@@ -57,8 +57,9 @@ pub(crate) fn check_not_moving(device: &Device) -> Result<(), HostError> {
         None => Ok(()),
         Some(moving) => {
             let to = &moving.to;
-            let why =
-                format!("its contents are being moved to {to} (wait for the end, or: blockyard move NAME --cancel)");
+            let why = format!(
+                "its contents are being moved to {to} (wait for the end, or: blockyard move NAME --cancel)"
+            );
             Err(refused(libc::EBUSY, why))
         }
     }
@@ -176,7 +177,9 @@ impl Host {
         while is_moving && !device.is_being_removed() {
             match self.swap(device, during, before.clone()).await {
                 Ok(()) => break,
-                Err(error) => tracing::warn!(device = %device.name(), %error, "the device cannot be switched back to its source yet"),
+                Err(error) => {
+                    tracing::warn!(device = %device.name(), %error, "the device cannot be switched back to its source yet")
+                }
             }
             tokio::time::sleep(RETRY).await;
         }

@@ -18,7 +18,7 @@ use crate::programs::Nbdkit;
 use crate::spec::{Bytes, NbdSpec, ProgramSpec};
 use attempts::Attempts;
 use backends::Fact;
-use backends::nbd::{Connected, Connector, Export, ConnectionChannel, Loss, Nbd, ServerTimeouts};
+use backends::nbd::{Connected, ConnectionChannel, Connector, Export, Loss, Nbd, ServerTimeouts};
 use handshake::Target;
 use proto::nbd::{Command, Request, wire};
 use std::io::{self, Write};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use trace::{TraceBuffer, Sampler};
+use trace::{Sampler, TraceBuffer};
 
 /// Sample buffers, one per reactor, and the sampling interval.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use trace::wire::TracedQueueInfo;
-use trace::{Filter, FilterText, TraceBuffer, NodeRole, Tracer, TracerConfig};
+use trace::{Filter, FilterText, NodeRole, TraceBuffer, Tracer, TracerConfig};
 
 /// Default size of a buffer: 32,768 events, a hundredth of a second at three million events a second.
 const BUFFER: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 use super::program::{Program, ProgramError};
 use crate::spec::ProgramSpec;
 use backends::exec::{Exec, ExecSpec, SLOT_LEN, SLOTS};
-use backends::nbd::{Connected, Connector, ConnectionChannel, Loss, ServerTimeouts};
+use backends::nbd::{Connected, ConnectionChannel, Connector, Loss, ServerTimeouts};
 use backends::{Backend, Fact, Features};
 use block::{Bytes, QueueLimits};
 use ring::SharedMemory;
@@ -68,7 +68,12 @@ impl Connector<OwnedFd, ()> for ExecConnector {
     }
 }
 
-fn connect_and_deliver(program: &Program, memory: &SharedMemory, channel: &ConnectionChannel<OwnedFd, ()>, loss: Loss) {
+fn connect_and_deliver(
+    program: &Program,
+    memory: &SharedMemory,
+    channel: &ConnectionChannel<OwnedFd, ()>,
+    loss: Loss,
+) {
     program.lost(loss);
     while !channel.is_closed() {
         Program::pause(channel.failures(), || channel.is_closed());

@@ -3,12 +3,12 @@
 use super::entries::{End, Entries};
 use super::parts::Waiting;
 use super::shared::{HELD_MAX, HELD_WHOLE_MAX, MountState, TRANSFER_MAX};
-use super::{Front, ServedQueue, Pdu, Via};
+use super::{Front, Pdu, ServedQueue, Via};
 use crate::Turn;
 use block::{Segment, Tag};
 use proto::fuse::Header;
 use proto::fuse::wire::HEAD_LEN;
-use queue::{FileId, FileOp, Blocking, QueueId, Ring};
+use queue::{Blocking, FileId, FileOp, QueueId, Ring};
 use ring::{KernelRing, Token};
 use std::collections::VecDeque;
 use std::sync::Arc;

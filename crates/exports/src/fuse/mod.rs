@@ -100,7 +100,8 @@ impl Front {
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, || None);
         }
-        self.queues[index] = Some(ServedQueue { pdus: vec![Pdu::VACANT; depth.into()].into(), zero_copy_reads });
+        self.queues[index] =
+            Some(ServedQueue { pdus: vec![Pdu::VACANT; depth.into()].into(), zero_copy_reads });
     }
 
     /// Updates whether the device supports zero-copy reads.

@@ -13,10 +13,10 @@
 
 mod batch;
 mod driver;
-mod served_queue;
 mod mode;
 mod modelled;
 mod request;
+mod served_queue;
 #[cfg(test)]
 mod tests;
 mod tuples;
@@ -26,11 +26,11 @@ use ::ublk::Descriptors;
 use batch::Batch;
 use block::{Bytes, Integrity, Region};
 pub use driver::{Batches, Driver, KernelBuffers, QueueMemory};
-use served_queue::{ServedQueue, Waiting};
 pub use mode::{Choice, Circumstances, DataMode, NotPossible, UnknownMode};
 pub use modelled::ModelRing;
 use queue::{Done, FileId, QueueId, Queues};
 use ring::{Event, Token};
+use served_queue::{ServedQueue, Waiting};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
@@ -121,7 +121,11 @@ impl Front {
     ///
     /// # Errors
     /// Nothing was started; the file and the client memory in the configuration still belong to the caller.
-    pub fn add_queue<D: Driver>(&mut self, config: ServedQueueConfig, ring: &mut D) -> Result<(), OpenQueueError> {
+    pub fn add_queue<D: Driver>(
+        &mut self,
+        config: ServedQueueConfig,
+        ring: &mut D,
+    ) -> Result<(), OpenQueueError> {
         let index = usize::from(config.queue.0);
         let served = ServedQueue::open(config, ring)?;
         if self.queues.len() <= index {

@@ -12,7 +12,7 @@ use super::driver::{Batches, Driver, KernelBuffers, QueueMemory};
 use ::ublk::model::{CharDevice, RingId, ServerMemory};
 use ::ublk::{BatchIo, Descriptors, IoCommand};
 use block::{Region, Segment};
-use queue::{FileId, FileOp, IoId, Nanos, Blocking, Ring, RingFull};
+use queue::{Blocking, FileId, FileOp, IoId, Nanos, Ring, RingFull};
 use ring::{KERNEL_BUFFER_SHIFT, Token};
 use std::collections::VecDeque;
 use std::io;

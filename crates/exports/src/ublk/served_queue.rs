@@ -5,7 +5,7 @@ use super::driver::{Driver, QueueMemory};
 use super::mode::DataMode;
 use super::request::{Bounds, ParsedRequest, parse_request, result_of};
 use super::tuples::Tuples;
-use super::{ClientMemory, ServedQueueConfig, OpenQueueError};
+use super::{ClientMemory, OpenQueueError, ServedQueueConfig};
 use crate::fronts::FrontNumber;
 use ::ublk::{
     AutoBufReg, BatchFlags, IoCommand, IoDescriptor, IoFlags, IoOp, IoResult, shmem_index, shmem_offset,
@@ -125,7 +125,10 @@ pub(super) struct ServedQueue {
 
 impl ServedQueue {
     /// Starts serving a queue: fetches all of its tags.
-    pub(super) fn open<D: Driver>(config: ServedQueueConfig, ring: &mut D) -> Result<ServedQueue, OpenQueueError> {
+    pub(super) fn open<D: Driver>(
+        config: ServedQueueConfig,
+        ring: &mut D,
+    ) -> Result<ServedQueue, OpenQueueError> {
         let memory = match config.mode {
             DataMode::Copy => {
                 let len = config.io_max.0 * u64::from(config.depth);

@@ -18,15 +18,14 @@
 //! virtqueues ([`virtio`]).
 
 mod active;
-mod virtqueue;
 mod poll;
+mod virtqueue;
 mod zones;
 
 use crate::facts::DeviceFacts;
 use crate::fronts::{Front as FrontOfTurn, FrontNumber, Turn};
 pub use active::{GuestRegionSetup, RingSetup, StartError};
 use block::Bytes;
-use virtqueue::Virtqueue;
 use queue::{Done, QueueId};
 use ring::{Event, Token};
 use std::os::fd::OwnedFd;
@@ -34,6 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use virtio::blk::{Config, Malformed};
 use virtio::ring::RingError;
+use virtqueue::Virtqueue;
 
 /// Largest request in bytes: the largest block of the ring's arena.
 pub const REQUEST_MAX: u64 = 32 << 20;
@@ -185,7 +185,8 @@ fn token(queue: QueueId, generation: u32) -> Token {
 impl FrontOfTurn for Front {
     fn event(&mut self, event: Event, turn: &mut Turn<'_>) {
         let Event::Ended { token, result } = event else { return };
-        let Some(virtqueue) = self.virtqueues.get_mut(usize::from(token.index)).and_then(Option::as_mut) else {
+        let Some(virtqueue) = self.virtqueues.get_mut(usize::from(token.index)).and_then(Option::as_mut)
+        else {
             return;
         };
         if result >= 0 && virtqueue.kicked(token.number, turn) {
@@ -195,7 +196,9 @@ impl FrontOfTurn for Front {
 
     #[inline]
     fn done(&mut self, queue: QueueId, done: Done, turn: &mut Turn<'_>) {
-        let Some(virtqueue) = self.virtqueues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else { return };
+        let Some(virtqueue) = self.virtqueues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else {
+            return;
+        };
         virtqueue.done(done, turn);
         list(&mut self.busy, virtqueue);
     }
@@ -206,7 +209,8 @@ impl FrontOfTurn for Front {
         }
         std::mem::swap(&mut self.busy, &mut self.spare);
         for queue in self.spare.drain(..) {
-            let Some(virtqueue) = self.virtqueues.get_mut(usize::from(queue.0)).and_then(Option::as_mut) else {
+            let Some(virtqueue) = self.virtqueues.get_mut(usize::from(queue.0)).and_then(Option::as_mut)
+            else {
                 continue;
             };
             virtqueue.is_listed = false;

@@ -3,7 +3,7 @@
 use super::active::{Active, RingSetup, StartError};
 use super::poll::PollBudget;
 use super::zones::Report;
-use super::{BOUNCE_MAX, Broken, VirtqueueConfig, REQUEST_MAX, SEGMENTS_MAX, Stopped, token};
+use super::{BOUNCE_MAX, Broken, REQUEST_MAX, SEGMENTS_MAX, Stopped, VirtqueueConfig, token};
 use crate::facts::DeviceFacts;
 use crate::fronts::{FrontNumber, Turn};
 use block::{Bytes, Data, Flags, Op, Request, Segment, Tag};

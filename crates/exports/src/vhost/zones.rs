@@ -6,7 +6,7 @@
 //! status from it ([`virtio::blk::failed_status_byte`]). Another request may have changed the zone in
 //! between; the status is then that of its new state, and an error in any case.
 
-use super::virtqueue::{Virtqueue, Popped, TagSlot};
+use super::virtqueue::{Popped, TagSlot, Virtqueue};
 use crate::fronts::Turn;
 use block::{Bytes, Data, Op, Request, Segment, Status, Tag, Zone};
 use queue::{Done, Ring};

@@ -4,8 +4,8 @@
 //! `enable`. The list has a lock, which requests take only while failing is enabled and a bad block exists.
 
 use super::{
-    Area, Devices, MessageError, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
-    parse_u32, parse_u64, stack,
+    Area, Devices, MessageError, Names, RandomLine, Simulated, Status, Target, TargetError, TargetRange,
+    TargetRow, parse_u32, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};

@@ -2,7 +2,7 @@
 //! device.
 
 use super::{
-    Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u64, stack,
+    Area, Devices, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Cookie, LimitsError, Op, Profile, Request, Sectors};

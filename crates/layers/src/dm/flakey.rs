@@ -5,7 +5,7 @@
 //! request. The data of a write is copied before it is corrupted, because its buffer belongs to the client.
 
 use super::{
-    Area, Args, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    Area, Args, Devices, Names, RandomLine, Simulated, Status, Target, TargetError, TargetRange, TargetRow,
     parse_u64, stack,
 };
 use crate::Layer;

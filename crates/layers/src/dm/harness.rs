@@ -2,7 +2,7 @@
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Devices, LookupError, TargetRange, TableLayer, TableTarget, Target, TargetError, target_types, testing,
+    Devices, LookupError, TableLayer, TableTarget, Target, TargetError, TargetRange, target_types, testing,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, Data, Flags, Op, Profile, Request, Sectors, Segment, Status};

@@ -1,8 +1,8 @@
 //! The target `linear <device> <offset>`: maps its sectors to a contiguous range of a device.
 
 use super::{
-    Area, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u64,
-    stack,
+    Area, Devices, Names, RandomLine, Simulated, Status, Target, TargetError, TargetRange, TargetRow,
+    parse_u64, stack,
 };
 use crate::{Layer, Window};
 use block::{LimitsError, Profile, Sectors};

@@ -150,7 +150,7 @@ fn unknown(name: &str) -> TargetError {
 #[cfg(test)]
 mod tests {
     use super::super::testing::FakeDevices;
-    use super::super::{TargetRange, Target};
+    use super::super::{Target, TargetRange};
     use super::*;
     use crate::testing::Clock;
     use std::fs;
@@ -159,7 +159,8 @@ mod tests {
 
     fn construct(row: &TargetRow, len: Sectors, args: &[&str]) -> Arc<dyn Target<Clock>> {
         let kind = TargetType::<Clock>::find(row.name).expect("it is in the list");
-        let target = (kind.construct)(TargetRange { start: Sectors(0), len }, args, &mut FakeDevices::default());
+        let target =
+            (kind.construct)(TargetRange { start: Sectors(0), len }, args, &mut FakeDevices::default());
         target.unwrap_or_else(|why| panic!("{} {args:?}: {why}", row.name))
     }
 

@@ -6,7 +6,7 @@
 //! request.
 
 use super::{
-    Area, Devices, FanOut, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow,
+    Area, Devices, FanOut, Names, RandomLine, Simulated, Status, Target, TargetError, TargetRange, TargetRow,
     parse_u32, parse_u64, stack,
 };
 use crate::Layer;

@@ -7,8 +7,8 @@
 //! argument is wrong, the mappings before it have taken effect, as in the kernel.
 
 use super::{
-    Area, Args, Devices, FanOut, MessageError, Names, TargetRange, RandomLine, Simulated, Status, Target,
-    TargetError, TargetRow, parse_u64, stack,
+    Area, Args, Devices, FanOut, MessageError, Names, RandomLine, Simulated, Status, Target, TargetError,
+    TargetRange, TargetRow, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};

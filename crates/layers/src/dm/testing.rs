@@ -1,6 +1,6 @@
 //! Targets for tests of arguments and status, over fake devices.
 
-use super::{Devices, LookupError, TargetRange, Target, TargetError, target_types};
+use super::{Devices, LookupError, Target, TargetError, TargetRange, target_types};
 use crate::testing::Clock;
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors};
 use std::io;
@@ -63,7 +63,11 @@ pub(crate) fn profile(size: Bytes) -> Profile {
 pub(crate) fn try_build(kind: &str, args: &str) -> Result<Arc<dyn Target<Clock>>, TargetError> {
     let kind = target_types::<Clock>().into_iter().find(|known| known.row.name == kind).expect("a kind");
     let args: Vec<&str> = args.split_whitespace().collect();
-    (kind.construct)(TargetRange { start: Sectors(0), len: Sectors(1024) }, &args, &mut FakeDevices::default())
+    (kind.construct)(
+        TargetRange { start: Sectors(0), len: Sectors(1024) },
+        &args,
+        &mut FakeDevices::default(),
+    )
 }
 
 pub(crate) fn build(kind: &str, args: &str) -> Arc<dyn Target<Clock>> {

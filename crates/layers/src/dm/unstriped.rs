@@ -2,8 +2,8 @@
 //! device.
 
 use super::{
-    Area, Devices, Names, TargetRange, RandomLine, Simulated, Status, Target, TargetError, TargetRow, parse_u32,
-    parse_u64, stack,
+    Area, Devices, Names, RandomLine, Simulated, Status, Target, TargetError, TargetRange, TargetRow,
+    parse_u32, parse_u64, stack,
 };
 use crate::Layer;
 use block::{Bytes, Cookie, LimitsError, Op, Profile, Request, Sectors};

@@ -1,6 +1,6 @@
 //! The target `zero`: reads return zeroes, writes are dropped.
 
-use super::{Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack};
+use super::{Area, Devices, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, stack};
 use crate::Layer;
 use block::{Cookie, LimitsError, Op, Profile, Request, Sectors, Segment};
 use queue::{Cx, Node, NodeId, Ring, Verdict};

@@ -87,8 +87,7 @@ impl Config {
         if config.queue_mode == QueueMode::Request || handler.first().is_some_and(|name| name == EXEC) {
             config.handler = handler;
         }
-        if let [EXEC, program @ ..] =
-            config.handler.iter().map(String::as_str).collect::<Vec<_>>().as_slice()
+        if let [EXEC, program @ ..] = config.handler.iter().map(String::as_str).collect::<Vec<_>>().as_slice()
             && !matches!(program, [path] if path.starts_with('/'))
         {
             return Err(TargetError::new("exec: takes one argument, a program by its absolute path"));

@@ -3,7 +3,7 @@
 use super::{Config, Multipath, MultipathNode, PathFailure};
 use crate::Layer;
 use crate::dm::{
-    Area, Devices, MessageError, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack,
+    Area, Devices, MessageError, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, stack,
 };
 use block::{Fact, LimitsError, Profile, Sectors};
 use queue::{Node, NodeId, Ring};

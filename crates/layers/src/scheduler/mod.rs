@@ -77,8 +77,13 @@ struct State {
 
 /// The number that stands for no area of the segment table.
 const NO_AREA: u16 = u16::MAX;
-const NEW: State =
-    State { stage: RequestStage::Passthrough, status: Status::Ok, class: 0, started: Nanos(0), area: NO_AREA };
+const NEW: State = State {
+    stage: RequestStage::Passthrough,
+    status: Status::Ok,
+    class: 0,
+    started: Nanos(0),
+    area: NO_AREA,
+};
 
 /// The node of one hardware queue.
 pub struct SchedulerNode {

@@ -1,7 +1,7 @@
 //! Files: asynchronous and inline operations, and the removal of files.
 
 use super::*;
-use queue::{FileId, FileOp, Blocking};
+use queue::{Blocking, FileId, FileOp};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

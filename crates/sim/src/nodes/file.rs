@@ -1,7 +1,7 @@
 //! The smallest correct backend: a file, with every operation through the ring.
 
 use block::{Bytes, Cookie, Extent, Flags, Op, Request, Segment, Status};
-use queue::{Cx, FileId, FileOp, Node, NodeId, Blocking, Ring, RingFull, Verdict};
+use queue::{Blocking, Cx, FileId, FileOp, Node, NodeId, Ring, RingFull, Verdict};
 use std::cell::Cell;
 use std::rc::Rc;
 

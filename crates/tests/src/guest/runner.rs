@@ -32,8 +32,9 @@ enum Outcome {
 
 /// Selects the tests of `when` whose names begin with one of `words`; without words all.
 pub fn chosen<'a>(tests: &'a [Test], when: &[When], arguments: &[String]) -> Vec<&'a Test> {
-    let is_named =
-        |test: &Test| arguments.is_empty() || arguments.iter().any(|word| test.name.starts_with(word.as_str()));
+    let is_named = |test: &Test| {
+        arguments.is_empty() || arguments.iter().any(|word| test.name.starts_with(word.as_str()))
+    };
     tests.iter().filter(|test| when.contains(&test.when) && is_named(test)).collect()
 }
 
@@ -56,7 +57,11 @@ pub fn main(tests: &[Test], arguments: &[String]) -> ExitCode {
             Some(test) => one(test),
             None => usage(&format!("no such test: {name}")),
         },
-        arguments if arguments.iter().any(|word| word.starts_with('-') && word != "--long" && word != "--quick") => {
+        arguments
+            if arguments
+                .iter()
+                .any(|word| word.starts_with('-') && word != "--long" && word != "--quick") =>
+        {
             usage("no such option")
         }
         arguments => {

@@ -4,7 +4,7 @@
 //! All connections to one server share its memory. A connection is lost, falls silent or sends garbage at any
 //! time; the requests that the server has then are executed or not, and none is executed later.
 
-use backends::nbd::{Connected, Connector, ConnectionChannel, Loss, Nbd, NbdSpec, ServerTimeouts};
+use backends::nbd::{Connected, ConnectionChannel, Connector, Loss, Nbd, NbdSpec, ServerTimeouts};
 use block::{Bytes, Extent};
 use proto::nbd::extents::{StatusQuery, put_block_status, reply_len};
 use proto::nbd::{
@@ -56,7 +56,8 @@ impl Remote {
             if unreliable { Duration::from_millis(rng.below(50)) } else { Duration::from_secs(1 << 30) };
         let timeout = rng.chance(700).then(|| Duration::from_millis(rng.between(1000, 10_000)));
         let memory = Rc::new(RefCell::new(vec![0; len.0 as usize]));
-        let (timeouts, trouble) = (ServerTimeouts { timeout, reconnect }, *rng.pick(&[50, 300, 2000, 1 << 40]));
+        let (timeouts, trouble) =
+            (ServerTimeouts { timeout, reconnect }, *rng.pick(&[50, 300, 2000, 1 << 40]));
         let woken = Arc::default();
         Remote { len, memory, connector: Arc::default(), nbd: None, timeouts, trouble, woken }
     }

@@ -7,7 +7,7 @@ use super::paths::Paths;
 use super::remote::Remote;
 use super::seeded_fault::SeededFault;
 use super::target_line::TargetLine;
-use backends::{Alignment, Facts, Null, Ram, RamSpec, FileState};
+use backends::{Alignment, Facts, FileState, Null, Ram, RamSpec};
 use block::{Abilities, Bytes, Profile, QueueLimits, Sectors, Segment};
 use layers::LayerOptions;
 use layers::cow::format::{Layout, PAGE_LEN, TABLE_AT};

@@ -5,7 +5,8 @@
 
 use block::{Bytes, Profile, Sectors};
 use layers::dm::{
-    Devices, LookupError, TargetRange, RandomLine, Simulated, TableTarget, Target, TargetRow, TargetType, rows,
+    Devices, LookupError, RandomLine, Simulated, TableTarget, Target, TargetRange, TargetRow, TargetType,
+    rows,
 };
 use queue::Ring;
 use sim::{Rng, SimRing};

@@ -10,7 +10,7 @@ use super::{Failure, Outcome, Scenario, guarded};
 use ::ublk::model::{ClientRequest, Finished, Model as Kernel, ModelConfig};
 use ::ublk::{Driver as Control, Features, IoFlags, KernelOp, NewDevice, ParamTypes, Params};
 use block::{Bytes, Flags, Op, Sectors, Status};
-use exports::ublk::{DataMode, Front, ServedQueueConfig, ServedQueueShared, ModelRing};
+use exports::ublk::{DataMode, Front, ModelRing, ServedQueueConfig, ServedQueueShared};
 use queue::{Done, IoId, Nanos, Queue, QueueConfig, QueueId, Queues, Ring as _};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Ticket, Tracer, Wakes, fill_sector};
 use std::collections::BTreeMap;

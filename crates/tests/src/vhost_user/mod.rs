@@ -107,8 +107,15 @@ impl FrontEnd {
         let table = memory.table(GUEST_AT, USER_AT).expect("the addresses fit");
         let (backend, theirs) = UnixStream::pair().expect("a socket pair");
         let allocator = AddressAllocator::at(GUEST_AT);
-        let mut this =
-            FrontEnd { stream, backend, memory, table, allocator, features: Features::empty(), inflight: None };
+        let mut this = FrontEnd {
+            stream,
+            backend,
+            memory,
+            table,
+            allocator,
+            features: Features::empty(),
+            inflight: None,
+        };
         this.negotiate(wanted, theirs);
         this
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::Features;
-use crate::driver::{Disk, Driver, AddressAllocator};
+use crate::driver::{AddressAllocator, Disk, Driver};
 use crate::memory::{GuestMemory, GuestRegion, Mapping, Span};
 use crate::ring::{Chain, Position, Ring};
 use block::{Bytes, Flags, Op, QueueLimits, Region, Sectors};
@@ -62,7 +62,8 @@ impl Rig {
                 (address, len)
             })
             .collect();
-        let writable: Vec<_> = writable.iter().map(|&len| (self.allocator.take(len.into(), 1), len)).collect();
+        let writable: Vec<_> =
+            writable.iter().map(|&len| (self.allocator.take(len.into(), 1), len)).collect();
         self.disk.driver().add(&readable, &writable).unwrap();
         let _ = self.disk.publish();
         assert_eq!(self.ring.pop(&mut self.chain), Ok(true));

@@ -1,6 +1,6 @@
 //! Sends virtio-blk requests from a number of slots, each with a header, a status byte and memory for data.
 
-use super::{Driver, AddressAllocator};
+use super::{AddressAllocator, Driver};
 use crate::blk::{HEADER_LEN, Kind};
 use crate::memory::{GuestMemory, Span};
 use std::sync::Arc;

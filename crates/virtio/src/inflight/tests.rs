@@ -1,7 +1,7 @@
 //! Tests in which the device side dies between two steps, and a new ring continues on the same memory.
 
 use super::*;
-use crate::driver::{Driver, AddressAllocator};
+use crate::driver::{AddressAllocator, Driver};
 use crate::memory::{GuestMemory, GuestRegion};
 use crate::ring::{Chain, Head, Layout, Position, Ring, SetupError};
 use block::Region;

@@ -12,7 +12,7 @@ use super::table::{
 use crate::spec::{DiskFileSpec, FileFormat, LineSpec, StackSpec, TableSpec};
 use backends::Content;
 use block::{Abilities, Bytes, Profile, QueueLimits};
-use layers::dm::{Devices, LookupError, TargetRange, TargetError, TargetType};
+use layers::dm::{Devices, LookupError, TargetError, TargetRange, TargetType};
 use ring::KernelRing;
 use std::fs::File;
 use std::io::{self, Seek};

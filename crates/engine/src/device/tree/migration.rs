@@ -8,7 +8,7 @@ use crate::device::tree::Loaded;
 use crate::spec::{DiskFileSpec, LayerSpec, StackSpec};
 use block::{Bytes, Sectors};
 use layers::dm::migration::Migration;
-use layers::dm::{Names, TargetRange, TableLayer, TableTarget};
+use layers::dm::{Names, TableLayer, TableTarget, TargetRange};
 use ring::KernelRing;
 use std::sync::Arc;
 
@@ -69,8 +69,9 @@ pub(crate) fn plan(
     }
     let (was, now) = (from.limits.logical_block_size, into.limits.logical_block_size);
     if now > was {
-        let why =
-            format!("the destination has logical blocks of {now}, and users of the device rely on blocks of {was}");
+        let why = format!(
+            "the destination has logical blocks of {now}, and users of the device rely on blocks of {was}"
+        );
         return Err(refuse(why));
     }
     let place = TargetRange { start: Sectors(0), len: from.size.sectors() };

@@ -13,7 +13,7 @@ use crate::device::{Device, DeviceError};
 use crate::spec::{DiskFileSpec, FileFormat, FileSpec, Format, LineSpec, StackSpec, TableSpec, escaped_word};
 use block::{Bytes, Features, Profile, Sectors};
 use layers::dm::{
-    Devices, LookupError, Names, TargetRange, TableLayer, TableTarget, Target, TargetError, TargetType,
+    Devices, LookupError, Names, TableLayer, TableTarget, Target, TargetError, TargetRange, TargetType,
 };
 use ring::KernelRing;
 use std::collections::HashMap;
@@ -143,7 +143,10 @@ pub(super) struct LineChecker {
 
 impl LineChecker {
     /// Checks the next line. Returns its place and its target type.
-    pub(super) fn admit(&mut self, line: &LineSpec) -> Result<(TargetRange, TargetType<KernelRing>), TableError> {
+    pub(super) fn admit(
+        &mut self,
+        line: &LineSpec,
+    ) -> Result<(TargetRange, TargetType<KernelRing>), TableError> {
         let refuse =
             |kind: &str, why: TargetError| TableError { line: line.line, kind: kind.to_owned(), why };
         if line.len == 0 {

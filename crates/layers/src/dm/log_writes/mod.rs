@@ -12,7 +12,7 @@ mod shared;
 
 use super::background::BackgroundWork;
 use super::{
-    Area, Devices, MessageError, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack,
+    Area, Devices, MessageError, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, stack,
 };
 use crate::Layer;
 use block::{

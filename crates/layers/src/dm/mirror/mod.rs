@@ -19,8 +19,8 @@ mod tests;
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u32, parse_u64,
-    stack,
+    Area, Devices, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, parse_u32,
+    parse_u64, stack,
 };
 use crate::Layer;
 use args::{LEGS_MAX, LogArgs, LogKind, features};

@@ -21,7 +21,8 @@ mod tests;
 
 use super::background::{BackgroundWork, Disks};
 use super::{
-    Area, Args, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, parse_u32, stack,
+    Area, Args, Devices, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, parse_u32,
+    stack,
 };
 use crate::Layer;
 use block::{Abilities, Bytes, Cookie, Fact, LimitsError, Op, Profile, Request, Sectors};

@@ -1,6 +1,8 @@
 //! The target `snapshot-origin <device>`: a write first copies the old chunk for each snapshot of the device.
 
-use super::super::{Area, Devices, Names, TargetRange, Simulated, Status, Target, TargetError, TargetRow, stack};
+use super::super::{
+    Area, Devices, Names, Simulated, Status, Target, TargetError, TargetRange, TargetRow, stack,
+};
 use super::copy::{ChunkCopy, Copier, Progress};
 use super::registry::{self, Group, Member};
 use super::store::{ChunkState, Store};

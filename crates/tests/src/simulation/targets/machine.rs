@@ -12,7 +12,9 @@ use crate::simulation::stacks::Setup;
 use crate::simulation::{Outcome, Scenario};
 use block::{Bytes, Flags, Op, Profile, Request, Sectors, Status, Tag};
 use layers::Layer;
-use layers::dm::{Names, TargetRange, Status as Asked, TableLayer, TableTarget, Target, TargetError, TargetType};
+use layers::dm::{
+    Names, Status as Asked, TableLayer, TableTarget, Target, TargetError, TargetRange, TargetType,
+};
 use queue::{FileId, NodeId, Owner, Queue, QueueConfig, QueueId, Queues, Ring as _, Stack};
 use sim::{Faults, Model, Rng, SECTOR_LEN, SimRing, Tracer, Wakes, fill_sector};
 use std::sync::Arc;

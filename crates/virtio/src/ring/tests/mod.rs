@@ -4,7 +4,7 @@ mod packed;
 mod split;
 
 use super::*;
-use crate::driver::{Driver, AddressAllocator};
+use crate::driver::{AddressAllocator, Driver};
 use crate::memory::{GuestRegion, Mapping};
 use block::Region;
 
