@@ -256,18 +256,46 @@ fn nbdkit_is_started_restarted_and_ended() {
 }
 
 #[test]
-fn nbdkit_dies_with_a_server_that_is_killed_and_reports_why_it_cannot_serve() {
+fn nbdkit_dies_with_a_server_that_is_killed_and_leaves_no_file() {
     if missing(&["nbdkit"]) {
         return;
     }
     let sandbox = Sandbox::new(Engine::Auto);
-    let mut front = serve_as(&sandbox, "front", "nbdkit:memory 16M", &[]);
+    let temporary = sandbox.path("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    let files =
+        || std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let export = format!("unix:{}", sandbox.path("front.sock").display());
+    let mut serve = sandbox.blockyard(&["serve", "nbdkit:memory 16M", "--name", "front", "--nbd", &export]);
+    let mut front = sandbox.start(serve.env("TMPDIR", &temporary), 1);
     let pid = program(&sandbox);
+    let mut peer = Peer::connect(&front.socket(), "front");
+    assert_eq!(peer.read(0, 512).unwrap(), [0; 512]);
+    assert_eq!(files(), Vec::<PathBuf>::new(), "while it is served");
     front.kill();
     assert!(until(PATIENCE, || (!is_alive(pid)).then_some(())).is_some(), "nbdkit outlives its server");
-    let refused = sandbox.run(&["serve", "nbdkit:no-such-plugin", "--name", "other"]).failed();
-    assert!(
-        refused.contains("nbdkit ended before it served") && refused.contains("no-such-plugin"),
-        "{refused}"
-    );
+    assert_eq!(files(), Vec::<PathBuf>::new(), "after the server was killed");
+}
+
+#[test]
+fn an_nbdkit_that_cannot_serve_is_reported_with_its_reason() {
+    if missing(&["nbdkit"]) {
+        return;
+    }
+    let sandbox = Sandbox::new(Engine::Auto);
+    let temporary = sandbox.path("temporary");
+    std::fs::create_dir(&temporary).unwrap();
+    for (stack, why) in [
+        ("nbdkit:no-such-plugin", "no-such-plugin"),
+        ("nbdkit:file /nonexistent", "/nonexistent"),
+        // Its own socket would be another one.
+        ("nbdkit:--port 10809 memory 1M", "nbdkit ended before it served"),
+        ("nbdkit:memory 1M,dir=/nonexistent", "dir=/nonexistent is no folder"),
+    ] {
+        let mut serve = sandbox.blockyard(&["serve", stack, "--name", "other"]);
+        let output = serve.env("TMPDIR", &temporary).output().unwrap();
+        let refused = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && refused.contains(why), "{stack}: {refused}");
+        assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "{stack} leaves files");
+    }
 }

@@ -5,21 +5,21 @@ use crate::programs::Nbdkit;
 use crate::spec::NbdSpec;
 use backends::nbd::{Connected, NbdError};
 use proto::nbd::Session;
-use proto::nbd::Uri;
 use proto::nbd::client::{Failure, Handshake, HandshakeOptions, Step, TlsPolicy};
 use proto::nbd::uri::Server;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-/// How often a server that was just started is tried.
-const NBDKIT_LISTENS: Duration = Duration::from_millis(10);
+/// Longest wait for the end of an nbdkit that closed a connection: its last line is the reason.
+const NBDKIT_ENDS: Duration = Duration::from_millis(500);
+/// Interval between checks for that end.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -65,27 +65,37 @@ impl ConnectError {
 
 /// The server, its export, and TLS settings.
 pub(super) struct Target {
-    uri: Uri,
+    address: Address,
+    /// Name of the export.
+    export: String,
     name: String,
     tls: Option<Tls>,
-    /// The server, if the device starts it.
-    nbdkit: Option<Nbdkit>,
+}
+
+/// The server of a target.
+enum Address {
+    Server(Server),
+    /// The device starts it.
+    Nbdkit(Nbdkit),
 }
 
 impl Target {
     pub(super) fn new(spec: &NbdSpec) -> Result<Target, ConnectError> {
         let (tls, name) = (Tls::load(&spec.uri)?, spec.uri.to_string());
-        Ok(Target { tls, name, uri: spec.uri.clone(), nbdkit: None })
+        let address = Address::Server(spec.uri.server.clone());
+        Ok(Target { address, export: spec.uri.export.clone(), name, tls })
     }
 
     /// Creates a target that the device starts itself. `name`: for messages.
     pub(super) fn of_nbdkit(nbdkit: Nbdkit, name: String) -> Target {
-        let uri = Uri::unix(nbdkit.socket(), "");
-        Target { uri, name, tls: None, nbdkit: Some(nbdkit) }
+        Target { address: Address::Nbdkit(nbdkit), export: String::new(), name, tls: None }
     }
 
     pub(super) fn nbdkit(&self) -> Option<&Nbdkit> {
-        self.nbdkit.as_ref()
+        match &self.address {
+            Address::Nbdkit(nbdkit) => Some(nbdkit),
+            Address::Server(_) => None,
+        }
     }
 
     /// URI of the export, for messages.
@@ -95,7 +105,7 @@ impl Target {
 
     pub(super) fn failed(&self, why: io::Error) -> ConnectError {
         let hint = match why.kind() {
-            _ if self.nbdkit.is_some() => "",
+            _ if self.nbdkit().is_some() => "",
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => " (does the server run?)",
             io::ErrorKind::TimedOut => " (is it an NBD server?)",
             io::ErrorKind::UnexpectedEof => " (the server hung up: does it serve others only?)",
@@ -114,12 +124,9 @@ impl Target {
     }
 
     pub(super) async fn connect(self: &Arc<Target>) -> Result<Connected<OwnedFd>, ConnectError> {
-        match &self.uri.server {
-            Server::Unix(path) => {
-                if let Some(nbdkit) = &self.nbdkit {
-                    let stream = connect_to_nbdkit(nbdkit, path).await.map_err(|why| self.failed(why))?;
-                    return self.shake_hands(stream, |stream| Ok(stream.into_std()?.into())).await;
-                }
+        match &self.address {
+            Address::Nbdkit(nbdkit) => self.connect_to_nbdkit(nbdkit).await,
+            Address::Server(Server::Unix(path)) => {
                 let stream = match path.as_os_str().as_bytes().split_first() {
                     Some((0, name)) => abstract_unix(name),
                     _ => UnixStream::connect(path).await,
@@ -127,7 +134,7 @@ impl Target {
                 let stream = stream.map_err(|why| self.failed(why))?;
                 self.shake_hands(stream, |stream| Ok(stream.into_std()?.into())).await
             }
-            Server::Tcp { host, port } => {
+            Address::Server(Server::Tcp { host, port }) => {
                 let stream = TcpStream::connect((host.as_str(), *port)).await;
                 let stream = stream.and_then(|stream| {
                     stream.set_nodelay(true)?;
@@ -142,6 +149,27 @@ impl Target {
         }
     }
 
+    /// Starts nbdkit if it does not run, and connects to it. Its socket exists before it, so an nbdkit that cannot
+    /// serve shows as a connection that is closed.
+    async fn connect_to_nbdkit(&self, nbdkit: &Nbdkit) -> Result<Connected<OwnedFd>, ConnectError> {
+        let socket = nbdkit.ensure().map_err(|why| self.failed(why))?;
+        let connected = match UnixStream::connect(socket.path()).await {
+            Ok(stream) => self.shake_hands(stream, |stream| Ok(stream.into_std()?.into())).await,
+            Err(why) => Err(self.failed(why)),
+        };
+        let late = Instant::now() + NBDKIT_ENDS;
+        while let Err(ConnectError::Io { .. }) = connected {
+            if let Some(how) = nbdkit.ended() {
+                return Err(self.failed(io::Error::other(format!("nbdkit ended before it served ({how})"))));
+            }
+            if Instant::now() >= late {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        connected
+    }
+
     async fn shake_hands<S>(
         &self,
         mut stream: S,
@@ -150,7 +178,7 @@ impl Target {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let mut requested = HandshakeOptions::new(self.uri.export.clone());
+        let mut requested = HandshakeOptions::new(self.export.clone());
         requested.tls = if self.tls.is_some() { TlsPolicy::Always } else { TlsPolicy::Never };
         let mut handshake = Handshake::new(requested);
         if let Some(session) = self.drive(&mut stream, &mut handshake).await? {
@@ -205,22 +233,6 @@ impl Target {
                 return Err(self.failed(io::ErrorKind::UnexpectedEof.into()));
             }
         }
-    }
-}
-
-/// Starts nbdkit if it does not run, and connects to it as soon as it listens.
-async fn connect_to_nbdkit(nbdkit: &Nbdkit, path: &Path) -> io::Result<UnixStream> {
-    nbdkit.ensure()?;
-    loop {
-        match UnixStream::connect(path).await {
-            Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
-            connected => return connected,
-        }
-        if let Some(how) = nbdkit.ended() {
-            return Err(io::Error::other(format!("nbdkit ended before it served ({how})")));
-        }
-        tokio::time::sleep(NBDKIT_LISTENS).await;
     }
 }
 

@@ -79,8 +79,7 @@ impl Remote {
     /// nbdkit cannot be started or ends, or its export cannot be a device.
     pub(crate) fn open_nbdkit(spec: &ProgramSpec, device: Option<&str>) -> Result<Remote, ConnectError> {
         let uri = format!("nbdkit:{}", spec.command);
-        let nbdkit =
-            Nbdkit::new(spec, device).map_err(|why| ConnectError::Io { uri: uri.clone(), why, hint: "" })?;
+        let nbdkit = Nbdkit::new(spec, device);
         let timeouts = ServerTimeouts { timeout: spec.timeout, reconnect: spec.reconnect };
         let described = backends::nbd::NbdSpec { uri: uri.clone(), timeouts, read_only: spec.ro };
         Remote::open_target(Target::of_nbdkit(nbdkit, uri), described, device)

@@ -1,77 +1,85 @@
-//! nbdkit with a plugin: an NBD server that the device starts, on a socket that only its user can access.
+//! nbdkit with a plugin: an NBD server that the device starts, on a socket that only this process can reach.
+//!
+//! nbdkit receives a listening socket by systemd's socket activation. The socket's name is removed before
+//! nbdkit starts; connections are made through a descriptor of its inode. So no file is left behind, however
+//! the server ends, and the socket can be connected to before nbdkit accepts.
+//!
+//! *Invariant:* only nbdkit has the listening socket. When nbdkit ends, connections are refused or closed.
 
 use super::child::Running;
 use crate::spec::ProgramSpec;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tempfile::TempDir;
 
 /// Longest wait for nbdkit to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
+/// Passes the listening socket from standard input on as descriptor 3, the first one of socket activation, which
+/// also demands the id of the process. `exec` keeps that id, and nbdkit is still our child.
+const ACTIVATE: &str = r#"exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec nbdkit "$@""#;
 
 /// The nbdkit of a device.
 pub(crate) struct Nbdkit {
     spec: ProgramSpec,
     device: Option<String>,
-    /// The folder of its socket, which other users cannot enter.
-    folder: TempDir,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     running: Option<Running>,
+    /// The socket of the last nbdkit; `None` before the first start.
+    socket: Option<Arc<NamelessSocket>>,
     starts: u64,
     last_end: String,
 }
 
 impl Nbdkit {
-    /// Creates the folder of the socket. nbdkit is started with the first connection.
-    pub(crate) fn new(spec: &ProgramSpec, device: Option<&str>) -> io::Result<Nbdkit> {
-        let folder = tempfile::Builder::new().prefix("blockyard-nbdkit-").tempdir()?;
-        let device = device.map(str::to_owned);
-        Ok(Nbdkit { spec: spec.clone(), device, folder, state: Mutex::default() })
+    /// Describes a device's nbdkit, which is started with the first connection.
+    pub(crate) fn new(spec: &ProgramSpec, device: Option<&str>) -> Nbdkit {
+        Nbdkit { spec: spec.clone(), device: device.map(str::to_owned), state: Mutex::default() }
     }
 
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
-    }
-
-    /// Starts nbdkit if it does not run. The kernel ends it with the thread that calls this, so that thread
-    /// has to live as long as the process.
+    /// Starts nbdkit if it does not run, and returns its socket. The kernel ends nbdkit with the thread that
+    /// calls this, so that thread has to live as long as the process.
     ///
     /// # Errors
     /// It cannot be started, or has ended and is not to be started again.
-    pub(crate) fn ensure(&self) -> io::Result<()> {
+    pub(crate) fn ensure(&self) -> io::Result<Arc<NamelessSocket>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.note_end(&self.spec.command, self.device.as_deref());
-        if state.running.is_some() {
-            return Ok(());
+        if let (Some(_), Some(socket)) = (&state.running, &state.socket) {
+            return Ok(socket.clone());
         }
         if state.starts > 0 && !self.spec.restart {
             return Err(io::Error::other(format!("nbdkit has ended ({}), and restart=off", state.last_end)));
         }
-        match std::fs::remove_file(self.socket()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        if !is_installed() {
+            return Err(io::Error::other("nbdkit is not installed"));
         }
-        let socket = path_text(&self.socket())?;
-        let own = ["nbdkit", "--foreground", "--exit-with-parent", "--newstyle", "--unix", &socket];
+        let (listener, socket) = NamelessSocket::listen()?;
+        let (running, socket) = (self.start(listener)?, Arc::new(socket));
+        (state.starts, state.running, state.socket) = (state.starts + 1, Some(running), Some(socket.clone()));
+        Ok(socket)
+    }
+
+    /// Starts nbdkit, and gives the listening socket to it.
+    fn start(&self, listener: UnixListener) -> io::Result<Running> {
+        let own = ["sh", "-c", ACTIVATE, "nbdkit", "--foreground", "--exit-with-parent", "--newstyle"];
         let argv: Vec<String> =
             own.into_iter().map(str::to_owned).chain(self.spec.argv.iter().cloned()).collect();
-        let running = Running::start(&argv, &self.spec, Stdio::null(), self.device.as_deref(), "nbdkit")
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => {
-                    io::Error::other("nbdkit is not installed, or dir= does not exist")
-                }
-                _ => io::Error::new(error.kind(), format!("nbdkit cannot be started: {error}")),
-            })?;
-        (state.starts, state.running) = (state.starts + 1, Some(running));
-        Ok(())
+        let stdin = Stdio::from(OwnedFd::from(listener));
+        let started = Running::start(&argv, &self.spec, stdin, self.device.as_deref(), "nbdkit");
+        started.map_err(|error| match &self.spec.dir {
+            Some(dir) if !dir.is_dir() => io::Error::other(format!("dir={} is no folder", dir.display())),
+            _ => io::Error::new(error.kind(), format!("nbdkit cannot be started: {error}")),
+        })
     }
 
     /// Returns how nbdkit ended, if it did since it was last started.
@@ -99,10 +107,30 @@ impl State {
     }
 }
 
-fn path_text(path: &Path) -> io::Result<String> {
-    let text =
-        path.to_str().ok_or_else(|| io::Error::other("the folder for temporary files is not UTF-8"))?;
-    Ok(text.to_owned())
+/// Returns whether `PATH` has an nbdkit.
+fn is_installed() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join("nbdkit").is_file())
+}
+
+/// The inode of a listening socket whose name was removed.
+pub(crate) struct NamelessSocket(OwnedFd);
+
+impl NamelessSocket {
+    /// Creates a listening socket. Other users cannot enter its folder, which exists for this call only.
+    fn listen() -> io::Result<(UnixListener, NamelessSocket)> {
+        let folder = tempfile::Builder::new().prefix("blockyard-nbdkit-").tempdir()?;
+        let name = folder.path().join("socket");
+        let listener = UnixListener::bind(&name)?;
+        let socket = rustix::fs::open(&name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        folder.close()?;
+        Ok((listener, NamelessSocket(socket)))
+    }
+
+    /// Returns the path by which this process can connect to the socket, as long as this value exists.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
 }
 
 impl Drop for Nbdkit {
