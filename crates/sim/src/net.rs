@@ -18,14 +18,20 @@ pub trait Peer: std::fmt::Debug {
     /// Handles bytes sent by the client.
     fn receive(&mut self, bytes: &[u8]);
 
-    /// Performs one step of the peer. Returns the bytes to send to the client now, which may be none.
-    fn step(&mut self) -> Vec<u8>;
+    /// Returns the memory that the peer shares with the client, if any.
+    fn shared_memory(&self) -> Option<Segment> {
+        None
+    }
+
+    /// Performs one step of the peer, which may access the shared memory. Returns the bytes to send to the
+    /// client now, which may be none.
+    fn step(&mut self, shared: &mut [u8]) -> Vec<u8>;
 
     /// Returns whether the peer may send more. Bytes sent before may still arrive.
     fn is_open(&self) -> bool;
 
-    /// Handles the client's closing of the connection.
-    fn hang_up(&mut self);
+    /// Handles the client's closing of the connection: the last access to the shared memory.
+    fn hang_up(&mut self, shared: &mut [u8]);
 }
 
 /// A connected stream that no node has taken yet.
@@ -102,7 +108,8 @@ impl SimRing {
         if socket.closing {
             return Some(self.step_closing(socket));
         }
-        let sent = socket.peer.step();
+        let shared = socket.peer.shared_memory();
+        let sent = socket.peer.step(self.shared(shared));
         socket.inbound.extend(sent);
         match self.rng.below(2) {
             0 => self.step_sending(socket).or_else(|| self.step_receiving(socket)),
@@ -129,7 +136,8 @@ impl SimRing {
             }
             Receiving::Armed | Receiving::Stopping => SocketEvent::ReceiveEnded(ReceiveEnd::Stopped),
             Receiving::Idle => {
-                socket.peer.hang_up();
+                let shared = socket.peer.shared_memory();
+                socket.peer.hang_up(self.shared(shared));
                 SocketEvent::Closed
             }
         }
@@ -199,6 +207,11 @@ impl SimRing {
                 Some(SocketEvent::Filled(filled.into()))
             }
         }
+    }
+
+    /// Returns the memory that a peer shares with its client.
+    fn shared(&mut self, segment: Option<Segment>) -> &mut [u8] {
+        segment.map_or(&mut [], |segment| self.arena.bytes_mut(segment))
     }
 
     fn socket(&mut self, id: SocketId) -> &mut SimSocket {

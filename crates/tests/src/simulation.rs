@@ -7,6 +7,7 @@
 mod load;
 mod parts;
 mod paths;
+mod program;
 mod remote;
 mod seeded_fault;
 mod sessions;

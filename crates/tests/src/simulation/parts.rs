@@ -1,6 +1,7 @@
 //! A stack as data, and the creation of its nodes.
 
 use super::paths::FlakyPath;
+use super::program::Program;
 use super::remote::Remote;
 use super::seeded_fault::{Broken, BrokenBelow, SeededFault};
 use super::stacks::Setup;
@@ -35,6 +36,9 @@ pub(super) enum Part {
         number: usize,
     },
     Remote {
+        number: usize,
+    },
+    Program {
         number: usize,
     },
     Delay {
@@ -142,7 +146,8 @@ impl Part {
             | Part::Ram { .. }
             | Part::Null { .. }
             | Part::Lender { .. }
-            | Part::Remote { .. } => &[],
+            | Part::Remote { .. }
+            | Part::Program { .. } => &[],
             Part::Mirror { below, .. }
             | Part::Cow { below, .. }
             | Part::Multipath { below, .. }
@@ -172,7 +177,7 @@ impl Part {
             Part::File { disk } => takes_any_block(*disk),
             Part::Cow { short, .. } => !short,
             Part::Ram { .. } | Part::Null { .. } | Part::Lender { .. } | Part::Broken { .. } => false,
-            Part::Remote { .. } | Part::Logged { .. } => false,
+            Part::Remote { .. } | Part::Program { .. } | Part::Logged { .. } => false,
             Part::Target { line, .. } => !line.accesses_data,
             _ => true,
         };
@@ -192,6 +197,7 @@ impl Part {
             Part::Null { number } => format!("null {number}"),
             Part::Lender { number } => format!("lender {number}"),
             Part::Remote { number } => format!("nbd {number}"),
+            Part::Program { number } => format!("exec {number}"),
             Part::Delay { chance, .. } => format!("delay {chance}"),
             Part::Jam { chance, .. } => format!("jam {chance}"),
             Part::Flaky { chance, .. } => format!("flaky {chance}"),
@@ -231,17 +237,27 @@ impl Part {
 pub(super) trait Remotes: Ring + Sized {
     /// Creates the node over a server.
     fn remote(remote: &Remote) -> Box<dyn Node<Self>>;
+    /// Creates the node over a driver program.
+    fn program(program: &Program) -> Box<dyn Node<Self>>;
 }
 
 impl Remotes for SimRing {
     fn remote(remote: &Remote) -> Box<dyn Node<SimRing>> {
         Box::new(remote.node())
     }
+
+    fn program(program: &Program) -> Box<dyn Node<SimRing>> {
+        Box::new(program.node())
+    }
 }
 
 impl<R: Ring> Remotes for ModelRing<R> {
     fn remote(_: &Remote) -> Box<dyn Node<ModelRing<R>>> {
         unreachable!("stacks for this ring are chosen without servers")
+    }
+
+    fn program(_: &Program) -> Box<dyn Node<ModelRing<R>>> {
+        unreachable!("stacks for this ring are chosen without programs")
     }
 }
 
@@ -270,6 +286,7 @@ impl Builder<'_> {
             Part::Null { number } => stack.backend(Box::new(self.setup.nulls[*number].node(None))),
             Part::Lender { number } => stack.backend(Box::new(Lender::new(self.setup.lenders[*number]))),
             Part::Remote { number } => stack.backend(R::remote(&self.setup.remotes[*number])),
+            Part::Program { number } => stack.backend(R::program(&self.setup.programs[*number])),
             Part::Delay { chance, .. } => stack.layer(Box::new(Delay::new(child, rng, *chance)), 0),
             Part::Jam { chance, .. } => stack.layer(Box::new(Jam::new(child, rng, *chance)), 0),
             Part::Flaky { chance, .. } => {

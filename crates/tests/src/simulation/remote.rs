@@ -269,7 +269,7 @@ impl Peer for Server {
         }
     }
 
-    fn step(&mut self) -> Vec<u8> {
+    fn step(&mut self, _: &mut [u8]) -> Vec<u8> {
         if !self.open || self.silent {
             return Vec::new();
         }
@@ -288,7 +288,7 @@ impl Peer for Server {
         self.open
     }
 
-    fn hang_up(&mut self) {
+    fn hang_up(&mut self, _: &mut [u8]) {
         self.settle();
     }
 }

@@ -4,6 +4,7 @@ use super::Scenario;
 use super::load::DeviceRules;
 use super::parts::{Builder, Part, Remotes};
 use super::paths::Paths;
+use super::program::Program;
 use super::remote::Remote;
 use super::seeded_fault::SeededFault;
 use super::target_line::TargetLine;
@@ -66,6 +67,7 @@ pub(super) struct Setup {
     /// Lengths of the lending backends, and once plugged in also their memory.
     pub(super) lenders: Vec<Segment>,
     pub(super) remotes: Vec<Remote>,
+    pub(super) programs: Vec<Program>,
     /// State shared by log-writes targets, created anew whenever they are opened, and the lengths of their
     /// log devices.
     pub(super) logs: Vec<Arc<LogWrites>>,
@@ -141,6 +143,7 @@ impl Setup {
             nulls: Vec::new(),
             lenders: Vec::new(),
             remotes: Vec::new(),
+            programs: Vec::new(),
             logs: Vec::new(),
             log_lens: Vec::new(),
             paths: Vec::new(),
@@ -409,10 +412,21 @@ impl Setup {
         if self.durable {
             return self.any_file(rng, len);
         }
-        // Backends that need only memory come from the rows; others have disks and servers of the simulation.
+        // Backends that need only memory come from the rows; others have disks, servers and programs of the
+        // simulation.
         let drawn: Vec<_> = backend_rows().iter().filter_map(|row| row.random).collect();
         let remote = drawn.len() as u64 + 2;
-        match rng.below(if self.sockets { remote + 2 } else { remote }) {
+        match rng.below(if self.sockets { remote + 3 } else { remote }) {
+            number if number == remote + 2 => {
+                let unreliable = rng.chance(300) && !std::mem::replace(&mut self.patient, true);
+                let program = Program::random(rng, len, self.queues, unreliable);
+                // A request that is cancelled takes the connection from the others, which do not outlive eight
+                // lost connections.
+                self.can_fail |= unreliable || self.timeout_ns.is_some();
+                self.can_refuse |= program.can_refuse();
+                self.programs.push(program);
+                Part::Program { number: self.programs.len() - 1 }
+            }
             number if number >= remote => {
                 // Each of its failures takes as long as its server may be silent: no node above it retries
                 // 200 times.
@@ -484,6 +498,7 @@ impl Setup {
     /// Plugs disks and memory into a new ring without faults so far.
     pub(super) fn plug(&mut self, rng: &mut Rng, ring: &mut SimRing) {
         self.remotes.iter_mut().for_each(|remote| remote.plug(rng, ring));
+        self.programs.iter_mut().for_each(|program| program.plug(self.queues, ring));
         for &config in &self.disks {
             ring.add_disk(Disk::new(config));
         }
@@ -495,7 +510,7 @@ impl Setup {
 
     /// Allocations that stay while nothing is in flight.
     pub(super) fn memory_kept(&self) -> usize {
-        self.lenders.len()
+        self.lenders.len() + self.programs.len() * usize::from(self.queues)
     }
 
     /// Opens the files again, without their earlier errors. An overlay does not learn whether the page cache
@@ -607,6 +622,9 @@ impl Setup {
         }
         for (number, remote) in self.remotes.iter().enumerate() {
             let _ = write!(text, "\nnbd {number}: {remote:?}");
+        }
+        for (number, program) in self.programs.iter().enumerate() {
+            let _ = write!(text, "\nexec {number}: {program:?}");
         }
         for (disk, facts) in self.facts.iter().enumerate() {
             let _ = match facts {

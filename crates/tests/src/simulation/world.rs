@@ -236,10 +236,12 @@ impl World {
 
     /// Delivers events of sockets, and new connections.
     fn move_sockets(&mut self) {
-        for remote in &mut self.setup.remotes {
-            if remote.step(&mut self.rng, &mut self.ring) {
-                self.ids.iter().for_each(|&id| self.queues.wake(id));
-            }
+        let Setup { remotes, programs, .. } = &mut self.setup;
+        let (rng, ring) = (&mut self.rng, &mut self.ring);
+        let mut has_news = remotes.iter_mut().fold(false, |news, remote| remote.step(rng, ring) | news);
+        has_news |= programs.iter_mut().fold(false, |news, program| program.step(rng, ring) | news);
+        if has_news {
+            self.ids.iter().for_each(|&id| self.queues.wake(id));
         }
         if self.ring.sockets() == 0 {
             return;
