@@ -272,10 +272,11 @@ pub fn check(root: &Path) -> bool {
     task.end(done)
 }
 
-/// Everything that CI runs; `full` adds virtual machines on vhost-user exports, the guest's longest rows, and
-/// its suite on an older kernel. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs
-/// themselves are built without optimisation, to have overflow checks and debug assertions. Clippy compiles
-/// them ([`lints`]), so that nothing is compiled twice.
+/// Everything that CI runs; `full` adds virtual machines on vhost-user exports, the guest's longest rows, its
+/// suite on an older kernel, and the documentation of all crates, for which rustdoc checks every dependency
+/// once more. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs themselves are built
+/// without optimisation, to have overflow checks and debug assertions. Clippy compiles them ([`lints`]), so that
+/// nothing is compiled twice.
 pub fn test(root: &Path, full: bool) -> bool {
     let mut task = Task::begin(root);
     let release =
@@ -303,7 +304,8 @@ pub fn test(root: &Path, full: bool) -> bool {
         && task.step(&MODELS, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")])
         && task.step(&["target/release/blockyard-bench", "instructions"], &[])
         && task.step(&PACKAGE, &clippy)
-        && (!full || guest(&mut task, &binary, "older", &clippy));
+        && (!full || guest(&mut task, &binary, "older", &clippy))
+        && (!full || task.step(&DOCUMENTATION, &[("RUSTDOCFLAGS", "-D warnings")]));
     task.end(done)
 }
 
@@ -370,8 +372,11 @@ pub(crate) const MODELS: [&str; 11] = [
 const PACKAGE: [&str; 9] =
     ["cargo", "run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "package", "check"];
 
-/// The arguments of cargo that run the guest's suite on a kernel. `full`: with the rows of features that
-/// other rows test as well.
+/// Builds the documentation of all crates. Links that lead nowhere are errors.
+const DOCUMENTATION: [&str; 6] = ["cargo", "doc", "--quiet", "--locked", "--no-deps", "--workspace"];
+
+/// The arguments of cargo that run the guest's suite on a kernel. `full`: with the rows of features that other
+/// rows test as well.
 fn guest_arguments(kernel: &str, full: bool) -> Vec<String> {
     const RUN: [&str; 8] =
         ["run", "--quiet", "--locked", "--package", "blockyard-xtask", "--", "guest", "--kernel"];

@@ -38,7 +38,7 @@ const FILE_SYSTEMS: [(u32, &str, bool, bool); 14] = [
 
 /// An open file: the part that all queues share, and the descriptor.
 ///
-/// The way it is served may change while it is open: see [`change`](super::change). Another `File` then
+/// The way it is served (direct or buffered, its length) may change while it is open. Another `File` then
 /// takes over the same open file with its locks.
 #[derive(Debug)]
 pub struct File {
