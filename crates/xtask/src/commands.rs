@@ -222,6 +222,24 @@ impl<'a> Task<'a> {
         fetched.is_ok()
     }
 
+    /// Fetches the clients that `vhost_user_clients` runs; without those of the release it skips itself.
+    fn vhost_clients(&mut self) -> bool {
+        self.announce("clients of vhost-user");
+        match crate::foreign::vhost_clients(self.root) {
+            Ok(Ok(_)) => true,
+            Ok(Err(lacking)) => {
+                self.announce(&format!("skipped: vhost_user_clients: {lacking}"));
+                self.tally.ignored += 1;
+                true
+            }
+            Err(error) => {
+                eprintln!("{error}");
+                self.tally.failed += 1;
+                false
+            }
+        }
+    }
+
     /// Prints the last line. `done`: all steps have succeeded.
     pub(crate) fn end(mut self, done: bool) -> bool {
         let Tally { passed, failed, ignored } = self.tally;
@@ -300,12 +318,20 @@ pub fn test(root: &Path, full: bool) -> bool {
         && task.tidy()
         && task.step(&release, &[])
         && task.iscsi_test()
+        && task.vhost_clients()
         && task.programs(&clippy, &binary, full)
         && task.step(&MODELS, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")])
         && task.step(&["target/release/blockyard-bench", "instructions"], &[])
         && task.step(&PACKAGE, &clippy)
         && (!full || guest(&mut task, &binary, "older", &clippy))
         && (!full || task.step(&DOCUMENTATION, &[("RUSTDOCFLAGS", "-D warnings")]));
+    task.end(done)
+}
+
+/// Fetches the clients of vhost-user for `cargo test --test vhost_user_clients`.
+pub fn vhost_clients(root: &Path) -> bool {
+    let mut task = Task::begin(root);
+    let done = task.vhost_clients();
     task.end(done)
 }
 

@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         ("test", [word]) if word == "full" => commands::test(&root, true),
         ("fuzz", rest) => commands::fuzz(&root, rest),
         ("conformance", rest) => commands::conformance(&root, rest),
+        ("vhost-clients", []) => commands::vhost_clients(&root),
         ("guest", rest) => return ExitCode::from(guest::main(&root, rest)),
         ("ceph", rest) => return ExitCode::from(ceph::main(&root, rest)),
         ("package", rest) => package::main(&root, rest),
