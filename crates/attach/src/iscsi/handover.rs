@@ -129,7 +129,9 @@ impl Targets {
         let sessions: Vec<(u64, usize, Arc<ReactorSession>)> = {
             let state = self.lock();
             let sessions = state.sessions.of_initiator(initiator, group);
-            sessions.map(|session| (session.info.id, session.reactor, session.reactor_session.clone())).collect()
+            sessions
+                .map(|session| (session.info.id, session.reactor, session.reactor_session.clone()))
+                .collect()
         };
         for (id, reactor, on_reactor) in sessions {
             if self.is_ending(reactor, on_reactor).await {
