@@ -136,7 +136,7 @@ fn what_cannot_move_is_refused_with_a_reason() {
     let first = sandbox.image("first", SIZE);
     let _server = serve_as(&sandbox, "disk", &file(&first), &[]);
     for (to, why) in [
-        (format!("ram:{}", 2 * SIZE), "the destination has 96M, and the device 48M"),
+        (format!("ram:{}", 2 * SIZE), "the destination has size 96M, and the device 48M"),
         ("flie:x".to_owned(), "did you mean file?"),
         (format!("zero:{SIZE}"), "the destination does not store data"),
         (file(&first), "first"),
