@@ -1,6 +1,9 @@
 //! The table of commands and options, from which the parser, help, the man page, completions and the reference are
 //! generated.
 
+// Doc comments are help texts here, in which brackets are defaults and options.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use crate::complete;
 use crate::crash::CrashArgs;
 use crate::export_args::ExportArgs;

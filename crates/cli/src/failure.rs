@@ -107,7 +107,7 @@ pub(crate) fn print_styled(text: &StyledStr) -> bool {
     if coloured() { print(&text.ansi().to_string()) } else { print(&text.to_string()) }
 }
 
-/// Writes an answer whose names may contain any bytes to stdout, like [`print`].
+/// Writes an answer whose names may contain any bytes to stdout, like [`print()`].
 pub(crate) fn print_bytes(text: &[u8]) -> bool {
     use std::io::Write;
     let mut stdout = std::io::stdout().lock();

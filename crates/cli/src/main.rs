@@ -1,7 +1,7 @@
 //! The `blockyard` command: parses arguments, calls the engine or a server, prints tables.
 //!
 //! The parser, the help, the manual page and the completions come from one table, [`args`]. A command exits with
-//! status 0, or with a [`Failure`](failure::Failure) that names the operation, the object, the reason and a fix: status
+//! status 0, or with a [`Failure`] that names the operation, the object, the reason and a fix: status
 //! 1 if the request failed, 2 if the arguments are invalid. Stdout is for answers only.
 //!
 //! *Invariant:* commands get information on devices through the engine's control API only, also in the process that

@@ -22,6 +22,7 @@
 //! The stability policy is in docs/driver-crate.md. Drivers in other languages: docs/exec.md.
 
 #![forbid(unsafe_code)]
+#![deny(rustdoc::private_intra_doc_links)]
 
 mod server;
 

@@ -1,7 +1,7 @@
 //! `blockyard help TOPIC`, examples of every command, and the manual page.
 //!
 //! A topic consists of [`Block`]s, which are formatted for the terminal's width here, as roff in [`man`], and as Markdown in
-//! [`reference`]. Topics that list layers, backends, exports, targets, schedulers or limits are generated from their rows.
+//! [`mod@reference`]. Topics that list layers, backends, exports, targets, schedulers or limits are generated from their rows.
 
 mod examples;
 pub(crate) mod man;

@@ -162,7 +162,7 @@ pub trait HostView: Send + Sync + 'static {
         Box::pin(async { Err(ControlError::NotFound) })
     }
 
-    /// Starts a trace of a device. Returns a stream of [`trace::wire`] frames, until the trace ends or the
+    /// Starts a trace of a device. Returns a stream of `trace::wire` frames, until the trace ends or the
     /// receiver is dropped.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 //! with those of the stack, in one call.
 //!
 //! *Invariant:* each tag is owned by either the driver, the stack or this front-end, as recorded in its
-//! [`Stage`], so the tag is enough to identify a command.
+//! stage, so the tag is enough to identify a command.
 //! *Invariant:* memory passed to the driver stays valid until the driver has completed the command.
 //!
 //! Not here: creation and life cycle of devices ([`::ublk`] and the engine), and the nodes of a stack.

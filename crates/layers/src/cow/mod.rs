@@ -2,7 +2,7 @@
 //! backing file).
 //!
 //! Two children: the **origin**, which is never written, and the **store**, an overlay file in the format of
-//! [`format`]. The device is divided into chunks; the table has a bit for each chunk that the store holds. A
+//! [`mod@format`]. The device is divided into chunks; the table has a bit for each chunk that the store holds. A
 //! request whose chunks are all in one place goes down unchanged to the origin, or shifted to the store.
 //! Others are held: reads run as child requests in parallel; writes to chunks that the store lacks run in
 //! steps, in address order, so that requests that wait for each other's chunks cannot deadlock.

@@ -2,7 +2,7 @@
 //!
 //! A table line is `start length type arguments…`. [`rows`](rows()) lists the target types.
 //! [`TargetType::construct`] parses the arguments and opens the devices they name through [`Devices`], which
-//! the loader of the table implements. It returns the shared part, a [`Target`]: a [`Layer`](crate::Layer)
+//! the loader of the table implements. It returns the shared part, a [`Target`]: a [`Layer`]
 //! over the opened devices, in the order of opening, that also answers `dmsetup status`, `table` and
 //! `message`. [`TableLayer`] concatenates the targets of a table and splits requests at target boundaries and
 //! at every multiple of [`max_io_len`](Target::max_io_len).

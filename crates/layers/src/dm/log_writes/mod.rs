@@ -2,7 +2,7 @@
 //!
 //! A write is logged with the first flush that was submitted after the write completed; a FUA write when it
 //! completes itself. So each position in the log is a state that a power cut may leave, for tools that replay
-//! it ([`format`]). The message `mark` adds a named entry. A flush or FUA write first writes the pending
+//! it ([`mod@format`]). The message `mark` adds a named entry. A flush or FUA write first writes the pending
 //! entries to the log device, or waits for the request that does, and then completes. A mark is written by
 //! [background work](super::background) or with the next request that writes. There is no final
 //! `dm-log-writes-end` mark as in the kernel: the super block is updated after each batch.
