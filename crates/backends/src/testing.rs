@@ -46,6 +46,8 @@ pub(crate) struct Files {
     pub(crate) asked: Vec<Asked>,
     /// Number of further operations that cannot be started.
     pub(crate) full: usize,
+    /// Whether inline operations are batched.
+    pub(crate) batches: bool,
     /// Whether operations done inline take 5 ms.
     pub(crate) slow: bool,
     /// Whether only the kernel can access the tests' memory; nodes can access memory that they allocate.
@@ -154,6 +156,18 @@ impl TestFiles for Files {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         Some(self.perform(memory, file, op, data))
+    }
+
+    fn try_batched(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment], _: Patience) -> bool {
+        if self.batches {
+            self.asked.push(Asked { op, now: true });
+            self.started.push_back((id, file, op, data.to_vec()));
+        }
+        self.batches
+    }
+
+    fn batch_ns(&self) -> u64 {
+        if self.slow { 5_000_000 } else { 0 }
     }
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {

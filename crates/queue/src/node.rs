@@ -245,6 +245,28 @@ impl<R: Ring> Cx<'_, R> {
         }
     }
 
+    /// Batches a file operation for a held request: see [`Ring::try_batched`]. Data in several segments is not
+    /// batched.
+    pub fn try_batched(
+        &mut self,
+        io: Cookie,
+        file: FileId,
+        op: FileOp,
+        data: Data,
+        len: u64,
+        patience: Patience,
+    ) -> bool {
+        let Data::One(segment) = data else { return false };
+        let id = IoId { queue: self.common.queue, cookie: io };
+        let segment = Segment { len: len as u32, ..segment };
+        self.ring.try_batched(id, file, op, one_or_none(&segment), patience)
+    }
+
+    /// Returns the duration of the last batch, in nanoseconds: see [`Ring::batch_ns`].
+    pub fn batch_ns(&self) -> u64 {
+        self.ring.batch_ns()
+    }
+
     /// Starts a file operation for a held request: see [`Ring::start`].
     ///
     /// # Errors

@@ -139,6 +139,27 @@ pub trait Ring {
     /// wait, or the ring cannot tell. Then nothing was done; [`start`](Ring::start) it.
     fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64>;
 
+    /// Batches a read or write that [`try_now`](Ring::try_now) would perform, if this turn has several: one
+    /// system call performs all of them in the next turn. It completes under `id` as one that was
+    /// [started](Ring::start) does, with `-EAGAIN` if it would have to wait longer than `patience`. `false`:
+    /// nothing was done; call `try_now`.
+    fn try_batched(
+        &mut self,
+        id: IoId,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        patience: Patience,
+    ) -> bool {
+        let _ = (id, file, op, data, patience);
+        false
+    }
+
+    /// Returns the duration of the last such system call, in nanoseconds.
+    fn batch_ns(&self) -> u64 {
+        0
+    }
+
     /// Starts the operation. It completes under `id` with the bytes moved or a negative errno. `data` itself
     /// is not used after this call; the memory that it names has to stay until the completion.
     ///

@@ -21,6 +21,24 @@ pub trait TestFiles: Default {
         None
     }
 
+    /// See [`Ring::try_batched`].
+    fn try_batched(
+        &mut self,
+        id: IoId,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        patience: Patience,
+    ) -> bool {
+        let _ = (id, file, op, data, patience);
+        false
+    }
+
+    /// See [`Ring::batch_ns`].
+    fn batch_ns(&self) -> u64 {
+        0
+    }
+
     /// See [`Ring::start`].
     ///
     /// # Errors
@@ -155,6 +173,21 @@ impl<F: TestFiles> Ring for TestRing<F> {
 
     fn try_now(&mut self, file: FileId, op: FileOp, data: &[Segment], blocking: Blocking) -> Option<i64> {
         self.files.try_now(&mut self.memory, file, op, data, blocking)
+    }
+
+    fn try_batched(
+        &mut self,
+        id: IoId,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        patience: Patience,
+    ) -> bool {
+        self.files.try_batched(id, file, op, data, patience)
+    }
+
+    fn batch_ns(&self) -> u64 {
+        self.files.batch_ns()
     }
 
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {

@@ -1,6 +1,7 @@
 //! State shared by both engines: memory, files, timers, the clock and pending events. Owned by a ring, on its
 //! thread.
 
+use crate::batch::Batch;
 use crate::batching::Batching;
 use crate::chunks::Chunks;
 use crate::config::{Event, RingConfig};
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) now: Nanos,
     pub(crate) spin: Spin,
     pub(crate) batching: Batching,
+    /// Inline operations that the next turn performs.
+    pub(crate) batch: Batch,
     /// Number of operations and sends started so far; orders them against the removal of memory.
     pub(crate) started: u64,
     /// When free memory is returned to the system, unless more is freed before. `None`: nothing to return.
@@ -51,6 +54,7 @@ impl Core {
             now: sys::now(),
             spin: Spin::new(config.poll_us),
             batching: Batching::new(sys::now(), sys::is_scheduled_plainly()),
+            batch: Batch::default(),
             started: 0,
             trim_at: None,
         })

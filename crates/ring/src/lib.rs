@@ -11,6 +11,7 @@
 //!
 //! The ring does not know what a request means.
 
+mod batch;
 mod batching;
 mod chunks;
 mod config;

@@ -1,5 +1,6 @@
 //! The ring: selects the engine, and dispatches each operation to it or to the shared state.
 
+use crate::batch::LEN_MAX;
 use crate::config::{Choice, Chunk, EngineInfo, Event, RingConfig, SocketId, Token, Wait, WideCommand};
 use crate::core::Core;
 use crate::epoll::Epoll;
@@ -28,6 +29,8 @@ pub struct KernelRing {
     engine: ManuallyDrop<Engine>,
     core: ManuallyDrop<Core>,
     info: EngineInfo,
+    /// The last turn performed a batch and did not enter the engine.
+    engine_skipped: bool,
 }
 
 impl std::fmt::Debug for KernelRing {
@@ -81,7 +84,12 @@ impl KernelRing {
             None => (Engine::Epoll(Box::new(Epoll::new(&core)?)), "epoll"),
         };
         let info = EngineInfo { name, why };
-        Ok(KernelRing { engine: ManuallyDrop::new(engine), core: ManuallyDrop::new(core), info })
+        Ok(KernelRing {
+            engine: ManuallyDrop::new(engine),
+            core: ManuallyDrop::new(core),
+            info,
+            engine_skipped: false,
+        })
     }
 
     /// The engine in use, and the reason for it.
@@ -113,8 +121,18 @@ impl KernelRing {
     /// The system call itself failed. The ring cannot be used any more.
     #[inline]
     pub fn turn(&mut self, wait: Wait) -> io::Result<()> {
+        self.core.expire_timers();
+        self.core.batch.end_turn();
+        let batched = !self.core.batch.is_empty();
+        if batched {
+            self.run_batch();
+        }
+        // Replies to the batch and queued operations are submitted together by the next turn.
+        self.engine_skipped = batched && !self.engine_skipped;
+        if self.engine_skipped {
+            return Ok(());
+        }
         let core = &mut *self.core;
-        core.expire_timers();
         let wait = wait == Wait::UntilEvent && core.events.is_empty();
         if wait {
             core.before_sleep();
@@ -139,6 +157,35 @@ impl KernelRing {
             core.memory.bury(oldest);
         }
         Ok(())
+    }
+
+    /// Adds an operation to the batch. Returns `false` if it cannot be batched.
+    fn batch(&mut self, id: IoId, file: FileId, op: FileOp, segment: Segment, patience: Patience) -> bool {
+        if !self.core.batch.prepare() {
+            return false;
+        }
+        if self.core.batch.is_full() {
+            self.run_batch();
+        }
+        let core = &mut *self.core;
+        core.started += 1;
+        let Some(slot) = core.ops.begin(Origin::Node(id), file, core.started) else { return false };
+        let (fd, _) = core.files.begin(file);
+        let memory = (core.memory.pointer(segment), segment.len);
+        core.batch.push(slot, fd, op, memory, patience);
+        true
+    }
+
+    /// Performs the batched inline operations, and queues their completions.
+    fn run_batch(&mut self) {
+        self.core.batch.run();
+        while let Some((slot, result)) = self.core.batch.result() {
+            let Some(file) = self.core.op_ended(slot, result) else { continue };
+            match &mut *self.engine {
+                Engine::Uring(uring) => uring.drop_file(file),
+                Engine::Epoll(_) => drop(file.into_fd()),
+            }
+        }
     }
 
     /// The next event, in order of arrival.
@@ -680,6 +727,26 @@ impl Ring for KernelRing {
     }
 
     #[inline]
+    fn try_batched(
+        &mut self,
+        id: IoId,
+        file: FileId,
+        op: FileOp,
+        data: &[Segment],
+        patience: Patience,
+    ) -> bool {
+        let &[segment] = data else { return false };
+        if segment.len > LEN_MAX || !self.core.batch.admits() || self.core.memory.is_kernel(segment.region) {
+            return false;
+        }
+        self.batch(id, file, op, segment, patience)
+    }
+
+    fn batch_ns(&self) -> u64 {
+        self.core.batch.took_ns()
+    }
+
+    #[inline]
     fn start(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment]) -> Result<(), RingFull> {
         self.start_op(Origin::Node(id), file, op, data)
     }
@@ -693,7 +760,8 @@ impl Ring for KernelRing {
         let core = &mut *self.core;
         if core.timers.cancel(id) {
             core.io_event(id, -i64::from(libc::ECANCELED));
-        } else if let Some(slot) = core.ops.find(Origin::Node(id)) {
+        } else if let Some(slot) = core.ops.find(Origin::Node(id)).filter(|slot| !core.batch.contains(*slot))
+        {
             match &mut *self.engine {
                 Engine::Uring(uring) => uring.cancel_op(slot),
                 Engine::Epoll(epoll) => epoll.cancel_op(core, slot),

@@ -12,6 +12,7 @@
 //! *Invariant:* after a failed flush, no flush and no write succeeds on this [`FileState`].
 //! *Invariant:* a request succeeds only when all of its bytes were moved; short transfers are continued.
 
+mod batched;
 mod change;
 mod clear;
 mod container;

@@ -23,6 +23,8 @@ use std::sync::Arc;
 pub(super) enum Phase {
     /// Reads or writes the request's own memory, or writes zeroes.
     Move,
+    /// Reads or writes the request's own memory inline, in the ring's batch.
+    Batched,
     /// Reads a window of whole blocks.
     WindowRead,
     /// Writes the window.
@@ -129,7 +131,7 @@ pub struct FileNode {
     pub(super) held: HeldRequests,
     /// Number of this node among those of the file, from 1.
     number: u32,
-    pace: Pace,
+    pub(super) pace: Pace,
 }
 
 impl FileNode {
@@ -237,6 +239,17 @@ impl FileNode {
         result.filter(|&result| result != -i64::from(libc::EAGAIN))
     }
 
+    /// Returns the operation that reads or writes the rest of a request.
+    pub(super) fn op(&mut self, io: Cookie, req: &Request) -> FileOp {
+        let (done, zeroing) = (self.slot(io).done, self.slot(io).is_zeroing());
+        let offset = self.shared.facts.start.0 + req.offset.0 + done;
+        match req.op {
+            Op::Read => FileOp::Read { offset },
+            // Zeroes are synced once, at the end; a file in memory has nothing to sync.
+            _ => FileOp::Write { offset, durable: !zeroing && self.is_durable(req) },
+        }
+    }
+
     /// Continues reading or writing.
     pub(super) fn transfer<R: Ring>(&mut self, io: Cookie, req: &Request, cx: &mut Cx<'_, R>) -> Verdict {
         let facts = self.shared.facts;
@@ -263,15 +276,19 @@ impl FileNode {
             {
                 return self.start_window(io, req, alignment, cx);
             }
-            let offset = facts.start.0 + at;
-            let op = match req.op {
-                Op::Read => FileOp::Read { offset },
-                // Zeroes are synced once, at the end; a file in memory has nothing to sync.
-                _ => FileOp::Write { offset, durable: !zeroing && self.is_durable(req) },
-            };
+            let op = self.op(io, req);
             if zeroing && turn == ZERO_WRITES {
                 self.slot(io).phase = Phase::Pause;
                 cx.timer(io, cx.now());
+                return Verdict::Held;
+            }
+            if done == 0
+                && !zeroing
+                && !req.flags.contains(Flags::NOWAIT)
+                && let Some(patience) = self.patience(op, cx.now())
+                && cx.try_batched(io, self.file, op, data, len, patience)
+            {
+                self.slot(io).phase = Phase::Batched;
                 return Verdict::Held;
             }
             match self.now(op, data, len, req.flags, cx) {
@@ -305,7 +322,7 @@ impl FileNode {
     }
 
     /// Processes the result of a read or write. Returns `None` to continue with the rest.
-    fn moved<R: Ring>(
+    pub(super) fn moved<R: Ring>(
         &mut self,
         io: Cookie,
         req: &Request,
@@ -622,6 +639,7 @@ impl<R: Ring> Node<R> for FileNode {
                 Some(verdict) => verdict,
                 None => self.transfer(io, req, cx),
             },
+            Phase::Batched => self.batch_moved(io, req, result, cx),
             Phase::Pause => self.transfer(io, req, cx),
             Phase::WindowRead | Phase::WindowWrite => self.window_moved(io, req, result, cx),
             Phase::Allocate(mode) => self.cleared(io, req, mode, result, cx),

@@ -39,7 +39,8 @@ impl Pace {
         result
     }
 
-    fn took(&mut self, now: Nanos, nanos: u64) {
+    /// Records the duration of a write in nanoseconds.
+    pub(super) fn took(&mut self, now: Nanos, nanos: u64) {
         if nanos < SLOW_NS {
             if self.away_ns > AWAY_NS_MIN && now.since(self.resume) > AWAY_NS_MAX {
                 self.away_ns = AWAY_NS_MIN;

@@ -190,6 +190,91 @@ fn queued_operations_are_cancelled_and_running_ones_complete() {
     });
 }
 
+/// Makes the ring batch the inline operations of the next turn. Returns `false` without Linux AIO.
+fn begin_batch(ring: &mut KernelRing, file: FileId, data: Segment) -> bool {
+    let read = FileOp::Read { offset: 0 };
+    let ask = |ring: &mut KernelRing| ring.try_batched(id(0), file, read, &[data], Patience::Unbounded);
+    assert!((0..4).all(|_| !ask(ring)), "of a first turn, nothing is known");
+    ring.turn(Wait::No).unwrap();
+    if !ask(ring) {
+        eprintln!("skipped: no Linux AIO here");
+        return false;
+    }
+    assert!(io_result(ring, id(0)) >= 0);
+    ring.turn(Wait::No).unwrap();
+    assert!((0..4).all(|_| !ask(ring)), "the last turn had one operation");
+    ring.turn(Wait::No).unwrap();
+    true
+}
+
+#[test]
+fn inline_operations_of_busy_turns_are_batched_and_complete_once_each() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let data = filled(&mut ring, 512, pattern);
+        if !begin_batch(&mut ring, file, data) {
+            return;
+        }
+        // More than fit one batch: the first are performed before the turn.
+        let pieces: Vec<_> = (0..150u32).map(|n| filled(&mut ring, 512, |_| n as u8)).collect();
+        for (n, piece) in pieces.iter().enumerate() {
+            let op = FileOp::Write { offset: n as u64 * 512, durable: false };
+            assert!(ring.try_batched(id(n as u32), file, op, &[*piece], Patience::Unbounded), "{n}");
+        }
+        let mut seen = vec![0; 150];
+        for _ in 0..150 {
+            let Event::Io { cookie, result: 512, .. } = next(&mut ring) else { panic!("a write") };
+            seen[cookie.generation as usize] += 1;
+        }
+        assert!(seen.iter().all(|count| *count == 1));
+        let back = ring.allocate(512 * 150).unwrap();
+        assert_eq!(run(&mut ring, file, FileOp::Read { offset: 0 }, &[back]), 512 * 150);
+        assert!(ring.bytes(back).chunks(512).enumerate().all(|(n, block)| block == [n as u8; 512]));
+        // Neither large operations nor those of several segments are batched.
+        let large = ring.allocate(32 << 10).unwrap();
+        let read = FileOp::Read { offset: 0 };
+        assert!(!ring.try_batched(id(1), file, read, &[large], Patience::Unbounded));
+        assert!(!ring.try_batched(id(1), file, read, &pieces[..2], Patience::Unbounded));
+    });
+}
+
+#[test]
+fn a_batched_operation_outlives_its_file_and_its_cancellation() {
+    on_both(RingConfig::default(), |mut ring| {
+        let fd = file();
+        let weak = Arc::downgrade(&fd);
+        let number = ring.add_file(fd).unwrap();
+        let data = filled(&mut ring, 4096, pattern);
+        if !begin_batch(&mut ring, number, data) {
+            return;
+        }
+        let op = FileOp::Write { offset: 0, durable: false };
+        assert!(ring.try_batched(id(1), number, op, &[data], Patience::Unbounded));
+        ring.cancel(id(1));
+        ring.remove_file(number);
+        assert!(weak.upgrade().is_some());
+        assert_eq!(io_result(&mut ring, id(1)), 4096);
+        assert!(weak.upgrade().is_none());
+    });
+}
+
+#[test]
+fn an_operation_that_the_kernel_refuses_to_batch_is_left_to_the_caller() {
+    on_both(RingConfig::default(), |mut ring| {
+        let file = ring.add_file(file()).unwrap();
+        let data = filled(&mut ring, 512, pattern);
+        if !begin_batch(&mut ring, file, data) {
+            return;
+        }
+        // A file that is open for reading cannot be written.
+        let reader = ring.add_file(Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into())).unwrap();
+        let write = FileOp::Write { offset: 0, durable: false };
+        assert!(ring.try_batched(id(5), reader, write, &[data], Patience::Unbounded));
+        assert_eq!(io_result(&mut ring, id(5)), -i64::from(libc::EAGAIN));
+        assert_eq!(run(&mut ring, reader, write, &[data]), -i64::from(libc::EBADF));
+    });
+}
+
 struct Pages {
     base: NonNull<u8>,
     len: usize,

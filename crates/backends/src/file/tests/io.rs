@@ -59,6 +59,50 @@ fn a_cached_read_is_done_inline_and_a_cold_one_by_the_ring() {
 }
 
 #[test]
+fn a_batched_operation_that_would_wait_is_started_on_the_ring() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.files.batches = true;
+    assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
+    disk.ring.files.faults.push_back((|_| true, Fault::Errno(libc::EAGAIN)));
+    assert_eq!(disk.read(4096, 4096), (Status::Ok, content(4096, 4096)));
+    assert_eq!(places(&disk), [true, true, false]);
+}
+
+#[test]
+fn the_rest_of_a_short_batched_read_is_read_inline() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.files.batches = true;
+    disk.ring.files.faults.push_back((|_| true, Fault::Short(1000)));
+    assert_eq!(disk.read(0, 4096), (Status::Ok, content(0, 4096)));
+    let ops: Vec<_> = disk.ring.files.asked.iter().map(|asked| (asked.op, asked.now)).collect();
+    assert_eq!(ops, [(FileOp::Read { offset: 0 }, true), (FileOp::Read { offset: 1000 }, true)]);
+}
+
+#[test]
+fn durable_and_nowait_requests_are_not_batched() {
+    let (_dir, path) = image();
+    let (_, mut disk) = with_facts(&path, buffered_facts());
+    disk.ring.files.batches = true;
+    assert_eq!(disk.write(0, &[1; 512], Flags::FUA), Status::Ok);
+    assert_eq!(places(&disk), [false]);
+    disk.ring.files.cold = true;
+    assert_eq!(disk.write(0, &[1; 512], Flags::NOWAIT), Status::Again);
+}
+
+#[test]
+fn a_slow_batch_sends_later_writes_through_the_ring() {
+    let (_dir, path) = image();
+    let facts = Facts { nowait_writes: false, timed_writes: true, ..buffered_facts() };
+    let (_, mut disk) = with_facts(&path, facts);
+    (disk.ring.files.batches, disk.ring.files.slow) = (true, true);
+    assert_eq!(disk.write(0, &[1; 512], Flags::empty()), Status::Ok);
+    assert_eq!(disk.write(0, &[2; 512], Flags::empty()), Status::Ok);
+    assert_eq!(places(&disk), [true, false]);
+}
+
+#[test]
 fn a_durable_write_goes_through_the_ring() {
     let (_dir, path) = image();
     let (_, mut disk) = with_facts(&path, buffered_facts());
