@@ -46,11 +46,17 @@ pub enum Op {
     ReadTuples = 14,
     /// Store the data as the integrity tuples of the range, after the write of the data that they protect.
     WriteTuples = 15,
+    /// Compare the range with the first half of the data, and store the second half if they are equal, as one
+    /// step with regard to every other request of any process. The data is one segment, twice as long as the
+    /// request, which is never split. If they differ, the status is
+    /// [`Status::Protection`](crate::Status::Protection). A backend that cannot do it for this range completes
+    /// it with `NotSupported`, having done nothing.
+    CompareAndWrite = 16,
 }
 
 impl Op {
     /// Number of operations.
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 17;
     /// All operations, by number.
     pub const ALL: [Op; Op::COUNT] = [
         Op::Read,
@@ -69,6 +75,7 @@ impl Op {
         Op::ZoneFinish,
         Op::ReadTuples,
         Op::WriteTuples,
+        Op::CompareAndWrite,
     ];
     /// Operations that every device may be sent; all others are special.
     pub const ORDINARY: [Op; 7] =
@@ -84,7 +91,7 @@ impl Op {
         matches!(self, Op::Read | Op::Write | Op::ZoneAppend)
     }
 
-    /// Whether only zoned devices or devices with integrity data support it. All others complete it with
+    /// Whether only zoned devices, devices with integrity data, or images of a cluster support it. All others complete it with
     /// [`Status::NotSupported`](crate::Status::NotSupported).
     pub const fn is_special(self) -> bool {
         self as u8 >= Op::ZoneAppend as u8
@@ -109,6 +116,7 @@ impl Op {
             Op::ZoneFinish => "zone-finish",
             Op::ReadTuples => "read-tuples",
             Op::WriteTuples => "write-tuples",
+            Op::CompareAndWrite => "compare-and-write",
         }
     }
 }

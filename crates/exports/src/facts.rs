@@ -14,4 +14,6 @@ pub struct DeviceFacts {
     pub sparse: bool,
     /// No node accesses the data, so it may be in memory that only the kernel can access.
     pub opaque: bool,
+    /// [`Op::CompareAndWrite`](block::Op::CompareAndWrite) reaches the backend, which may support it.
+    pub compare_and_write: bool,
 }

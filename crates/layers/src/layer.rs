@@ -33,6 +33,12 @@ pub trait Layer<R: Ring>: Send + Sync {
         true
     }
 
+    /// Returns whether the nodes pass [`Op::CompareAndWrite`](block::Op::CompareAndWrite) to their only child.
+    /// The operation is not sent to stacks with any other layer.
+    fn passes_compare_and_write(&self) -> bool {
+        false
+    }
+
     /// Returns the offset in this layer at which child number `child` begins, if requests reach the child
     /// with unchanged addresses counted from there. Traces then treat the two as one device. Returns `None`
     /// for layers that remap addresses, and for layers that complete requests themselves (`flakey`).

@@ -94,7 +94,8 @@ fn computed_head<R: Ring>(cuts: &Cuts, req: &Request, cx: &Cx<'_, R>) -> u64 {
         Op::ZoneAppend => cuts.append(req.offset.0, cx.segments(req.data, req.len.0), req.len.0),
         Op::Flush | Op::Prefetch | Op::Extents => req.len.0,
         Op::ReportZones | Op::ZoneReset | Op::ZoneResetAll => req.len.0,
-        Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish | Op::ReadTuples | Op::WriteTuples => req.len.0,
+        Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => req.len.0,
+        Op::ReadTuples | Op::WriteTuples | Op::CompareAndWrite => req.len.0,
     }
 }
 

@@ -323,6 +323,12 @@ impl Rbd {
         self.opened.image.event()
     }
 
+    /// Returns whether librbd's compare-and-write is used: not with a cache, as reads from it may be older than
+    /// the comparison.
+    pub fn compares_and_writes(&self) -> bool {
+        self.opened.compares_and_writes()
+    }
+
     /// Creates the node of the hardware queue. `event`: the eventfd on the queue's ring; `waker` wakes the
     /// queue.
     pub fn node(&self, event: FileId, waker: QueueWaker) -> RbdNode {
@@ -351,6 +357,15 @@ impl Opened {
 
     fn is_read_only(&self) -> bool {
         self.spec.read_only || self.spec.snapshot.is_some()
+    }
+
+    pub(crate) fn compares_and_writes(&self) -> bool {
+        self.spec.cache == Cache::None && !self.is_read_only()
+    }
+
+    /// Returns whether a range is within one stripe unit, as librbd's compare-and-write requires.
+    pub(crate) fn is_within_unit(&self, offset: u64, len: u64) -> bool {
+        offset % self.stripe_unit + len <= self.stripe_unit
     }
 
     fn limits(&self) -> Result<QueueLimits, LimitsError> {

@@ -62,7 +62,7 @@ impl RbdNode {
     }
 
     /// Returns the command for a request.
-    fn command(req: &Request) -> Result<Command, Status> {
+    fn command(&self, req: &Request) -> Result<Command, Status> {
         let (offset, len) = (req.offset.0, req.len.0);
         Ok(match req.op {
             Op::Read => Command::Read { offset },
@@ -73,6 +73,11 @@ impl RbdNode {
                 Command::WriteZeroes { offset, len, thick: req.flags.contains(Flags::NO_UNMAP) }
             }
             Op::Flush => Command::Flush,
+            Op::CompareAndWrite
+                if self.opened.compares_and_writes() && self.opened.is_within_unit(offset, len) =>
+            {
+                Command::CompareAndWrite { offset, len }
+            }
             _ => return Err(Status::NotSupported),
         })
     }
@@ -215,14 +220,19 @@ impl Node<KernelRing> for RbdNode {
         if req.op == Op::Extents {
             return self.ask_for_extents(io, req, cx);
         }
-        let command = match RbdNode::command(req) {
+        let command = match self.command(req) {
             Ok(command) => command,
             Err(status) => return Verdict::Up(status),
         };
         let list = self.flights.segments(io.tag.0);
         list.clear();
-        if req.op.moves_data() {
-            cx.ring.addresses(cx.segments(req.data, req.len.0), list);
+        let moved = match req.op {
+            Op::CompareAndWrite => 2 * req.len.0,
+            op if op.moves_data() => req.len.0,
+            _ => 0,
+        };
+        if moved > 0 {
+            cx.ring.addresses(cx.segments(req.data, moved), list);
         }
         self.start(io, command, cx)
     }

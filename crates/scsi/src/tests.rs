@@ -26,6 +26,8 @@ pub(crate) struct Disk {
     pub(crate) log: Vec<(Op, u64, u64, Flags)>,
     /// Statuses to return for operations instead of executing them.
     pub(crate) fails: Vec<(Op, Status)>,
+    /// Whether it supports `Op::CompareAndWrite`.
+    pub(crate) compares: bool,
 }
 
 impl Disk {
@@ -39,12 +41,16 @@ impl Disk {
             holes: vec![false; BLOCKS],
             log: Vec::new(),
             fails: Vec::new(),
+            compares: false,
         };
         disk.bytes.truncate(BLOCKS * BLOCK);
         disk
     }
 
     pub(crate) fn request(&mut self, op: Op, offset: u64, len: u64, flags: Flags, data: &mut [u8]) -> Status {
+        if op == Op::CompareAndWrite && !self.compares {
+            return Status::NotSupported;
+        }
         self.log.push((op, offset, len, flags));
         if let Some((_, status)) = self.fails.iter().find(|(failing, _)| *failing == op) {
             return *status;
@@ -61,6 +67,14 @@ impl Disk {
             Op::Read => data.copy_from_slice(&self.bytes[range]),
             Op::Write => {
                 self.bytes[range].copy_from_slice(data);
+                self.holes[blocks].fill(false);
+            }
+            Op::CompareAndWrite => {
+                let (old, new) = data.split_at(range.len());
+                if self.bytes[range.clone()] != *old {
+                    return Status::Protection;
+                }
+                self.bytes[range].copy_from_slice(new);
                 self.holes[blocks].fill(false);
             }
             Op::Discard => {

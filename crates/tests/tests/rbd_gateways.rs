@@ -4,7 +4,7 @@
 //! `./x test` and `./x ceph test` run them; without a cluster they are skipped.
 
 use blockyard_tests::ceph::{Image, folder};
-use blockyard_tests::iscsi::initiator::Initiator;
+use blockyard_tests::iscsi::initiator::{Answer, Initiator};
 use blockyard_tests::iscsi::{NAME, Target};
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::{fio, serve_as, table_as};
@@ -295,4 +295,88 @@ fn iscsi_gateways_share_reservations_and_report_who_has_the_lock() {
     stopped.signal(Signal::CONT);
     assert_eq!(read_block(&mut owner), CONFLICT);
     assert!(image.rbd(&["image-meta", "ls", "rbd/gw-iscsi"]).contains("blockyard.reservations"));
+}
+
+/// COMPARE AND WRITE of whole blocks: `old` is what they should contain.
+fn compare_and_write(session: &mut Initiator, lba: u8, old: &[u8], new: &[u8]) -> Answer {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[9], cdb[13]) = (0x89, lba, (old.len() / 512) as u8);
+    session.command(0, &cdb, &[old, new].concat(), 0).expect("an answer")
+}
+
+/// READ(10) of blocks. Changes of the access state are reported by unit attentions, which it ignores.
+fn read_blocks(session: &mut Initiator, lba: u8, blocks: u8) -> Vec<u8> {
+    let cdb = [0x28, 0, 0, 0, 0, lba, 0, 0, blocks, 0];
+    loop {
+        let answer = session.command(0, &cdb, &[], u32::from(blocks) * 512).expect("an answer");
+        match answer.sense_code() {
+            None => return answer.data,
+            Some((key, ..)) => assert_eq!(key, 6, "a unit attention: {answer:?}"),
+        }
+    }
+}
+
+fn counter(blocks: &[u8]) -> u64 {
+    u64::from_le_bytes(blocks[8..16].try_into().expect("eight bytes"))
+}
+
+/// Counts in blocks until `end` by reading them, and by COMPARE AND WRITE; returns how often that succeeded.
+fn count_up(session: &mut Initiator, lba: u8, blocks: u8, end: Instant) -> u64 {
+    let mut successes = 0;
+    while Instant::now() < end {
+        let old = read_blocks(session, lba, blocks);
+        let mut new = old.clone();
+        new[8..16].copy_from_slice(&(counter(&old) + 1).to_le_bytes());
+        let answer = compare_and_write(session, lba, &old, &new);
+        match answer.sense_code() {
+            None => successes += u64::from(answer.status == GOOD),
+            Some((key, ..)) => assert!(matches!(key, 6 | 0xE), "{answer:?}"),
+        }
+    }
+    successes
+}
+
+/// Two initiators count at two gateways. No increment is lost within an object; across two objects a gateway
+/// reads and then writes, and what the other one wrote in between is lost, which shows that the test can fail.
+#[test]
+fn compare_and_write_is_atomic_between_gateways_within_an_object() {
+    let Some(image) = Image::new("gw-compare", 1, &["--object-size", "4K"]) else { return };
+    let sandboxes = [Sandbox::new(Engine::IoUring), Sandbox::new(Engine::IoUring)];
+    let targets = [0, 1].map(|number| Target::serve(&sandboxes[number], &image.stack(""), "", &[]));
+    let mut sessions = [0, 1].map(|number: usize| {
+        let name = format!("iqn.2026-11.io.blockyard.test:counter-{number}");
+        let options = Options::new(&name, Some(NAME));
+        let mut session = Initiator::log_in(targets[number].portal(), options).expect("a login");
+        session.attentions(0);
+        session
+    });
+    let mut counted = |lba: u8, blocks: u8, seconds: u64| {
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let successes: Vec<u64> = std::thread::scope(|scope| {
+            let count = |session| scope.spawn(move || count_up(session, lba, blocks, end));
+            let counting: Vec<_> = sessions.iter_mut().map(count).collect();
+            counting.into_iter().map(|counting| counting.join().expect("no panic")).collect()
+        });
+        let ends = sessions.each_mut().map(|session| counter(&read_blocks(session, lba, blocks)));
+        println!("blocks {lba} + {blocks}: {successes:?} increments succeeded, the counters are {ends:?}");
+        assert!(successes.iter().all(|successes| *successes > 0), "{successes:?}");
+        assert_eq!(ends[0], ends[1]);
+        (successes.iter().sum::<u64>(), ends[0])
+    };
+    let (successes, count) = counted(0, 1, 3);
+    assert_eq!(count, successes, "increments are lost");
+    // Blocks 7 and 8 are in two objects.
+    let (successes, count) = counted(7, 2, 2);
+    assert!(count < successes, "{count} of {successes} increments: the test cannot fail");
+
+    // A difference is reported with its offset (fixed format, INFORMATION), and nothing is written.
+    let old = read_blocks(&mut sessions[1], 0, 1);
+    let mut wrong = old.clone();
+    wrong[300] ^= 1;
+    let answer = compare_and_write(&mut sessions[0], 0, &wrong, &[9; 512]);
+    assert_eq!(answer.sense_code(), Some((0xE, 0x1D, 0)), "{answer:?}");
+    assert_eq!(answer.sense[..7], [0xF0, 0, 0xE, 0, 0, 1, 44], "300");
+    assert!(read_blocks(&mut sessions[1], 0, 1) == old);
+    // Another client of the cluster reads what was written.
+    assert_eq!(counter(&image.exported(&sandboxes[0], "")), counter(&old));
 }

@@ -11,7 +11,7 @@ const RUNNING: u64 = 1 << 63;
 const SELECTIVE: u64 = 1 << 62;
 const OPS_SHIFT: u32 = 16;
 /// Operations that are not traced, because none of blktrace's 16 categories fits them.
-const UNTRACED: [Op; 9] = [
+const UNTRACED: [Op; 10] = [
     Op::Extents,
     Op::ReportZones,
     Op::ZoneReset,
@@ -21,6 +21,7 @@ const UNTRACED: [Op; 9] = [
     Op::ZoneFinish,
     Op::ReadTuples,
     Op::WriteTuples,
+    Op::CompareAndWrite,
 ];
 
 /// A filter as tracers read it: a change takes effect at the next event.

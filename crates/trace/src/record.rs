@@ -183,13 +183,13 @@ impl Record {
         u32::try_from(len).unwrap_or(!511)
     }
 
-    /// Encodes the record to the words of a buffer.
+    /// Encodes the record to the words of a buffer. An operation has four bits: a comparison, which no filter
+    /// selects, is encoded as a write.
     #[inline]
     pub(crate) fn to_words(self) -> [u64; 4] {
-        let what = u64::from(self.tag) << 16
-            | (self.kind as u64) << 12
-            | (self.op as u64) << 8
-            | u64::from(self.flags);
+        let op = if self.op == Op::CompareAndWrite { Op::Write } else { self.op };
+        let what =
+            u64::from(self.tag) << 16 | (self.kind as u64) << 12 | (op as u64) << 8 | u64::from(self.flags);
         [
             self.time_ns,
             self.offset,
@@ -247,7 +247,8 @@ mod tests {
                     from: number as u8,
                     device: 0xfe,
                 };
-                assert_eq!(Record::from_words(record.to_words()), record);
+                let op = if op == Op::CompareAndWrite { Op::Write } else { op };
+                assert_eq!(Record::from_words(record.to_words()), Record { op, ..record });
             }
         }
     }

@@ -52,7 +52,7 @@ impl ZonedNode {
             Op::ZoneOpen | Op::ZoneClose | Op::ZoneFinish => self.zones.manage(req.op, req.offset),
             Op::ZoneReset => self.reset(io, self.zones.index_of(req.offset), cx),
             Op::ZoneResetAll => self.reset_from(io, 0, cx),
-            Op::ReadTuples | Op::WriteTuples => Verdict::Up(Status::NotSupported),
+            Op::ReadTuples | Op::WriteTuples | Op::CompareAndWrite => Verdict::Up(Status::NotSupported),
             Op::Read | Op::Flush | Op::Prefetch | Op::Extents => self.content.submit(io, req, cx),
         }
     }

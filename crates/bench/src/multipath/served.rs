@@ -105,6 +105,7 @@ impl Reactor {
             inline: false,
             sparse: false,
             opaque: false,
+            compare_and_write: false,
         };
         front.add_queue(id, DEPTH, facts, Arc::default());
         Reactor { ring, queues, front }

@@ -4,7 +4,7 @@ use super::detached::take_program;
 use super::stack::owner_of;
 use super::task::{Fate, Memory, Phase, TaskId, Work};
 use super::{Front, Turn};
-use block::{Bytes, Data, Request, Segment, Status};
+use block::{Bytes, Data, Op, Request, Segment, Status};
 use queue::{Claim, QueueId, Ring};
 use scsi::program::{Buffer, Completed, Needs, ProgramIo, ProgramMemory, Step, Target};
 use scsi::{Outcome, Program, Sense};
@@ -185,6 +185,11 @@ impl Front {
             self.step_program(id, Some(completed), turn);
             return false;
         };
+        let lane = self.lanes.get(usize::from(queue_id.0)).and_then(Option::as_ref);
+        if io.op == Op::CompareAndWrite && !lane.is_some_and(|lane| lane.facts.compare_and_write) {
+            self.step_program(id, Some(Completed { slot: io.slot, status: Status::NotSupported }), turn);
+            return false;
+        }
         let task = self.tasks.of(id);
         let part = |memory: Segment, range: &std::ops::Range<u32>| {
             let is_inside = range.start <= range.end && range.end <= memory.len;

@@ -39,6 +39,10 @@ impl<R: Ring> Layer<R> for SplitLayer {
         false
     }
 
+    fn passes_compare_and_write(&self) -> bool {
+        true
+    }
+
     fn child_start(&self, _: usize) -> Option<Bytes> {
         Some(Bytes::ZERO)
     }

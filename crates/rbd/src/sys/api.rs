@@ -185,4 +185,7 @@ functions! {
     rbd_aio_discard(Handle, u64, u64, Handle) -> c_int;
     rbd_aio_write_zeroes(Handle, u64, usize, Handle, c_int, c_int) -> c_int;
     rbd_aio_flush(Handle, Handle) -> c_int;
+    rbd_aio_compare_and_write(
+        Handle, u64, usize, *const c_char, *const c_char, Handle, *mut u64, c_int
+    ) -> isize;
 }

@@ -4,14 +4,15 @@
 //!
 //! An image has one list of completions, and usually one node. While a device is being changed, or the
 //! control plane reads from it, there are two; each leaves completions of the other in that one's mailbox.
+//! librbd does not list comparisons (`rbd_aio_compare_and_write`): their callback uses the mailbox, too.
 
-use super::api::{Handle, WRITE_ZEROES_THICK};
+use super::api::{CompletionCallback, Handle, WRITE_ZEROES_THICK};
 use super::image::Image;
 use queue::QueueWaker;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Completions that are collected at a time.
@@ -32,6 +33,9 @@ pub(crate) enum Command {
     WriteZeroes { offset: u64, len: u64, thick: bool },
     /// Writes what is cached.
     Flush,
+    /// Compares a range of `len` bytes within a stripe unit with the first half of the only segment, and writes
+    /// the second half if they are equal; the result is `-EILSEQ` if they differ.
+    CompareAndWrite { offset: u64, len: u64 },
 }
 
 /// A request has completed: bytes read, 0, or a negative errno.
@@ -46,6 +50,23 @@ struct Mailbox {
     waker: QueueWaker,
     any: AtomicBool,
     list: Mutex<Vec<Ended>>,
+    /// Tags of comparisons that have completed, with the addresses of their completions.
+    compared: Mutex<Vec<(u16, usize)>>,
+}
+
+/// The argument of the callback of a comparison.
+struct Compared {
+    mailbox: Arc<Mailbox>,
+    tag: u16,
+}
+
+/// Leaves a completion in the mailbox of its node, on a thread of librbd.
+extern "C" fn take_compared(completion: Handle, argument: *mut c_void) {
+    // SAFETY: it is the argument that `Flights::start` gave this completion, which completes once.
+    let Compared { mailbox, tag } = *unsafe { Box::from_raw(argument.cast::<Compared>()) };
+    mailbox.compared.lock().unwrap_or_else(PoisonError::into_inner).push((tag, completion as usize));
+    mailbox.any.store(true, Ordering::Release);
+    (mailbox.waker)();
 }
 
 /// The mailboxes of an image's nodes, by node.
@@ -54,7 +75,12 @@ pub(super) struct Mailboxes(Mutex<Vec<Option<Arc<Mailbox>>>>);
 
 impl Mailboxes {
     fn add(&self, waker: QueueWaker) -> (usize, Arc<Mailbox>) {
-        let mailbox = Arc::new(Mailbox { waker, any: AtomicBool::new(false), list: Mutex::default() });
+        let mailbox = Arc::new(Mailbox {
+            waker,
+            any: AtomicBool::new(false),
+            list: Mutex::default(),
+            compared: Mutex::default(),
+        });
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let number = all.iter().position(Option::is_none).unwrap_or(all.len());
         if number == all.len() {
@@ -84,6 +110,9 @@ pub(crate) struct Flights {
     number: usize,
     mailbox: Arc<Mailbox>,
     segments: Box<[Vec<libc::iovec>]>,
+    /// Offsets of the first difference, which librbd stores while a comparison is in flight. They are not
+    /// read: the range may have changed since.
+    differences: Box<[AtomicU64]>,
     in_flight: u32,
 }
 
@@ -94,13 +123,21 @@ impl Flights {
     /// `waker` wakes the queue whose requests these are.
     pub(crate) fn new(image: Arc<Image>, waker: QueueWaker) -> Flights {
         let (number, mailbox) = image.mailboxes.add(waker);
-        Flights { image, number, mailbox, segments: Box::default(), in_flight: 0 }
+        Flights {
+            image,
+            number,
+            mailbox,
+            segments: Box::default(),
+            differences: Box::default(),
+            in_flight: 0,
+        }
     }
 
     /// Prepares for that many tags.
     pub(crate) fn attach(&mut self, tags: usize) {
         assert_eq!(self.in_flight, 0, "a node is attached before it gets requests");
         self.segments = (0..tags).map(|_| Vec::new()).collect();
+        self.differences = (0..tags).map(|_| AtomicU64::new(0)).collect();
     }
 
     pub(crate) fn image(&self) -> &Arc<Image> {
@@ -124,16 +161,30 @@ impl Flights {
     pub(crate) fn start(&mut self, tag: u16, command: Command) -> Result<(), i64> {
         let (functions, image) = (self.image.functions(), self.image.handle());
         let segments = &self.segments[usize::from(tag)];
+        if let Command::CompareAndWrite { len, .. } = command
+            && !matches!(segments[..], [one] if one.iov_len as u64 == 2 * len)
+        {
+            return Err(-i64::from(libc::EOPNOTSUPP));
+        }
         let mut completion: Handle = null_mut();
-        let argument = (self.number << u16::BITS | usize::from(tag)) as *mut c_void;
-        // SAFETY: the argument is a number, which is never followed.
-        let created = unsafe { (functions.rbd_aio_create_completion)(argument, None, &raw mut completion) };
+        let compared = matches!(command, Command::CompareAndWrite { .. })
+            .then(|| Box::into_raw(Box::new(Compared { mailbox: self.mailbox.clone(), tag })));
+        let (argument, callback) = match compared {
+            Some(compared) => (compared.cast::<c_void>(), Some(take_compared as CompletionCallback)),
+            None => ((self.number << u16::BITS | usize::from(tag)) as *mut c_void, None),
+        };
+        // SAFETY: the argument is a number, which is never followed, or what `take_compared` expects.
+        let created =
+            unsafe { (functions.rbd_aio_create_completion)(argument, callback, &raw mut completion) };
+        // SAFETY: after an error there is no completion that refers to it.
+        let forget = || drop(compared.map(|compared| unsafe { Box::from_raw(compared) }));
         if created < 0 {
+            forget();
             return Err(created.into());
         }
         let (list, count) = (segments.as_ptr(), segments.len() as c_int);
-        // SAFETY: the image is open while this exists; list and memory stay until the completion, see
-        // `segments` and `Drop`.
+        // SAFETY: the image is open while this exists; list, memory and the offset of a difference stay until
+        // the completion, see `segments` and `Drop`.
         let started = unsafe {
             match command {
                 Command::Read { offset } => (functions.rbd_aio_readv)(image, list, count, offset, completion),
@@ -148,11 +199,21 @@ impl Flights {
                     (functions.rbd_aio_write_zeroes)(image, offset, len as usize, completion, flags, 0)
                 }
                 Command::Flush => (functions.rbd_aio_flush)(image, completion),
+                Command::CompareAndWrite { offset, len } => {
+                    let (len, old) = (len as usize, (*list).iov_base.cast::<c_char>().cast_const());
+                    // Within the segment, whose length was checked.
+                    let new = old.add(len);
+                    let difference = self.differences[usize::from(tag)].as_ptr();
+                    (functions.rbd_aio_compare_and_write)(
+                        image, offset, len, old, new, completion, difference, 0,
+                    ) as c_int
+                }
             }
         };
         if started < 0 {
             // SAFETY: nothing was started, so nobody else has it.
             unsafe { (functions.rbd_aio_release)(completion) };
+            forget();
             return Err(started.into());
         }
         self.in_flight += 1;
@@ -171,6 +232,19 @@ impl Flights {
             let list = std::mem::take(&mut *self.mailbox.list.lock().unwrap_or_else(PoisonError::into_inner));
             self.in_flight -= list.len() as u32;
             list.into_iter().for_each(&mut each);
+            let compared = &self.mailbox.compared;
+            let compared = std::mem::take(&mut *compared.lock().unwrap_or_else(PoisonError::into_inner));
+            self.in_flight -= compared.len() as u32;
+            for (tag, completion) in compared {
+                let completion = completion as Handle;
+                // SAFETY: it is a completion of `start`, which is released once.
+                let result = unsafe {
+                    let result = (functions.rbd_aio_get_return_value)(completion);
+                    (functions.rbd_aio_release)(completion);
+                    result as i64
+                };
+                each(Ended { tag, result });
+            }
         }
         while self.in_flight > 0 {
             let mut completions: [Handle; BATCH] = [null_mut(); BATCH];

@@ -1,17 +1,23 @@
 //! COMPARE AND WRITE and ORWRITE: SBC-4 sections 5.3 and 5.14. Both read, then write, and hold the range
-//! exclusively during that time.
+//! exclusively during that time, which excludes other commands of this process.
+//!
+//! A backend that supports `Op::CompareAndWrite` excludes every process: COMPARE AND WRITE tries it first, and
+//! reads the range only to find the difference that it reports.
 
 use super::range::{Blocks, check_data_out, failed};
 use super::verify::first_difference;
 use crate::dispatch::Call;
 use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory, Step, Steps, Target};
 use crate::sense::Sense;
-use crate::{Begin, Outcome};
-use block::{Flags, Op};
+use crate::{Begin, Outcome, ScsiStatus};
+use block::{Flags, Op, Status};
 
 /// Maximum number of bytes that ORWRITE reads at once.
 const CHUNK: u32 = 1 << 20;
 const FUA: u8 = 0x08;
+/// Limit for attempts of a comparison by the backend. Another one follows if the backend finds a difference
+/// which is gone when the range is read: another process has stored the expected data in between.
+const ATTEMPTS_MAX: u8 = 16;
 
 /// Use of the blocks that were read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +63,7 @@ fn program(call: &Call<'_>, blocks: Blocks, kind: Kind) -> Result<Begin, Outcome
             shift: media.block_shift(),
             flags: if is_durable && fast.can_fua { Flags::FUA } else { Flags::empty() },
             flushes: is_durable && fast.fua_flushes,
+            attempts: 0,
             phase: Phase::Idle,
         },
     )))
@@ -65,6 +72,8 @@ fn program(call: &Call<'_>, blocks: Blocks, kind: Kind) -> Result<Begin, Outcome
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Idle,
+    /// The backend compares and writes.
+    Comparing,
     Reading,
     Writing,
     Flushing,
@@ -80,6 +89,8 @@ struct ReadThenWrite {
     flags: Flags,
     /// Whether a flush follows the last write.
     flushes: bool,
+    /// Comparisons by the backend so far; 0 if it does not support them.
+    attempts: u8,
     phase: Phase,
 }
 
@@ -94,9 +105,22 @@ impl ReadThenWrite {
     }
 
     fn io(&self, op: Op, buffer: Buffer) -> ProgramIo {
-        let flags = if op == Op::Write { self.flags } else { Flags::empty() };
+        let flags = if matches!(op, Op::Write | Op::CompareAndWrite) { self.flags } else { Flags::empty() };
         let offset = self.start + u64::from(self.done);
         ProgramIo { slot: 0, unit: Target::Own, op, offset, len: self.chunk().into(), flags, buffer }
+    }
+
+    /// Has the backend compare and write.
+    fn compare(&mut self) -> Step {
+        self.phase = Phase::Comparing;
+        self.attempts += 1;
+        Step::Submit(self.io(Op::CompareAndWrite, Buffer::DataOut(0..2 * self.len)))
+    }
+
+    fn read(&mut self) -> Step {
+        self.phase = Phase::Reading;
+        let chunk = self.chunk();
+        Step::Submit(self.io(Op::Read, Buffer::Scratch(0..chunk)))
     }
 
     /// Decides what to write, after the blocks have been read.
@@ -133,35 +157,46 @@ impl Steps for ReadThenWrite {
         if completed.is_none() && self.phase != Phase::Idle {
             return Step::Wait;
         }
+        if let (Phase::Comparing, Some(Completed { status, .. })) = (self.phase, completed) {
+            match status {
+                Status::NotSupported => {
+                    self.attempts = 0;
+                    return self.read();
+                }
+                Status::Protection => return self.read(),
+                _ => {}
+            }
+        }
         if let Some(Completed { status, .. }) = completed
             && !status.is_ok()
         {
             let is_write = self.phase != Phase::Reading;
             return Step::Finished(failed(status, self.start + u64::from(self.done), self.shift, is_write));
         }
-        if self.phase == Phase::Writing {
+        if matches!(self.phase, Phase::Comparing | Phase::Writing) {
             self.done += self.chunk();
         }
         let wanted = self.needs().data_out.into();
         match self.phase {
             Phase::Reading => match self.modify(memory) {
+                Ok(_) if self.attempts >= ATTEMPTS_MAX => {
+                    Step::Finished(Outcome { wanted, ..Outcome::status(ScsiStatus::Busy) })
+                }
+                Ok(_) if self.attempts > 0 => self.compare(),
                 Ok(buffer) => {
                     self.phase = Phase::Writing;
                     Step::Submit(self.io(Op::Write, buffer))
                 }
                 Err(outcome) => Step::Finished(Outcome { wanted, ..outcome }),
             },
-            Phase::Writing if self.done == self.len && self.flushes => {
+            Phase::Comparing | Phase::Writing if self.done == self.len && self.flushes => {
                 self.phase = Phase::Flushing;
                 Step::Submit(ProgramIo { offset: 0, len: 0, ..self.io(Op::Flush, Buffer::None) })
             }
+            Phase::Comparing | Phase::Flushing => Step::Finished(Outcome::good(wanted)),
             Phase::Writing if self.done == self.len => Step::Finished(Outcome::good(wanted)),
-            Phase::Flushing => Step::Finished(Outcome::good(wanted)),
-            Phase::Idle | Phase::Writing => {
-                self.phase = Phase::Reading;
-                let chunk = self.chunk();
-                Step::Submit(self.io(Op::Read, Buffer::Scratch(0..chunk)))
-            }
+            Phase::Idle if self.kind == Kind::CompareAndWrite => self.compare(),
+            Phase::Idle | Phase::Writing => self.read(),
         }
     }
 }

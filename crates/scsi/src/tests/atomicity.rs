@@ -73,11 +73,13 @@ fn advance(actors: &mut [Actor], index: usize, disk: &mut Disk, guarded: bool) -
 
 /// Runs all orders of the requests of two COMPARE AND WRITE commands, each of which adds one to a counter.
 /// Returns the final counters, with the number of commands that succeeded.
-fn all_orders(guarded: bool) -> Vec<(u8, usize)> {
+/// `guarded`: commands wait for exclusive access; `compares`: the backend compares and writes.
+fn all_orders(guarded: bool, compares: bool) -> Vec<(u8, usize)> {
     let mut ends = Vec::new();
     for order in 0..1_u32 << 8 {
         let mut world = World::new();
         world.disk.bytes[..BLOCK].fill(0);
+        world.disk.compares = compares;
         let data = [vec![0; BLOCK], vec![1; BLOCK]].concat();
         let mut actors = vec![
             actor(&world, &compare_and_write(0, 1), data.clone()),
@@ -100,10 +102,12 @@ fn all_orders(guarded: bool) -> Vec<(u8, usize)> {
 
 #[test]
 fn of_two_compare_and_writes_of_one_block_exactly_one_succeeds() {
-    assert!(all_orders(true).iter().all(|end| *end == (1, 1)));
+    assert!(all_orders(true, false).iter().all(|end| *end == (1, 1)));
+    // Two processes, which do not exclude each other, on a backend that compares and writes.
+    assert!(all_orders(false, true).iter().all(|end| *end == (1, 1)));
     // The canary: without the exclusive range both commands can succeed, which shows that the test can
     // fail.
-    assert!(all_orders(false).iter().any(|end| end.1 == 2));
+    assert!(all_orders(false, false).iter().any(|end| end.1 == 2));
 }
 
 #[test]
@@ -115,4 +119,57 @@ fn programs_that_read_and_write_ask_for_their_range() {
     assert_eq!(actor(&world, &cdb16(0x8E, 0, 5, 2), vec![0; 2 * BLOCK]).exclusive, range);
     assert_eq!(actor(&world, &cdb16(0x8F, 2, 5, 2), vec![0; 2 * BLOCK]).exclusive, None);
     assert_eq!(actor(&world, &cdb16(0x93, 0, 5, 2), vec![0; BLOCK]).exclusive, None);
+}
+
+/// Begins COMPARE AND WRITE of the first block, which contains zeroes, and executes its first request on a
+/// backend that compares and writes.
+fn compared(world: &mut World, flags: u8) -> Vec<Actor> {
+    world.disk.bytes[..BLOCK].fill(0);
+    world.disk.compares = true;
+    let mut cdb = compare_and_write(0, 1);
+    cdb[1] |= flags;
+    let mut actors = vec![actor(world, &cdb, [vec![0; BLOCK], vec![1; BLOCK]].concat())];
+    advance(&mut actors, 0, &mut world.disk, true);
+    actors
+}
+
+#[test]
+fn a_backend_that_compares_gets_one_request_with_the_flags_of_the_command() {
+    let mut world = World::new();
+    let mut actors = compared(&mut world, 0x08);
+    assert!(advance(&mut actors, 0, &mut world.disk, true));
+    assert_eq!(actors[0].outcome.as_ref().expect("it ended").status, ScsiStatus::Good);
+    assert_eq!(world.disk.log, [(Op::CompareAndWrite, 0, BLOCK as u64, Flags::FUA)]);
+    assert_eq!(world.disk.bytes[..BLOCK], [1; BLOCK]);
+}
+
+#[test]
+fn a_difference_that_the_backend_finds_is_reported_with_its_offset() {
+    let mut world = World::new();
+    let mut actors = compared(&mut world, 0);
+    world.disk.bytes[77] = 5;
+    while actors[0].outcome.is_none() {
+        advance(&mut actors, 0, &mut world.disk, true);
+    }
+    let outcome = actors[0].outcome.take().expect("it ended");
+    assert_eq!(outcome.sense, Sense::miscompare(77));
+    assert!(world.disk.log.iter().all(|(op, ..)| *op != Op::Write), "{:?}", world.disk.log);
+}
+
+#[test]
+fn a_difference_that_is_gone_has_the_backend_compare_again_and_ends_with_busy_at_last() {
+    let mut world = World::new();
+    let mut actors = compared(&mut world, 0);
+    // Another process changes the block before every comparison, and restores it before every read.
+    for attempt in 1.. {
+        world.disk.bytes[0] = 9;
+        advance(&mut actors, 0, &mut world.disk, true);
+        world.disk.bytes[0] = 0;
+        advance(&mut actors, 0, &mut world.disk, true);
+        if let Some(outcome) = &actors[0].outcome {
+            assert_eq!((outcome.status, attempt), (ScsiStatus::Busy, 16));
+            break;
+        }
+    }
+    assert_eq!(world.disk.bytes[..BLOCK], [0; BLOCK]);
 }

@@ -585,9 +585,17 @@ impl Tree {
         }
         let Profile { zero_copy_reads, inline, sparse, opaque, .. } = self.profile;
         let allows_zero_copy = self.lends_own_memory();
+        let compare_and_write = self.compares_and_writes();
         Ok(BuiltNodes {
             stack,
-            facts: DeviceFacts { zero_copy_reads, allows_zero_copy, inline, sparse, opaque },
+            facts: DeviceFacts {
+                zero_copy_reads,
+                allows_zero_copy,
+                inline,
+                sparse,
+                opaque,
+                compare_and_write,
+            },
             resources,
         })
     }
@@ -603,6 +611,18 @@ impl Tree {
                 below.iter().all(Tree::lends_own_memory)
                     && layer.profile(&profiles).is_ok_and(|profile| profile.zero_copy_reads)
             }
+        }
+    }
+
+    /// Returns whether [`Op::CompareAndWrite`](block::Op::CompareAndWrite) reaches the backend unchanged.
+    fn compares_and_writes(&self) -> bool {
+        match &self.element {
+            Element::Backend(source) => source.compares_and_writes(),
+            Element::Layer(layer, below) => {
+                layer.passes_compare_and_write()
+                    && matches!(&below[..], [child] if child.compares_and_writes())
+            }
+            Element::Device(..) => false,
         }
     }
 

@@ -230,6 +230,7 @@ fn run(mut ring: KernelRing, disks: &[Disk], options: &Options, own: Sender<Job>
             inline: options.inline,
             sparse: false,
             opaque: false,
+            compare_and_write: false,
         };
         front.add_queue(id, facts, Arc::default());
     }

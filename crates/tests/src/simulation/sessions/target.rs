@@ -116,6 +116,7 @@ impl Target {
             inline: false,
             sparse: false,
             opaque: false,
+            compare_and_write: false,
         };
         front.add_queue(queue, facts, Arc::default());
         let has_mail = Arc::new(AtomicBool::new(false));

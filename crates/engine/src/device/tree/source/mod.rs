@@ -50,6 +50,11 @@ pub(crate) trait Source: Send + Sync {
     /// Returns the kind, as it is typed before the colon.
     fn name(&self) -> &'static str;
 
+    /// Returns whether [`Op::CompareAndWrite`](block::Op::CompareAndWrite) may be sent to it.
+    fn compares_and_writes(&self) -> bool {
+        false
+    }
+
     /// Returns what distinguishes the backend from others of its kind: a path, a URI, or the size.
     fn label(&self) -> String {
         self.backend().size().to_string()

@@ -103,6 +103,10 @@ impl Source for RbdSource {
         true
     }
 
+    fn compares_and_writes(&self) -> bool {
+        self.0.compares_and_writes()
+    }
+
     fn rbd(&self) -> Option<&Arc<Rbd>> {
         Some(&self.0)
     }
