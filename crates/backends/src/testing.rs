@@ -158,7 +158,7 @@ impl TestFiles for Files {
         Some(self.perform(memory, file, op, data))
     }
 
-    fn try_batched(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment], _: Patience) -> bool {
+    fn try_batched(&mut self, id: IoId, file: FileId, op: FileOp, data: &[Segment], _: Blocking) -> bool {
         if self.batches {
             self.asked.push(Asked { op, now: true });
             self.started.push_back((id, file, op, data.to_vec()));

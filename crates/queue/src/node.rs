@@ -254,12 +254,12 @@ impl<R: Ring> Cx<'_, R> {
         op: FileOp,
         data: Data,
         len: u64,
-        patience: Patience,
+        blocking: Blocking,
     ) -> bool {
         let Data::One(segment) = data else { return false };
         let id = IoId { queue: self.common.queue, cookie: io };
         let segment = Segment { len: len as u32, ..segment };
-        self.ring.try_batched(id, file, op, one_or_none(&segment), patience)
+        self.ring.try_batched(id, file, op, one_or_none(&segment), blocking)
     }
 
     /// Returns the duration of the last batch, in nanoseconds: see [`Ring::batch_ns`].

@@ -141,7 +141,7 @@ pub trait Ring {
 
     /// Batches a read or write that [`try_now`](Ring::try_now) would perform, if this turn has several: one
     /// system call performs all of them in the next turn. It completes under `id` as one that was
-    /// [started](Ring::start) does, with `-EAGAIN` if it would have to wait longer than `patience`. `false`:
+    /// [started](Ring::start) does, with `-EAGAIN` if it would block and `blocking` is [`Blocking::Never`]. `false`:
     /// nothing was done; call `try_now`.
     fn try_batched(
         &mut self,
@@ -149,9 +149,9 @@ pub trait Ring {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> bool {
-        let _ = (id, file, op, data, patience);
+        let _ = (id, file, op, data, blocking);
         false
     }
 

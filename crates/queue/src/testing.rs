@@ -28,9 +28,9 @@ pub trait TestFiles: Default {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> bool {
-        let _ = (id, file, op, data, patience);
+        let _ = (id, file, op, data, blocking);
         false
     }
 
@@ -181,9 +181,9 @@ impl<F: TestFiles> Ring for TestRing<F> {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> bool {
-        self.files.try_batched(id, file, op, data, patience)
+        self.files.try_batched(id, file, op, data, blocking)
     }
 
     fn batch_ns(&self) -> u64 {

@@ -8,7 +8,7 @@
 //! Owned by a ring. Knows slots of [`Ops`](crate::ops::Ops), not requests.
 
 use crate::sys;
-use queue::{FileOp, Patience};
+use queue::{Blocking, FileOp};
 use std::io;
 
 /// Most operations of a batch.
@@ -167,7 +167,7 @@ impl Batch {
         fd: i32,
         op: FileOp,
         (address, len): (*mut u8, u32),
-        patience: Patience,
+        blocking: Blocking,
     ) {
         let (opcode, offset) = match op {
             FileOp::Read { offset } => (READ, offset),
@@ -177,7 +177,7 @@ impl Batch {
         self.entries.push(Iocb {
             data: slot.into(),
             key: 0,
-            flags: if patience == Patience::None { libc::RWF_NOWAIT } else { 0 },
+            flags: if blocking == Blocking::Never { libc::RWF_NOWAIT } else { 0 },
             opcode,
             priority: 0,
             fd: fd as u32,

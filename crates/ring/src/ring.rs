@@ -160,7 +160,7 @@ impl KernelRing {
     }
 
     /// Adds an operation to the batch. Returns `false` if it cannot be batched.
-    fn batch(&mut self, id: IoId, file: FileId, op: FileOp, segment: Segment, patience: Patience) -> bool {
+    fn batch(&mut self, id: IoId, file: FileId, op: FileOp, segment: Segment, blocking: Blocking) -> bool {
         if !self.core.batch.prepare() {
             return false;
         }
@@ -172,7 +172,7 @@ impl KernelRing {
         let Some(slot) = core.ops.begin(Origin::Node(id), file, core.started) else { return false };
         let (fd, _) = core.files.begin(file);
         let memory = (core.memory.pointer(segment), segment.len);
-        core.batch.push(slot, fd, op, memory, patience);
+        core.batch.push(slot, fd, op, memory, blocking);
         true
     }
 
@@ -733,13 +733,13 @@ impl Ring for KernelRing {
         file: FileId,
         op: FileOp,
         data: &[Segment],
-        patience: Patience,
+        blocking: Blocking,
     ) -> bool {
         let &[segment] = data else { return false };
         if segment.len > LEN_MAX || !self.core.batch.admits() || self.core.memory.is_kernel(segment.region) {
             return false;
         }
-        self.batch(id, file, op, segment, patience)
+        self.batch(id, file, op, segment, blocking)
     }
 
     fn batch_ns(&self) -> u64 {

@@ -2,19 +2,19 @@
 
 use super::node::{FileNode, Phase};
 use block::{Cookie, Op, Request};
-use queue::{Cx, FileOp, Nanos, Patience, Ring, Verdict};
+use queue::{Blocking, Cx, FileOp, Nanos, Ring, Verdict};
 
 impl FileNode {
-    /// Returns how long a read or write may take inline; `None`: it is started on the ring.
-    pub(super) fn patience(&self, op: FileOp, now: Nanos) -> Option<Patience> {
+    /// Returns whether an inline read or write may block; `None`: it is started on the ring.
+    pub(super) fn blocking(&self, op: FileOp, now: Nanos) -> Option<Blocking> {
         let facts = &self.shared.facts;
         match op {
-            _ if facts.memory => Some(Patience::Unbounded),
+            _ if facts.memory => Some(Blocking::Allowed),
             _ if facts.direct.is_some() => None,
-            FileOp::Read { .. } => facts.nowait_reads.then_some(Patience::None),
+            FileOp::Read { .. } => facts.nowait_reads.then_some(Blocking::Never),
             FileOp::Write { durable: true, .. } => None,
-            _ if facts.nowait_writes => Some(Patience::None),
-            _ => (facts.timed_writes && self.pace.is_fast(now)).then_some(Patience::Unbounded),
+            _ if facts.nowait_writes => Some(Blocking::Never),
+            _ => (facts.timed_writes && self.pace.is_fast(now)).then_some(Blocking::Allowed),
         }
     }
 

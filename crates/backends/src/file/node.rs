@@ -285,8 +285,8 @@ impl FileNode {
             if done == 0
                 && !zeroing
                 && !req.flags.contains(Flags::NOWAIT)
-                && let Some(patience) = self.patience(op, cx.now())
-                && cx.try_batched(io, self.file, op, data, len, patience)
+                && let Some(blocking) = self.blocking(op, cx.now())
+                && cx.try_batched(io, self.file, op, data, len, blocking)
             {
                 self.slot(io).phase = Phase::Batched;
                 return Verdict::Held;

@@ -193,7 +193,7 @@ fn queued_operations_are_cancelled_and_running_ones_complete() {
 /// Makes the ring batch the inline operations of the next turn. Returns `false` without Linux AIO.
 fn begin_batch(ring: &mut KernelRing, file: FileId, data: Segment) -> bool {
     let read = FileOp::Read { offset: 0 };
-    let ask = |ring: &mut KernelRing| ring.try_batched(id(0), file, read, &[data], Patience::Unbounded);
+    let ask = |ring: &mut KernelRing| ring.try_batched(id(0), file, read, &[data], Blocking::Allowed);
     assert!((0..4).all(|_| !ask(ring)), "of a first turn, nothing is known");
     ring.turn(Wait::No).unwrap();
     if !ask(ring) {
@@ -219,7 +219,7 @@ fn inline_operations_of_busy_turns_are_batched_and_complete_once_each() {
         let pieces: Vec<_> = (0..150u32).map(|n| filled(&mut ring, 512, |_| n as u8)).collect();
         for (n, piece) in pieces.iter().enumerate() {
             let op = FileOp::Write { offset: n as u64 * 512, durable: false };
-            assert!(ring.try_batched(id(n as u32), file, op, &[*piece], Patience::Unbounded), "{n}");
+            assert!(ring.try_batched(id(n as u32), file, op, &[*piece], Blocking::Allowed), "{n}");
         }
         let mut seen = vec![0; 150];
         for _ in 0..150 {
@@ -233,8 +233,8 @@ fn inline_operations_of_busy_turns_are_batched_and_complete_once_each() {
         // Neither large operations nor those of several segments are batched.
         let large = ring.allocate(32 << 10).unwrap();
         let read = FileOp::Read { offset: 0 };
-        assert!(!ring.try_batched(id(1), file, read, &[large], Patience::Unbounded));
-        assert!(!ring.try_batched(id(1), file, read, &pieces[..2], Patience::Unbounded));
+        assert!(!ring.try_batched(id(1), file, read, &[large], Blocking::Allowed));
+        assert!(!ring.try_batched(id(1), file, read, &pieces[..2], Blocking::Allowed));
     });
 }
 
@@ -249,7 +249,7 @@ fn a_batched_operation_outlives_its_file_and_its_cancellation() {
             return;
         }
         let op = FileOp::Write { offset: 0, durable: false };
-        assert!(ring.try_batched(id(1), number, op, &[data], Patience::Unbounded));
+        assert!(ring.try_batched(id(1), number, op, &[data], Blocking::Allowed));
         ring.cancel(id(1));
         ring.remove_file(number);
         assert!(weak.upgrade().is_some());
@@ -269,7 +269,7 @@ fn an_operation_that_the_kernel_refuses_to_batch_is_left_to_the_caller() {
         // A file that is open for reading cannot be written.
         let reader = ring.add_file(Arc::new(std::fs::File::open("/proc/self/exe").unwrap().into())).unwrap();
         let write = FileOp::Write { offset: 0, durable: false };
-        assert!(ring.try_batched(id(5), reader, write, &[data], Patience::Unbounded));
+        assert!(ring.try_batched(id(5), reader, write, &[data], Blocking::Allowed));
         assert_eq!(io_result(&mut ring, id(5)), -i64::from(libc::EAGAIN));
         assert_eq!(run(&mut ring, reader, write, &[data]), -i64::from(libc::EBADF));
     });
