@@ -31,6 +31,10 @@ impl Export for HostExport {
         }
     }
 
+    fn needs_opaque_stack(&self) -> bool {
+        self.0.choice.mode.is_opaque() || self.0.client_memory.is_some()
+    }
+
     fn table_changed(&self, table: &TableSpec) -> Result<(), HostError> {
         Ok(self.0.update_record(|run, record| record.with_table(run, table))?)
     }

@@ -259,8 +259,8 @@ impl Host {
         planned: &MovePlan,
     ) -> Result<(), HostError> {
         let was_opaque = before.tree.profile().opaque;
-        let is_ublk = self.exports_of(device).iter().any(|export| export.info(device).kind == "ublk");
-        if is_ublk && was_opaque && !(planned.during.profile().opaque && planned.after.profile().opaque) {
+        let is_needed = self.exports_of(device).iter().any(|export| export.needs_opaque_stack());
+        if is_needed && was_opaque && !(planned.during.profile().opaque && planned.after.profile().opaque) {
             let why = "the kernel does not give its data to this process, which the destination needs (add the device \
                        with --ublk=mode=copy)";
             return Err(refused(libc::EINVAL, why));

@@ -37,6 +37,12 @@ pub trait Export: Send + Sync {
         false
     }
 
+    /// Returns whether the data of requests may be in memory that only the kernel, or another process, can
+    /// access, so that the device's nodes must not access it.
+    fn needs_opaque_stack(&self) -> bool {
+        false
+    }
+
     /// Checks whether [`close`](Export::close) would be refused now because a client has the device in use.
     /// Changes nothing and does no I/O on the device, which may be suspended. A device is removed only if
     /// none of its exports refuses.

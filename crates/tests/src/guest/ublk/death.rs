@@ -126,7 +126,7 @@ impl Recovery {
 impl Ublk {
     /// Runs `blockyard recover`, in the background; the new server is no child of ours.
     #[track_caller]
-    fn recover(&self) {
+    pub(super) fn recover(&self) {
         self.command(&["recover", "disk"]).ok();
         self.await_state(State::Live);
     }
@@ -137,7 +137,7 @@ impl Ublk {
     }
 
     /// Kills the present server.
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         let pid = self.pid();
         if pid == self.server.pid() {
             self.server.kill();
@@ -149,7 +149,7 @@ impl Ublk {
 
     /// Removes a device that was recovered.
     #[track_caller]
-    fn delete(&self) {
+    pub(super) fn delete(&self) {
         self.command(&["del", "disk"]).ok();
         self.await_gone();
     }

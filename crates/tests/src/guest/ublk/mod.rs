@@ -8,6 +8,7 @@ mod data;
 mod death;
 mod laboratory;
 mod life;
+mod moves;
 mod page;
 mod settings;
 mod stripe;
@@ -32,6 +33,7 @@ pub fn tests() -> Vec<Test> {
         laboratory::TESTS,
         life::TESTS,
         death::TESTS,
+        moves::TESTS,
         page::TESTS,
         settings::TESTS,
         zoned::TESTS,
