@@ -149,8 +149,8 @@ impl Target {
         }
     }
 
-    /// Starts nbdkit if it does not run, and connects to it. Its socket exists before it, so an nbdkit that cannot
-    /// serve shows as a connection that is closed.
+    /// Starts nbdkit if it does not run, and connects to it. Its socket exists before it, so an nbdkit that
+    /// cannot serve shows as a connection that is closed.
     async fn connect_to_nbdkit(&self, nbdkit: &Nbdkit) -> Result<Connected<OwnedFd>, ConnectError> {
         let socket = nbdkit.ensure().map_err(|why| self.failed(why))?;
         let connected = match UnixStream::connect(socket.path()).await {

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 /// Longest wait for nbdkit to end by itself before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// Passes the listening socket from standard input on as descriptor 3, the first one of socket activation, which
-/// also demands the id of the process. `exec` keeps that id, and nbdkit is still our child.
+/// Passes the listening socket from standard input on as descriptor 3, the first one of socket activation,
+/// which also demands the id of the process. `exec` keeps that id, and nbdkit is still our child.
 const ACTIVATE: &str = r#"exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec nbdkit "$@""#;
 
 /// The nbdkit of a device.
