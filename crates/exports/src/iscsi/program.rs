@@ -185,8 +185,8 @@ impl Front {
             self.step_program(id, Some(completed), turn);
             return false;
         };
-        let lane = self.lanes.get(usize::from(queue_id.0)).and_then(Option::as_ref);
-        if io.op == Op::CompareAndWrite && !lane.is_some_and(|lane| lane.facts.compare_and_write) {
+        let queue = self.queues.get(usize::from(queue_id.0)).and_then(Option::as_ref);
+        if io.op == Op::CompareAndWrite && !queue.is_some_and(|queue| queue.facts.compare_and_write) {
             self.step_program(id, Some(Completed { slot: io.slot, status: Status::NotSupported }), turn);
             return false;
         }

@@ -8,7 +8,7 @@
 //! data.
 
 use backends::exec::{Exec, ExecNode, ExecSpec, SLOT_LEN};
-use backends::nbd::{Connected, Connector, Line, Loss, Patience};
+use backends::nbd::{Connected, ConnectionChannel, Connector, Loss, ServerTimeouts};
 use block::{Bytes, Segment};
 use proto::exec::{FUA, Features, NO_UNMAP, REPLY_LEN, REQUEST_LEN, Ready};
 use queue::Ring as _;
@@ -21,14 +21,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Nodes that wait for a connection, with their shared memory.
-type Waiting = Arc<Mutex<Vec<(Segment, Arc<Line<SimStream, ()>>)>>>;
+type Waiting = Arc<Mutex<Vec<(Segment, Arc<ConnectionChannel<SimStream, ()>>)>>>;
 
 /// The connector of one node.
 struct NodeConnector(Segment, Waiting);
 
 impl Connector<SimStream, ()> for NodeConnector {
-    fn connect(&self, line: Arc<Line<SimStream, ()>>, _: Loss) {
-        self.1.lock().unwrap().push((self.0, line));
+    fn connect(&self, channel: Arc<ConnectionChannel<SimStream, ()>>, _: Loss) {
+        self.1.lock().unwrap().push((self.0, channel));
     }
 }
 
@@ -61,13 +61,13 @@ impl Program {
         let reconnect =
             if unreliable { Duration::from_millis(rng.below(50)) } else { Duration::from_secs(1 << 30) };
         let timeout = rng.chance(700).then(|| Duration::from_millis(rng.between(1000, 10_000)));
-        let patience = Patience { timeout, reconnect };
+        let timeouts = ServerTimeouts { timeout, reconnect };
         let mut features = Features::from_bits_truncate(rng.below(128) as u32) - Features::READ_ONLY;
         features.set(Features::MULTI, features.contains(Features::MULTI) || queues > 1);
         let (transfer_max, depth_max) =
             (*rng.pick(&[4096, 12288, 65536, SLOT_LEN]), rng.between(1, 3) as u32);
         let ready = Ready { features, size: size.0, block: 512, transfer_max, depth_max };
-        let spec = ExecSpec { command: "sim".to_owned(), patience, read_only: false };
+        let spec = ExecSpec { command: "sim".to_owned(), timeouts, read_only: false };
         Program {
             ready,
             exec: Exec::new(spec, ready).expect("limits of a disk"),
@@ -106,8 +106,8 @@ impl Program {
     pub(super) fn step(&mut self, rng: &mut Rng, ring: &mut SimRing) -> bool {
         let mut waiting = self.waiting.lock().unwrap();
         if !waiting.is_empty() && rng.chance(200) {
-            let (memory, line) = waiting.remove(0);
-            if !line.is_closed() {
+            let (memory, channel) = waiting.remove(0);
+            if !channel.is_closed() {
                 let served = Served {
                     ready: self.ready,
                     disk: self.disk.clone(),
@@ -121,7 +121,7 @@ impl Program {
                     timed: self.timed,
                 };
                 let connected = Connected { stream: ring.connect(Box::new(served)), session: () };
-                assert!(line.bring(connected).is_ok(), "a node that has a connection asked for one");
+                assert!(channel.deliver(connected).is_ok(), "a node that has a connection asked for one");
             }
         }
         self.woken.swap(false, Relaxed)
