@@ -113,7 +113,7 @@ fn an_overlay_is_refused_over_anything_but_its_origin() {
     file.write_all_at(&[0x55; 4096], LEN as u64 - 4096).expect("a write");
     refused(&sandbox, &copy, &overlay, "", "belongs to another device");
     file.set_len(LEN as u64 / 2).expect("a shorter file");
-    refused(&sandbox, &copy, &overlay, "", "belongs to a device of 4M");
+    refused(&sandbox, &copy, &overlay, "", "belongs to a device of size 4M");
     refused(&sandbox, &origin, &overlay, ",create,chunk=64K", "its chunk is 8K");
     refused(&sandbox, &origin, &sandbox.noise("noise.img", LEN), "", "is not an overlay");
     refused(&sandbox, &origin, &sandbox.image("empty.img", 0), "", "is not an overlay");

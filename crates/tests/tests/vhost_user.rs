@@ -272,6 +272,23 @@ fn a_driver_may_switch_the_write_cache_and_writes_nothing_else() {
 }
 
 #[test]
+fn packed_virtqueues_are_withheld_on_request() {
+    let sandbox = Sandbox::new(Engine::Auto);
+    let (_file, stack) = file_of(&sandbox, MIB);
+    for (options, offered) in [("", true), (",packed=off", false)] {
+        let (mut server, socket) = serve_with(&sandbox, &stack, options, &[]);
+        let mut front = FrontEnd::connect_packed(&socket, 4 * MIB);
+        assert_eq!(front.features().contains(virtio::Features::RING_PACKED), offered, "{options}");
+        let mut queue = front.start_queue(0, 64, 2, 4096);
+        let data = pattern(1, 4096);
+        queue.write(&front, 0, &data);
+        assert!(queue.read(&front, 0, 4096) == data, "{options}");
+        drop(front);
+        server.terminate();
+    }
+}
+
+#[test]
 fn a_guest_that_may_only_read_cannot_write() {
     let sandbox = Sandbox::new(Engine::Auto);
     let (file, stack) = file_of(&sandbox, 4 * MIB);

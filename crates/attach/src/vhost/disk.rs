@@ -17,7 +17,7 @@ use virtio::memory::REGIONS_MAX;
 
 /// Largest virtqueue, QEMU's limit (`VIRTQUEUE_MAX_SIZE`).
 const QUEUE_SIZE_MAX: u16 = 1024;
-/// Features of virtqueues.
+/// Features of virtqueues, of which [`Features::RING_PACKED`] may be withheld.
 const RING_FEATURES: Features = Features::VERSION_1
     .union(Features::INDIRECT_DESC)
     .union(Features::EVENT_IDX)
@@ -39,6 +39,7 @@ pub(super) struct Described {
 pub(super) struct Disk {
     device: Arc<Device>,
     virtqueues: Vec<VirtqueueHandle>,
+    ring_features: Features,
     config: Mutex<Config>,
     described: Mutex<Described>,
     config_changed: Notify,
@@ -78,9 +79,11 @@ impl Disk {
         for reactor in choice::reactors(host, spec, queues).await? {
             virtqueues.push(VirtqueueHandle::open(host, device, reactor, &properties).await?);
         }
+        let packed = if spec.packed { Features::RING_PACKED } else { Features::empty() };
         Ok(Arc::new(Disk {
             device: device.clone(),
             virtqueues,
+            ring_features: RING_FEATURES.difference(Features::RING_PACKED).union(packed),
             config: Mutex::new(config),
             described: Mutex::default(),
             config_changed: Notify::new(),
@@ -102,7 +105,7 @@ impl Disk {
     /// Returns the features and queues that front-ends are offered.
     pub(super) fn offer(&self) -> Offer {
         Offer {
-            features: (self.config().features() | RING_FEATURES).bits(),
+            features: (self.config().features() | self.ring_features).bits(),
             protocol: protocol::ALL,
             queues: self.virtqueues.len() as u16,
             queue_size_max: QUEUE_SIZE_MAX,

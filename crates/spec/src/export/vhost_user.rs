@@ -22,6 +22,7 @@ pub enum SocketMode {
     Client,
 }
 
+const ON_OFF: &[(&str, bool)] = &[("on", true), ("off", false)];
 const MODE: &[(&str, SocketMode)] = &[("server", SocketMode::Server), ("client", SocketMode::Client)];
 
 const OPTIONS: &[OptionRow] = &[
@@ -49,6 +50,12 @@ const OPTIONS: &[OptionRow] = &[
         "the device's name",
         "the ID string that the guest sees, up to 20 bytes",
     ),
+    OptionRow::value(
+        "packed",
+        "on|off",
+        "on",
+        "whether packed virtqueues are offered; the driver of user-mode Linux needs off",
+    ),
     OptionRow::flag("ro", "the guest may only read"),
 ];
 
@@ -65,6 +72,8 @@ pub struct VhostUserSpec {
     pub threads: Vec<usize>,
     /// The ID string; `None`: the device's name.
     pub serial: Option<String>,
+    /// Whether packed virtqueues are offered besides split ones.
+    pub packed: bool,
     /// Whether the guest may only read.
     pub read_only: bool,
 }
@@ -103,6 +112,7 @@ impl FromStr for VhostUserSpec {
             queues,
             threads,
             serial,
+            packed: options.choice("packed", ON_OFF)?.unwrap_or(true),
             read_only: options.flag("ro")?,
         })
     }
@@ -131,6 +141,9 @@ impl fmt::Display for VhostUserSpec {
         }
         if let Some(serial) = &self.serial {
             write!(f, ",serial={}", Escaped(serial))?;
+        }
+        if !self.packed {
+            f.write_str(",packed=off")?;
         }
         write_flag(f, self.read_only, "ro")
     }
@@ -191,11 +204,12 @@ mod tests {
             queues: Some(4),
             threads: vec![1, 0],
             serial: Some("disk,1".to_owned()),
+            packed: false,
             read_only: true,
         };
         assert_eq!(
             spec.to_string(),
-            "unix:/run/a,,b.sock,mode=client,queues=4,threads=1+0,serial=disk,,1,ro"
+            "unix:/run/a,,b.sock,mode=client,queues=4,threads=1+0,serial=disk,,1,packed=off,ro"
         );
         assert_eq!(spec.to_string().parse(), Ok(spec));
     }
@@ -212,6 +226,7 @@ mod tests {
             "unix:/s,queues=257",
             "unix:/s,serial=123456789012345678901",
             "unix:/s,mode=both",
+            "unix:/s,packed=maybe",
             "unix:/s,threads=",
             "unix:/s,threads=0+x",
         ] {
