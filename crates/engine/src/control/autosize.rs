@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::spec::{DiskFileSpec, StackSpec};
 use rbd::Rbd;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
@@ -36,7 +36,6 @@ pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
     };
     // Devices whose lock is being taken over, which waits for the cluster.
     let mut locking = HashMap::new();
-    let refused = Arc::<Refusals>::default();
     // Devices that have had a client.
     let mut used = HashSet::new();
     if !host.devices().iter().any(watched) {
@@ -53,9 +52,9 @@ pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
                 if task.is_none_or(JoinHandle::is_finished)
                     && let Some(rbd) = host.rbd_without_lock(&device)
                 {
-                    let (number, refused) = (device.number(), refused.clone());
-                    let take = move || take_lock_over(&device, &rbd, &refused);
-                    locking.insert(number, tokio::task::spawn_blocking(take));
+                    let number = device.number();
+                    locking
+                        .insert(number, tokio::task::spawn_blocking(move || take_lock_over(&device, &rbd)));
                     continue;
                 }
             }
@@ -92,26 +91,15 @@ async fn follow_image(host: &Arc<Host>, device: &Arc<Device>) {
     }
 }
 
-/// Why the exclusive locks of devices, by their numbers, could not be taken over. Attempts are repeated several times a
-/// second, and each reason is logged once.
-type Refusals = Mutex<HashMap<usize, String>>;
-
 /// Fences a client that has not handed the exclusive lock of the device's image over in time.
-fn take_lock_over(device: &Device, rbd: &Rbd, refused: &Refusals) {
-    let outcome = rbd.take_lock_over();
-    let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
-    match outcome {
-        Ok(client) => {
-            refused.remove(&device.number());
-            if let Some(client) = client {
-                tracing::warn!(device = %device.name(), %client, "the exclusive lock was taken over: the client is blocklisted");
-            }
+fn take_lock_over(device: &Device, rbd: &Rbd) {
+    match rbd.take_lock_over() {
+        Ok(None) => {}
+        Ok(Some(client)) => {
+            tracing::warn!(device = %device.name(), %client, "the exclusive lock was taken over: the client is blocklisted");
         }
         Err(error) => {
-            let why = error.to_string();
-            if refused.insert(device.number(), why.clone()).is_none_or(|known| known != why) {
-                tracing::error!(device = %device.name(), %error, "the exclusive lock cannot be taken over");
-            }
+            tracing::error!(device = %device.name(), %error, "the exclusive lock cannot be taken over");
         }
     }
 }
