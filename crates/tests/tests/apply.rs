@@ -504,3 +504,13 @@ fn fuse_and_loop_exports_are_added_kept_and_removed() {
     assert_eq!(lab.show("a")["exports"].as_array().map(Vec::len), Some(1));
     assert_eq!(fs::File::open(&node).map_or(0, |mut node| node.seek(SeekFrom::End(0)).expect("a size")), 0);
 }
+
+#[test]
+fn a_device_that_comes_later_follows_its_files_growth() {
+    let lab = Lab::up(Sandbox::default(), &ram("first"), 1);
+    let image = lab.sandbox.image("disk.img", MIB);
+    lab.apply(&[ram("first"), device("disk", "stack = \"file:disk.img,autosize\"")].concat());
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(5 * MIB).unwrap();
+    let grown = until(PATIENCE, || (lab.show("disk")["size"] == 5 * MIB).then_some(()));
+    assert!(grown.is_some(), "{}", lab.server.log());
+}

@@ -8,7 +8,7 @@ use blockyard_tests::iscsi::initiator::{Answer, Initiator};
 use blockyard_tests::iscsi::{NAME, Target};
 use blockyard_tests::peer::Peer;
 use blockyard_tests::remote::{fio, serve_as, table_as};
-use blockyard_tests::server::{Engine, Sandbox, Server, noise};
+use blockyard_tests::server::{Engine, Sandbox, Server, noise, signal};
 use blockyard_tests::tools::{PATIENCE, command, missing, until, wait_within};
 use proto::iscsi::initiator::Options;
 use proto::nbd::{CommandFlags, Request};
@@ -22,6 +22,12 @@ const GATEWAY: &str = ",takeover=1s";
 /// Limit for any request while a gateway fails over: the path's timeout (3 s), the takeover (1 s), librbd's
 /// attempts to get the lock, and a busy machine.
 const STALL_MAX: Duration = Duration::from_secs(45);
+
+/// Limit for a load, in case that its test fails. A load ends after the events of its test, so slow commands of the
+/// cluster cannot outlast it.
+const LOAD_MAX: Duration = Duration::from_secs(300);
+/// fio's exit status after SIGINT; each error adds one.
+const FIO_INTERRUPTED: i32 = 128;
 
 /// Two gateways of an image and the device in front of them.
 struct Gateways {
@@ -48,19 +54,23 @@ impl Gateways {
         Gateways { one, two, front }
     }
 
-    /// Puts the device under a load that verifies for some seconds.
-    fn load(&self, sandbox: &Sandbox, seconds: u64) -> Child {
+    /// Puts the device under a load that verifies, until [`Gateways::finish`] ends it.
+    fn load(&self, sandbox: &Sandbox) -> Child {
         let mut load =
             fio(&self.front, "--size=16M --bs=4k-64k --iodepth=8 --verify_backlog=64 --time_based");
-        load.args(["--output-format=json", &format!("--runtime={seconds}")]);
+        load.args(["--output-format=json", &format!("--runtime={}", LOAD_MAX.as_secs())]);
         load.arg(format!("--output={}", sandbox.path("fio.json").display()));
         load.spawn().unwrap()
     }
 
-    /// Waits for a load; returns the time of its slowest request.
+    /// Ends a load after another second; returns the time of its slowest request.
     fn finish(&self, sandbox: &Sandbox, mut load: Child, what: &str) -> Duration {
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(load.try_wait().unwrap().is_none(), "{what}: {}{}", self.front.log(), self.two.log());
+        signal(load.id(), Signal::INT);
         let ended = wait_within(&mut load, PATIENCE).expect("fio ends");
-        assert!(ended.success(), "{what}: {ended}: {}{}", self.front.log(), self.two.log());
+        let logs = || format!("{}{}", self.front.log(), self.two.log());
+        assert_eq!(ended.code(), Some(FIO_INTERRUPTED), "{what}: {ended}: {}", logs());
         let text = std::fs::read_to_string(sandbox.path("fio.json")).unwrap();
         let report: serde_json::Value = serde_json::from_str(&text[text.find('{').unwrap_or(0)..]).unwrap();
         let slowest = |op: &str| report["jobs"][0][op]["lat_ns"]["max"].as_u64().unwrap_or_default();
@@ -82,6 +92,28 @@ fn await_owner(image: &Image) -> String {
     until(PATIENCE, || lock_owner(image)).expect("a gateway holds the lock")
 }
 
+fn await_other_owner(image: &Image, first: &str) {
+    until(PATIENCE, || lock_owner(image).filter(|owner| owner != first)).expect("the lock moves");
+}
+
+/// Another time after which the cluster ends the watch of a silent client, for watches that begin until this is
+/// dropped.
+struct WatchTimeout<'a>(&'a Image);
+
+impl WatchTimeout<'_> {
+    fn set(image: &Image, seconds: u32) -> WatchTimeout<'_> {
+        let value = seconds.to_string();
+        image.run(&["ceph", "tell", "osd.*", "config", "set", "osd_client_watch_timeout", &value]);
+        WatchTimeout(image)
+    }
+}
+
+impl Drop for WatchTimeout<'_> {
+    fn drop(&mut self) {
+        self.0.run(&["ceph", "tell", "osd.*", "config", "unset", "osd_client_watch_timeout"]);
+    }
+}
+
 #[test]
 fn a_gateway_killed_under_load_causes_no_error_and_no_loss() {
     let Some(image) = Image::new("gw-killed", 16, &[]) else { return };
@@ -90,10 +122,11 @@ fn a_gateway_killed_under_load_causes_no_error_and_no_loss() {
     }
     let sandbox = Sandbox::new(Engine::IoUring);
     let mut gateways = Gateways::start(&sandbox, &image, 16);
-    let load = gateways.load(&sandbox, 6);
-    await_owner(&image);
+    let load = gateways.load(&sandbox);
+    let first = await_owner(&image);
     std::thread::sleep(Duration::from_secs(1));
     gateways.one.kill();
+    await_other_owner(&image, &first);
     gateways.finish(&sandbox, load, "a gateway was killed");
     let mut reader = Peer::connect(&gateways.front.socket(), "m");
     reader.flush().unwrap();
@@ -113,17 +146,21 @@ fn a_gateway_stopped_under_load_causes_no_error_and_does_not_write_when_it_wakes
         return;
     }
     let sandbox = Sandbox::new(Engine::IoUring);
+    // A client whose watch has expired loses its lock to any other one. The gateway is to fence a client before.
+    let watch_timeout = WatchTimeout::set(&image, 60);
     let mut gateways = Gateways::start(&sandbox, &image, 16);
-    let load = gateways.load(&sandbox, 14);
+    let load = gateways.load(&sandbox);
     let first = await_owner(&image);
+    drop(watch_timeout);
     std::thread::sleep(Duration::from_secs(1));
     gateways.one.signal(Signal::STOP);
-    // Until the other gateway has the lock, and the first one's watch (6 s) has expired.
-    until(PATIENCE, || lock_owner(&image).filter(|owner| *owner != first)).expect("the lock moves");
-    std::thread::sleep(Duration::from_secs(7));
-    gateways.one.signal(Signal::CONT);
-    gateways.finish(&sandbox, load, "a gateway was stopped");
+    await_other_owner(&image, &first);
     gateways.two.await_log("the exclusive lock was taken over");
+    std::thread::sleep(Duration::from_secs(2));
+    gateways.one.signal(Signal::CONT);
+    gateways.one.await_log("this client is blocklisted");
+    gateways.finish(&sandbox, load, "a gateway was stopped");
+    assert_ne!(await_owner(&image), first, "the other gateway has the lock");
     gateways.front.terminate();
     gateways.two.terminate();
     gateways.one.kill();
@@ -137,13 +174,12 @@ fn a_gateway_blocklisted_under_load_causes_no_error_and_no_loss() {
     }
     let sandbox = Sandbox::new(Engine::IoUring);
     let mut gateways = Gateways::start(&sandbox, &image, 16);
-    let load = gateways.load(&sandbox, 6);
+    let load = gateways.load(&sandbox);
     let first = await_owner(&image);
-    std::thread::sleep(Duration::from_secs(1));
     image.run(&["ceph", "osd", "blocklist", "add", &first]);
-    gateways.finish(&sandbox, load, "a gateway was blocklisted");
     gateways.one.await_log("this client is blocklisted");
-    assert_ne!(await_owner(&image), first, "the other gateway has the lock");
+    await_other_owner(&image, &first);
+    gateways.finish(&sandbox, load, "a gateway was blocklisted");
     gateways.front.terminate();
     gateways.two.terminate();
     gateways.one.kill();
@@ -203,13 +239,14 @@ fn an_osd_killed_and_restarted_makes_requests_wait_and_continue() {
     }
     let sandbox = Sandbox::new(Engine::IoUring);
     let mut gateways = Gateways::start(&sandbox, &image, 16);
-    let load = gateways.load(&sandbox, 8);
+    let load = gateways.load(&sandbox);
     await_owner(&image);
     let pid: i32 = std::fs::read_to_string(folder.join("osd.1.pid")).unwrap().trim().parse().unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     let restarted = command(&["ceph-osd", "-i", "1"]).env("CEPH_CONF", &image.conf).status().unwrap();
     assert!(restarted.success(), "the OSD starts again: {restarted}");
+    std::thread::sleep(Duration::from_secs(4));
     gateways.finish(&sandbox, load, "an OSD was killed and restarted");
     gateways.front.terminate();
     gateways.two.terminate();

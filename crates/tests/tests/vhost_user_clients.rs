@@ -149,7 +149,7 @@ fn qemu_io_writes_patterns_and_verifies_them() {
             (18 * MIB, 14 * MIB, 0x11),
         ],
     );
-    // A pattern that is not there is found to be wrong, so the comparisons above mean something.
+    // A wrong pattern is reported, so the comparisons above can fail.
     let other = run(&mut rig.qemu_io(&["read -P 0x12 0 4k"]));
     assert!(other.stdout.contains("Pattern verification failed"), "{other}");
     assert_eq!(rig.counter("copied"), 0, "guest memory of libblkio is the memory of the file's requests");

@@ -14,8 +14,14 @@ impl FileNode {
             FileOp::Read { .. } => facts.nowait_reads.then_some(Blocking::Never),
             FileOp::Write { durable: true, .. } => None,
             _ if facts.nowait_writes => Some(Blocking::Never),
-            _ => (facts.timed_writes && self.pace.is_fast(now)).then_some(Blocking::Allowed),
+            _ => self.is_timed(op, now).then_some(Blocking::Allowed),
         }
+    }
+
+    /// Returns whether an operation is a write to the page cache that may block, as the last ones were fast.
+    pub(super) fn is_timed(&self, op: FileOp, now: Nanos) -> bool {
+        let facts = &self.shared.facts;
+        matches!(op, FileOp::Write { durable: false, .. }) && facts.timed_writes && self.pace.is_fast(now)
     }
 
     /// Processes the result of a batched read or write.

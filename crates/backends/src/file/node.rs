@@ -205,38 +205,22 @@ impl FileNode {
         flags: Flags,
         cx: &mut Cx<'_, R>,
     ) -> Option<i64> {
-        let facts = &self.shared.facts;
-        if facts.memory {
-            return cx.try_now(self.file, op, data, len, Blocking::Allowed);
+        let (file, now, memory) = (self.file, cx.now(), self.shared.facts.memory);
+        let is_nowait = !memory && flags.contains(Flags::NOWAIT);
+        let blocking = if is_nowait { Blocking::Never } else { self.blocking(op, now)? };
+        if blocking == Blocking::Never {
+            let result = cx.try_now(file, op, data, len, Blocking::Never);
+            if result.is_some_and(|result| result != -i64::from(libc::EAGAIN)) {
+                return result;
+            }
+            if is_nowait || !self.is_timed(op, now) {
+                return None;
+            }
         }
-        if flags.contains(Flags::NOWAIT) {
-            return self.now_or_never(op, data, len, cx);
+        if memory {
+            return cx.try_now(file, op, data, len, Blocking::Allowed);
         }
-        if facts.direct.is_some() {
-            return None;
-        }
-        let FileOp::Write { durable, .. } = op else {
-            return if facts.nowait_reads { self.now_or_never(op, data, len, cx) } else { None };
-        };
-        if durable {
-            return None;
-        }
-        if facts.nowait_writes
-            && let Some(result) = self.now_or_never(op, data, len, cx)
-        {
-            return Some(result);
-        }
-        let now = cx.now();
-        if !facts.timed_writes || !self.pace.is_fast(now) {
-            return None;
-        }
-        let file = self.file;
         self.pace.time(now, || cx.try_now(file, op, data, len, Blocking::Allowed))
-    }
-
-    fn now_or_never<R: Ring>(&self, op: FileOp, data: Data, len: u64, cx: &mut Cx<'_, R>) -> Option<i64> {
-        let result = cx.try_now(self.file, op, data, len, Blocking::Never);
-        result.filter(|&result| result != -i64::from(libc::EAGAIN))
     }
 
     /// Returns the operation that reads or writes the rest of a request.

@@ -580,6 +580,7 @@ impl Host {
         self.prepare(&next).await?;
         // Nothing fails from here on.
         next.into_iter().for_each(|(device, composition)| device.set_composition(composition));
+        self.stack_came.notify_one();
         Ok(())
     }
 

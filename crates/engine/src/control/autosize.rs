@@ -1,8 +1,8 @@
 //! The loop options `autosize`, by which a device follows its file's growth, and `autoclear`, by which it is
 //! removed after its last client has gone; and images of a cluster, which other clients resize and lock.
 //!
-//! Runs on the control plane, only in processes with such a device, and polls several times a second: a file
-//! system does not report that a file grew on another host, and an event for each of our own writes would
+//! Runs on the control plane, polls several times a second while there is such a device, and sleeps otherwise: a
+//! file system does not report that a file grew on another host, and an event for each of our own writes would
 //! cost more than polling. A file that became shorter is not followed, as clients would lose blocks.
 
 use crate::change::Change;
@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::spec::{DiskFileSpec, StackSpec};
 use rbd::Rbd;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
@@ -26,8 +26,7 @@ fn file_spec(device: &Device) -> Option<DiskFileSpec> {
     }
 }
 
-/// Polls the devices of a host until the future is dropped, if any of them has such an option. `view` removes
-/// devices.
+/// Polls the devices of a host that have such an option until the future is dropped. `view` removes devices.
 pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
     let watched = |device: &Arc<Device>| match device.stack() {
         StackSpec::File(spec) => spec.autosize || spec.autoclear,
@@ -36,14 +35,14 @@ pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
     };
     // Devices whose lock is being taken over, which waits for the cluster.
     let mut locking = HashMap::new();
+    let refused = Arc::<Refusals>::default();
     // Devices that have had a client.
     let mut used = HashSet::new();
-    if !host.devices().iter().any(watched) {
-        return;
-    }
-    // No end condition: a device disappears from the list while it is being removed, and returns if that is
-    // refused.
+    // A device disappears from the list while it is being removed, and returns if that is refused.
     loop {
+        while !host.devices().iter().any(watched) {
+            host.stack_came.notified().await;
+        }
         tokio::time::sleep(PERIOD).await;
         for device in host.devices() {
             if matches!(device.stack(), StackSpec::Rbd(_)) {
@@ -52,9 +51,9 @@ pub async fn watch(host: Arc<Host>, view: Arc<dyn HostView>) {
                 if task.is_none_or(JoinHandle::is_finished)
                     && let Some(rbd) = host.rbd_without_lock(&device)
                 {
-                    let number = device.number();
-                    locking
-                        .insert(number, tokio::task::spawn_blocking(move || take_lock_over(&device, &rbd)));
+                    let (number, refused) = (device.number(), refused.clone());
+                    let take = move || take_lock_over(&device, &rbd, &refused);
+                    locking.insert(number, tokio::task::spawn_blocking(take));
                     continue;
                 }
             }
@@ -91,15 +90,26 @@ async fn follow_image(host: &Arc<Host>, device: &Arc<Device>) {
     }
 }
 
+/// Why the exclusive locks of devices, by their numbers, could not be taken over. Attempts are repeated several times a
+/// second, and each reason is logged once.
+type Refusals = Mutex<HashMap<usize, String>>;
+
 /// Fences a client that has not handed the exclusive lock of the device's image over in time.
-fn take_lock_over(device: &Device, rbd: &Rbd) {
-    match rbd.take_lock_over() {
-        Ok(None) => {}
-        Ok(Some(client)) => {
-            tracing::warn!(device = %device.name(), %client, "the exclusive lock was taken over: the client is blocklisted");
+fn take_lock_over(device: &Device, rbd: &Rbd, refused: &Refusals) {
+    let outcome = rbd.take_lock_over();
+    let mut refused = refused.lock().unwrap_or_else(PoisonError::into_inner);
+    match outcome {
+        Ok(client) => {
+            refused.remove(&device.number());
+            if let Some(client) = client {
+                tracing::warn!(device = %device.name(), %client, "the exclusive lock was taken over: the client is blocklisted");
+            }
         }
         Err(error) => {
-            tracing::error!(device = %device.name(), %error, "the exclusive lock cannot be taken over");
+            let why = error.to_string();
+            if refused.insert(device.number(), why.clone()).is_none_or(|known| known != why) {
+                tracing::error!(device = %device.name(), %error, "the exclusive lock cannot be taken over");
+            }
         }
     }
 }

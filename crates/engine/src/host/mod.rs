@@ -58,6 +58,8 @@ pub struct Host {
     pub(crate) table_came: tokio::sync::Notify,
     /// Notified when a device gets targets with background work.
     pub(crate) background_came: tokio::sync::Notify,
+    /// Notified when a device gets a stack.
+    pub(crate) stack_came: tokio::sync::Notify,
     nbd_limits: NbdLimits,
     poll_ns: u64,
 }
@@ -92,6 +94,7 @@ impl Host {
             pool: Arc::default(),
             table_came: tokio::sync::Notify::new(),
             background_came: tokio::sync::Notify::new(),
+            stack_came: tokio::sync::Notify::new(),
             nbd_limits: config.nbd,
             poll_ns: u64::from(config.ring.poll_us.unwrap_or(0)) * 1000,
         }))
@@ -120,6 +123,7 @@ impl Host {
         devices.push(device.clone());
         self.table_came.notify_one();
         self.background_came.notify_one();
+        self.stack_came.notify_one();
         Ok(device)
     }
 

@@ -178,7 +178,7 @@ fn reservations_of_a_common_store_are_outdated_until_they_are_read() {
     two.unit.refresh_reservations().unwrap();
     assert_eq!(read(&mut two, &b), CONFLICT);
 
-    // What was read at once is old if it is valid for no time.
+    // With a validity of zero, every value read is out of date.
     *store.valid_for.lock().unwrap() = Duration::ZERO;
     two.unit.refresh_reservations().unwrap();
     std::thread::sleep(Duration::from_millis(1));
