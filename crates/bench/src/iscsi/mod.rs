@@ -3,8 +3,10 @@
 //! For each storage all targets are started once and stay; each round runs the jobs and, in each job, the
 //! targets, beginning with another one every time, so that drift affects all. The load is the lean initiator
 //! ([`client`]). A figure is the median of the rounds; a ratio is the median of the rounds' own ratios.
-//! iscsi-perf and fio's libiscsi engine, where installed, check the rates with other initiators.
+//! iscsi-perf and fio's libiscsi engine, where installed, check the rates with other initiators. Bare round trips
+//! ([`bare`]) show what the network and the wake-ups cost where one command is in flight.
 
+mod bare;
 mod client;
 mod servers;
 
@@ -65,6 +67,11 @@ impl Job {
         let verb = if self.writes { "write" } else { "read" };
         format!("{verb} {} KiB, {} x {}", self.block >> 10, self.sessions, self.depth)
     }
+
+    /// Returns whether one command is in flight in all.
+    fn is_lone(self) -> bool {
+        self.sessions == 1 && self.depth == 1
+    }
 }
 
 /// The rounds of one job on one target.
@@ -84,8 +91,8 @@ struct Facts {
     idle_waits: u64,
     /// Latency in microseconds of a read that finds the target asleep.
     lone_us: f64,
-    /// System calls for each 4 KiB read at depth 32; `None` without strace.
-    calls: Option<f64>,
+    /// System calls for each 4 KiB read, and for each write, at depth 32; `None` without strace.
+    calls: [Option<f64>; 2],
     /// Commands a second, as iscsi-perf and fio report them for 4 KiB reads at depth 32.
     iscsi_perf: Option<f64>,
     fio: Option<f64>,
@@ -195,8 +202,15 @@ fn measure(options: &Options, site: &Site, storage: Storage) -> Result<()> {
     let jobs = jobs(options);
     let mut series: Vec<Vec<Series>> =
         jobs.iter().map(|_| servers.iter().map(|_| Series::default()).collect()).collect();
+    let mut bare: Vec<Option<Series>> = jobs.iter().map(|job| job.is_lone().then(Series::default)).collect();
     for round in 0..options.rounds {
-        for (job, row) in jobs.iter().zip(&mut series) {
+        for ((job, row), bare) in jobs.iter().zip(&mut series).zip(&mut bare) {
+            if let Some(bare) = bare {
+                let (rate, cpu_us) = bare::round_trips(job.block, job.writes, options.seconds)
+                    .map_err(|why| Error(format!("bare round trips: {why}")))?;
+                bare.rate.push(rate);
+                bare.cpu_us.push(cpu_us);
+            }
             for turn in 0..servers.len() {
                 let at = (turn + round) % servers.len();
                 eprint!(
@@ -214,6 +228,7 @@ fn measure(options: &Options, site: &Site, storage: Storage) -> Result<()> {
     }
     eprint!("\r\x1b[K");
     println!("{}", table(storage, &jobs, &servers, &series));
+    println!("{}", bare_table(&jobs, &servers, &series, &bare));
     let facts: Result<Vec<Facts>> = servers.iter().map(facts).collect();
     println!("{}", facts_table(storage, &facts?));
     Ok(())
@@ -288,12 +303,14 @@ fn facts(server: &Server) -> Result<Facts> {
         lone.push(sent.elapsed().as_secs_f64() * 1e6);
     }
     drop(session);
-    let job = Job { writes: false, block: 4096, depth: 32, sessions: 1 };
-    let mut calls = None;
-    load(server, job, 1.0, 7, |finished| {
-        calls = calls_by_strace(server.pid(), finished);
-        Ok(())
-    })?;
+    let mut calls = [None; 2];
+    for (writes, calls) in [false, true].into_iter().zip(&mut calls) {
+        let job = Job { writes, block: 4096, depth: 32, sessions: 1 };
+        load(server, job, 1.0, 7, |finished| {
+            *calls = calls_by_strace(server.pid(), finished);
+            Ok(())
+        })?;
+    }
     Ok(Facts {
         kind: server.kind,
         idle_ticks: cpu.as_secs_f64() * 100.0,
@@ -368,23 +385,44 @@ fn table(storage: Storage, jobs: &[Job], servers: &[Server], series: &[Vec<Serie
     text
 }
 
+/// Returns the table of bare round trips; empty if no job has one command in flight.
+fn bare_table(jobs: &[Job], servers: &[Server], series: &[Vec<Series>], bare: &[Option<Series>]) -> String {
+    let mut text = String::new();
+    for ((job, row), bare) in jobs.iter().zip(series).zip(bare) {
+        let Some(bare) = bare else { continue };
+        if text.is_empty() {
+            text.push_str("### Bare TCP round trips\n\n| job | a second | least to greatest | CPU us | targets to it |\n");
+            text.push_str("|---|---|---|---|---|\n");
+        }
+        let (least, rate, greatest) = spread(&bare.rate);
+        let (name, cpu) = (job.name(), median(&bare.cpu_us));
+        let _ = write!(text, "| {name} | {rate:.0} | {least:.0} to {greatest:.0} | {cpu:.2} |");
+        for (server, own) in servers.iter().zip(row) {
+            let _ = write!(text, " {} {:.2}", server.kind.name(), ratio(&own.rate, &bare.rate));
+        }
+        text.push_str(" |\n");
+    }
+    text
+}
+
 fn facts_table(storage: Storage, facts: &[Facts]) -> String {
     let mut text = format!(
-        "### {}: besides\n\n| target | idle ticks | idle waits | lone read, us | system calls a read | iscsi-perf | fio |\n",
+        "### {}: besides\n\n| target | idle ticks | idle waits | lone read, us | calls a read | calls a write | iscsi-perf | fio |\n",
         storage.name()
     );
-    text.push_str("|---|---|---|---|---|---|---|\n");
+    text.push_str("|---|---|---|---|---|---|---|---|\n");
     let shown =
         |value: Option<f64>, places: usize| value.map_or("-".into(), |value| format!("{value:.places$}"));
     for one in facts {
         let _ = writeln!(
             text,
-            "| {} | {:.0} | {} | {:.0} | {} | {} | {} |",
+            "| {} | {:.0} | {} | {:.0} | {} | {} | {} | {} |",
             one.kind.name(),
             one.idle_ticks,
             one.idle_waits,
             one.lone_us,
-            shown(one.calls, 2),
+            shown(one.calls[0], 2),
+            shown(one.calls[1], 2),
             shown(one.iscsi_perf, 0),
             shown(one.fio, 0),
         );
