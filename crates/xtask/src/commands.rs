@@ -7,7 +7,7 @@
 use crate::ceph::Cluster;
 use crate::programs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -225,10 +225,23 @@ impl<'a> Task<'a> {
     /// Fetches the clients that `vhost_user_clients` runs; without those of the release it skips itself.
     fn vhost_clients(&mut self) -> bool {
         self.announce("clients of vhost-user");
-        match crate::foreign::vhost_clients(self.root) {
+        let fetched = crate::foreign::vhost_clients(self.root);
+        self.fetched("vhost_user_clients", fetched)
+    }
+
+    /// Fetches the kernel that `vhost_user_mode_linux` runs; without it the test skips itself.
+    fn user_mode_linux(&mut self) -> bool {
+        self.announce("user-mode Linux");
+        let fetched = crate::user_mode_linux::fetched(self.root);
+        self.fetched("vhost_user_mode_linux", fetched)
+    }
+
+    /// Counts what was fetched for a test program, or what the release lacks, or an error.
+    fn fetched(&mut self, test: &str, fetched: Result<Result<PathBuf, String>, String>) -> bool {
+        match fetched {
             Ok(Ok(_)) => true,
             Ok(Err(lacking)) => {
-                self.announce(&format!("skipped: vhost_user_clients: {lacking}"));
+                self.announce(&format!("skipped: {test}: {lacking}"));
                 self.tally.ignored += 1;
                 true
             }
@@ -290,7 +303,7 @@ pub fn check(root: &Path) -> bool {
     task.end(done)
 }
 
-/// Everything that CI runs; `full` adds virtual machines on vhost-user exports, the guest's longest rows, its
+/// Everything that CI runs; `full` adds virtual machines and user-mode Linux on vhost-user exports, the guest's longest rows, its
 /// suite on an older kernel, and the documentation of all crates, for which rustdoc checks every dependency
 /// once more. Tests use the release binary, passed as `BLOCKYARD_BIN`; the test programs themselves are built
 /// without optimisation, to have overflow checks and debug assertions. Clippy compiles them ([`lints`]), so that
@@ -319,6 +332,7 @@ pub fn test(root: &Path, full: bool) -> bool {
         && task.step(&release, &[])
         && task.iscsi_test()
         && task.vhost_clients()
+        && (!full || task.user_mode_linux())
         && task.programs(&clippy, &binary, full)
         && task.step(&MODELS, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")])
         && task.step(&["target/release/blockyard-bench", "instructions"], &[])
@@ -332,6 +346,13 @@ pub fn test(root: &Path, full: bool) -> bool {
 pub fn vhost_clients(root: &Path) -> bool {
     let mut task = Task::begin(root);
     let done = task.vhost_clients();
+    task.end(done)
+}
+
+/// Fetches user-mode Linux for `cargo test --test vhost_user_mode_linux`.
+pub fn user_mode_linux(root: &Path) -> bool {
+    let mut task = Task::begin(root);
+    let done = task.user_mode_linux();
     task.end(done)
 }
 

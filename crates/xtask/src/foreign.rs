@@ -179,6 +179,6 @@ fn write_launcher(folder: &Path, program: &Path, text: &str) -> Result<(), Strin
     at(program, std::fs::rename(&part, program))
 }
 
-fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
+pub(crate) fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{}: {error}", path.display()))
 }

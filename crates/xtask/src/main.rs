@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         ("fuzz", rest) => commands::fuzz(&root, rest),
         ("conformance", rest) => commands::conformance(&root, rest),
         ("vhost-clients", []) => commands::vhost_clients(&root),
+        ("user-mode-linux", []) => commands::user_mode_linux(&root),
         ("guest", rest) => return ExitCode::from(guest::main(&root, rest)),
         ("ceph", rest) => return ExitCode::from(ceph::main(&root, rest)),
         ("package", rest) => package::main(&root, rest),

@@ -20,9 +20,10 @@ use std::path::Path;
 use std::process::Command;
 
 /// Programs of the root file system, besides busybox and the tests'.
-const TOOLS: &[&str] = &["mkfs.ext4", "e2fsck", "resize2fs", "fstrim", "blkdiscard", "mount", "umount"];
-/// Size of the root file system: the programs take a quarter of it.
-const ROOT_SIZE: &str = "64M";
+const TOOLS: &[&str] =
+    &["fio", "mkfs.ext4", "e2fsck", "resize2fs", "fstrim", "blkdiscard", "mount", "umount"];
+/// Size of the root file system: the programs take half of it, most of them libraries of fio.
+const ROOT_SIZE: &str = "192M";
 
 const INIT: &str = include_str!("machine-init.sh");
 const SYSTEM: &str = include_str!("machine-system.sh");
