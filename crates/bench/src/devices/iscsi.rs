@@ -89,7 +89,6 @@ pub(super) fn tgtd(file: &Path) -> Result<Device> {
     let mut command = Command::new("tgtd");
     command.args(["--foreground", "--iscsi", &format!("portal={PORTAL}")]);
     let mut child = spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
-    let pid = child.id();
     let result = tgtd_target(file).and_then(|()| login());
     let mut device = match result {
         Ok(device) => device,
@@ -99,11 +98,12 @@ pub(super) fn tgtd(file: &Path) -> Result<Device> {
             return Err(error);
         }
     };
-    // tgtd ends at a signal only when it has no target.
-    device.also(&[&[
-        "tgtadm", "--lld", "iscsi", "--op", "delete", "--mode", "target", "--tid", "1", "--force",
-    ]]);
-    device.also(&[&["kill", &pid.to_string()]]);
+    // tgtd ignores SIGTERM; it ends at this command once it has no target.
+    let end = ["tgtadm", "--lld", "iscsi", "--op", "delete", "--mode"];
+    device.also(&[
+        &[&end[..], &["target", "--tid", "1", "--force"]].concat(),
+        &[&end[..], &["system"]].concat(),
+    ]);
     device.is_served_by(child);
     Ok(device)
 }

@@ -329,7 +329,12 @@ fn fill(path: &Path, size: u64) -> Result<()> {
 
 fn await_end(child: &mut Child) -> Result<()> {
     let ended = within(LIMIT, || child.try_wait().ok().flatten());
-    let status = ended.ok_or_else(|| Error("the server does not end".into()))?;
+    let Some(status) = ended else {
+        // A server that stays would hold the address of the next one.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(Error("the server does not end".into()));
+    };
     if status.success() { Ok(()) } else { Err(Error(format!("the server ended with {status}"))) }
 }
 
