@@ -54,7 +54,7 @@ const USAGE: &str = "\
 usage: ./x bench ublk [OPTIONS]
   --rounds N       (3)     --seconds N  of each run (2)     --size MIB  of each device (256)
   --queues N       of each server (1)
-  --subjects A,B   whose names begin so (all)
+  --subjects A,B   whose names begin so, =A: that one alone (all)
   --jobs A,B       likewise
 ";
 

@@ -43,7 +43,7 @@ usage: ./x bench loop [OPTIONS]
   --rounds N       (5)     --seconds N  of each run (3)     --size MIB  of each image (1280)
   --dir PATH       where the images lie (/dev/shm)
   --out PATH       where loop.csv goes (target/bench)
-  --subjects A,B   whose names begin so (all that are installed)
+  --subjects A,B   whose names begin so, =A: that one alone (all that are installed)
   --jobs A,B       likewise
 ";
 

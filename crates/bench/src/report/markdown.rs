@@ -7,12 +7,14 @@ use super::tables::{Chart, Order, Role, TABLES, Table, Verdict};
 use crate::figures::{median, ratio, spread};
 
 /// Columns of a table: their name in the figures, the heading, the divisor, digits.
-pub(super) const COLUMNS: [(&str, &str, f64, usize); 7] = [
+pub(super) const COLUMNS: [(&str, &str, f64, usize); 9] = [
     ("bytes", "MiB/s", 1048576.0, 0),
     ("p99_us", "p99, us", 1.0, 0),
     ("machine_us", "CPU of the machine, us a request", 1.0, 2),
+    ("server_us", "CPU of the server, us a request", 1.0, 2),
     ("cpu_us", "CPU, us a request", 1.0, 3),
     ("switches", "context switches a request", 1.0, 2),
+    ("sectors", "sectors a request", 1.0, 0),
     ("requests_per_mib", "requests a MiB", 1.0, 1),
     ("wait_ms", "wait, ms", 1.0, 3),
 ];
@@ -182,14 +184,16 @@ mod tests {
     #[test]
     fn a_chart_has_its_lines_ratios_and_verdicts() {
         let text = page(&example());
-        assert!(text.contains("| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 |"), "{text}");
+        assert!(text.contains("| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 | - |"), "{text}");
         assert!(
             text.contains("kernel loop, buffered above LIO fileio, tcm_loop in requests a second: reproduced (2.50 times)."),
             "{text}"
         );
         assert!(text.contains("Not measured: it was left out."), "{text}");
         assert!(
-            text.contains("| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 |\n| Blockyard, file"),
+            text.contains(
+                "| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 | - |\n| Blockyard, file"
+            ),
             "no line for a subject without a reason"
         );
         assert!(text.contains("Not measured: this part was left out."), "{text}");
