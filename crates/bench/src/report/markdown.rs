@@ -75,6 +75,7 @@ fn column_name(column: &str) -> &str {
         "p99_us" => "99th percentile of the latency",
         "requests_per_mib" => "requests a MiB",
         "wait_ms" => "wait",
+        "switches" => "context switches a request",
         other => other,
     }
 }

@@ -199,11 +199,11 @@ macro_rules! scaling {
     ($($threads:literal),*) => {
         &[
             $(line(
-                concat!("round-robin, one mutex, ", $threads),
+                concat!("round-robin, one mutex, threads: ", $threads),
                 Original,
                 concat!("round-robin/4/mutex/", $threads)
             ),)*
-            $(line(concat!("round-robin, no lock, ", $threads), Ours, concat!("round-robin/4/", $threads)),)*
+            $(line(concat!("round-robin, no lock, threads: ", $threads), Ours, concat!("round-robin/4/", $threads)),)*
         ]
     };
 }
