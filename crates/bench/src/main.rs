@@ -11,6 +11,7 @@ mod figures;
 mod file;
 mod fio;
 mod iscsi;
+mod left_out;
 mod limits;
 mod loops;
 mod multipath;

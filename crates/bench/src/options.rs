@@ -44,21 +44,26 @@ pub(crate) fn count(name: &str, value: &str) -> Result<u32> {
     number.ok_or_else(|| Error(format!("{name} {value}: a number from 1")))
 }
 
-/// Returns every entry of `all` whose name begins with one of the comma-separated `words`.
+/// Returns every entry of `all` whose name begins with one of the comma-separated `words`, or equals one that
+/// begins with `=`.
 pub(crate) fn chosen<T: Copy>(
     name: &str,
     words: &str,
     all: &[T],
     name_of: impl Fn(&T) -> &'static str,
 ) -> Result<Vec<T>> {
+    let is_meant = |word: &str, one: &T| match word.strip_prefix('=') {
+        Some(word) => name_of(one) == word,
+        None => name_of(one).starts_with(word),
+    };
     for word in words.split(',') {
-        if word.is_empty() || !all.iter().any(|one| name_of(one).starts_with(word)) {
+        if word.is_empty() || !all.iter().any(|one| is_meant(word, one)) {
             let known: Vec<&str> = all.iter().map(&name_of).collect();
             return Err(Error(format!("{name} {word}: none of {}", known.join(" "))));
         }
     }
-    let begins = |one: &&T| words.split(',').any(|word| name_of(one).starts_with(word));
-    Ok(all.iter().filter(begins).copied().collect())
+    let is_chosen = |one: &&T| words.split(',').any(|word| is_meant(word, one));
+    Ok(all.iter().filter(is_chosen).copied().collect())
 }
 
 /// Calls `set` with each option of a command line whose options all have a value.
@@ -82,7 +87,8 @@ mod tests {
         let begin = |words| chosen("--jobs", words, &ALL, |name| name);
         assert_eq!(begin("null").expect("known"), ["null", "null-direct"]);
         assert_eq!(begin("r,null-").expect("known"), ["null-direct", "ram"]);
-        for words in ["", "null,", "disk"] {
+        assert_eq!(begin("=null,ram").expect("known"), ["null", "ram"]);
+        for words in ["", "null,", "disk", "=nul", "="] {
             assert!(begin(words).is_err(), "{words:?}");
         }
     }

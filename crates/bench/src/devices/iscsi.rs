@@ -1,6 +1,6 @@
-//! Disks of the kernel's iSCSI initiator, driven by open-iscsi, on LIO's target and on ours.
+//! Disks of the kernel's iSCSI initiator, driven by open-iscsi, on the targets of LIO and tgtd and on ours.
 //!
-//! Both targets have the parameters of [`PARAMETERS`]. iscsid runs only while a subject is measured.
+//! All targets have the parameters of [`PARAMETERS`]. iscsid runs only while a subject is measured.
 
 use std::fs;
 use std::path::Path;
@@ -81,6 +81,46 @@ pub(super) fn ours(stack: &str, file: &Path, site: &Site) -> Result<Device> {
     device.also(&[&["kill", &pid.to_string()]]);
     device.is_served_by(child);
     Ok(device)
+}
+
+/// Logs in to tgtd's target over a file, with its pool of threads and buffered I/O.
+pub(super) fn tgtd(file: &Path) -> Result<Device> {
+    make(Path::new("/var/run/tgtd"))?;
+    let mut command = Command::new("tgtd");
+    command.args(["--foreground", "--iscsi", &format!("portal={PORTAL}")]);
+    let mut child = spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let result = tgtd_target(file).and_then(|()| login());
+    let mut device = match result {
+        Ok(device) => device,
+        Err(error) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+    };
+    // tgtd ignores SIGTERM; it ends at this command once it has no target.
+    let end = ["tgtadm", "--lld", "iscsi", "--op", "delete", "--mode"];
+    device.also(&[
+        &[&end[..], &["target", "--tid", "1", "--force"]].concat(),
+        &[&end[..], &["system"]].concat(),
+    ]);
+    device.is_served_by(child);
+    Ok(device)
+}
+
+/// Gives tgtd its target with a unit over `file`.
+fn tgtd_target(file: &Path) -> Result<()> {
+    let admin = |arguments: &[&str]| run(&[&["tgtadm", "--lld", "iscsi"], arguments].concat());
+    let target = ["--mode", "target", "--tid", "1"];
+    within(LIMIT, || admin(&["--op", "show", "--mode", "target"]).ok())
+        .ok_or_else(|| Error("tgtd does not get ready".into()))?;
+    admin(&[&["--op", "new"], &target[..], &["-T", NAME]].concat())?;
+    for (name, value) in PARAMETERS {
+        admin(&[&["--op", "update"], &target[..], &["--name", name, "--value", value]].concat())?;
+    }
+    let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "--bstype", "rdwr"];
+    admin(&[&unit[..], &["--backing-store", &file.to_string_lossy()]].concat())?;
+    admin(&[&["--op", "bind"], &target[..], &["--initiator-address", "ALL"]].concat())
 }
 
 fn login() -> Result<Device> {

@@ -10,6 +10,7 @@ mod iscsi;
 mod jobs;
 mod multipath;
 mod report;
+mod spdk;
 mod subjects;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::figures::median;
+use crate::left_out;
 use crate::options::{chosen, command, count, each};
 use jobs::{JOBS, Job};
 use subjects::{SUBJECTS, Site, Subject};
@@ -52,7 +54,7 @@ const USAGE: &str = "\
 usage: ./x bench ublk [OPTIONS]
   --rounds N       (3)     --seconds N  of each run (2)     --size MIB  of each device (256)
   --queues N       of each server (1)
-  --subjects A,B   whose names begin so (all)
+  --subjects A,B   whose names begin so, =A: that one alone (all)
   --jobs A,B       likewise
 ";
 
@@ -105,7 +107,9 @@ fn run(options: &Options) -> Result<()> {
     }
     print(options, &rows, &lives);
     let out = Path::new("/out/ublk.csv");
-    std::fs::write(out, report::csv(&rows)).map_err(|error| Error(format!("{}: {error}", out.display())))
+    std::fs::write(out, report::csv(&rows)).map_err(Error::at(out))?;
+    let over = |(subject, life): (&&Subject, &Life)| Some((subject.name.to_owned(), life.over.clone()?));
+    left_out::write(out, &options.subjects.iter().zip(&lives).filter_map(over).collect::<Vec<_>>())
 }
 
 /// Runs one subject's part of a round.

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{iscsi, multipath};
+use super::{iscsi, multipath, spdk};
 use crate::error::{Error, Result};
-use crate::tools::{output, run};
+use crate::tools::{not_started, output, run};
 
 /// How a subject creates its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,20 +21,27 @@ enum Setup {
     NullBlk,
     /// null_blk that stores data, with at most this number of sectors a request; 0: its own default.
     Memory { max_sectors: u32 },
-    /// The kernel's dm-multipath with this selector over four null_blk devices.
-    Multipath { selector: &'static str },
+    /// The kernel's dm-multipath with this selector over null_blk devices, with this number of queues instead
+    /// of the usual one.
+    Multipath { selector: &'static str, queues: Option<u32> },
     /// blockyard's multipath with this selector over four null devices, as a ublk device.
-    OwnMultipath { selector: &'static str },
+    OwnMultipath { selector: &'static str, queues: Option<u32> },
     /// The kernel's loop over a file, direct or buffered.
     Loop { direct: bool },
     /// LIO through tcm_loop, over a file or its own memory.
     Lio { file: bool },
     /// LIO through its iSCSI target and the kernel's initiator.
     LioIscsi { file: bool },
+    /// tgtd over a file, through the kernel's initiator.
+    Tgtd,
     /// blockyard's iSCSI target over this stack, through the kernel's initiator.
     Iscsi { stack: &'static str },
     /// The kernel's NBD client on nbdkit's memory.
     Nbdkit,
+    /// The kernel's NBD client on qemu-nbd over a file.
+    QemuNbd,
+    /// SPDK's ublk target over its memory.
+    Spdk,
     /// rublk with these arguments.
     Rublk { arguments: &'static [&'static str], file: bool },
     /// blockyard over this stack (`{file}` and `{size}` are replaced) with these arguments.
@@ -50,10 +57,12 @@ impl Setup {
             Setup::Loop { .. } => &["loop"],
             Setup::Lio { .. } => &["target_core_mod", "target_core_file", "tcm_loop", "sd_mod"],
             Setup::LioIscsi { .. } => &["target_core_mod", "target_core_file", "iscsi_target_mod"],
-            Setup::Iscsi { .. } => &[],
-            Setup::Nbdkit => &["nbd"],
+            Setup::Iscsi { .. } | Setup::Tgtd => &[],
+            Setup::Nbdkit | Setup::QemuNbd => &["nbd"],
             Setup::Ours { arguments, .. } if arguments.contains(&"--nbd-device") => &["nbd"],
-            Setup::Rublk { .. } | Setup::Ours { .. } | Setup::OwnMultipath { .. } => &["ublk_drv"],
+            Setup::Rublk { .. } | Setup::Spdk | Setup::Ours { .. } | Setup::OwnMultipath { .. } => {
+                &["ublk_drv"]
+            }
         }
     }
 }
@@ -84,6 +93,19 @@ const fn ours(
     row(name, Some(peer), keeps, Setup::Ours { stack, arguments })
 }
 
+const fn kernel_multipath(name: &'static str, selector: &'static str, queues: Option<u32>) -> Subject {
+    row(name, Some("null_blk"), false, Setup::Multipath { selector, queues })
+}
+
+const fn own_multipath(
+    name: &'static str,
+    peer: &'static str,
+    selector: &'static str,
+    queues: Option<u32>,
+) -> Subject {
+    row(name, Some(peer), false, Setup::OwnMultipath { selector, queues })
+}
+
 const FILE: &str = "file:{file}";
 const RAM: &str = "ram:{size}";
 
@@ -96,14 +118,19 @@ pub(super) const SUBJECTS: &[Subject] = &[
     row("lio-ramdisk", None, true, Setup::Lio { file: false }),
     row("lio-iscsi-file", None, true, Setup::LioIscsi { file: true }),
     row("lio-iscsi-ram", None, true, Setup::LioIscsi { file: false }),
+    row("tgtd-file", Some("lio-iscsi-file"), true, Setup::Tgtd),
     row("iscsi-file", Some("lio-iscsi-file"), true, Setup::Iscsi { stack: FILE }),
     row("iscsi-ram", Some("lio-iscsi-ram"), true, Setup::Iscsi { stack: RAM }),
     row("memory-no-limits", None, true, Setup::Memory { max_sectors: 0 }),
     row("memory-255", Some("memory-no-limits"), true, Setup::Memory { max_sectors: 255 }),
-    row("dm-service-time", Some("null_blk"), false, Setup::Multipath { selector: "service-time" }),
-    row("dm-queue-length", Some("null_blk"), false, Setup::Multipath { selector: "queue-length" }),
-    row("dm-round-robin", Some("null_blk"), false, Setup::Multipath { selector: "round-robin" }),
+    kernel_multipath("dm-service-time", "service-time", None),
+    kernel_multipath("dm-queue-length", "queue-length", None),
+    kernel_multipath("dm-round-robin", "round-robin", None),
+    kernel_multipath("dm-historical-service-time", "historical-service-time", None),
+    kernel_multipath("dm-io-affinity", "io-affinity", None),
+    kernel_multipath("queues-dm-1", "round-robin", Some(1)),
     row("nbd-nbdkit", None, true, Setup::Nbdkit),
+    row("nbd-qemu", Some("nbd-nbdkit"), true, Setup::QemuNbd),
     ours("nbd-ram", "nbd-nbdkit", true, RAM, &["--nbd-device"]),
     row("rublk-null", None, false, Setup::Rublk { arguments: &["add", "null"], file: false }),
     row("rublk-null-zc", None, false, Setup::Rublk { arguments: &["add", "null", "-z"], file: false }),
@@ -112,24 +139,18 @@ pub(super) const SUBJECTS: &[Subject] = &[
     ours("null", "rublk-null", false, "null:{size}", &["--ublk"]),
     ours("null-copy", "rublk-null", false, "null:{size}", &["--ublk=mode=copy"]),
     ours("null-batch", "rublk-null", false, "null:{size}", &["--ublk=batch=yes"]),
-    row(
-        "multipath-service-time",
-        Some("dm-service-time"),
-        false,
-        Setup::OwnMultipath { selector: "service-time" },
+    row("spdk-ram", Some("rublk-loop"), true, Setup::Spdk),
+    own_multipath("multipath-service-time", "dm-service-time", "service-time", None),
+    own_multipath("multipath-queue-length", "dm-queue-length", "queue-length", None),
+    own_multipath("multipath-round-robin", "dm-round-robin", "round-robin", None),
+    own_multipath(
+        "multipath-historical-service-time",
+        "dm-historical-service-time",
+        "historical-service-time",
+        None,
     ),
-    row(
-        "multipath-queue-length",
-        Some("dm-queue-length"),
-        false,
-        Setup::OwnMultipath { selector: "queue-length" },
-    ),
-    row(
-        "multipath-round-robin",
-        Some("dm-round-robin"),
-        false,
-        Setup::OwnMultipath { selector: "round-robin" },
-    ),
+    own_multipath("multipath-io-affinity", "dm-io-affinity", "io-affinity", None),
+    own_multipath("queues-ours-1", "queues-dm-1", "round-robin", Some(1)),
     ours("ram", "rublk-loop", true, RAM, &["--ublk"]),
     ours("ram-no-limits", "memory-no-limits", true, RAM, &["--ublk", "--limits", "max_sectors=2048"]),
     ours("ram-255", "memory-255", true, RAM, &["--ublk", "--limits", "max_sectors=255,max_segments=128"]),
@@ -171,13 +192,14 @@ impl Subject {
     /// Creates the subject's device.
     pub(super) fn start(&self, site: &Site) -> Result<Device> {
         let needs_file = match self.setup {
-            Setup::Loop { .. } => true,
+            Setup::Loop { .. } | Setup::Tgtd | Setup::QemuNbd => true,
             Setup::Lio { file } | Setup::LioIscsi { file } | Setup::Rublk { file, .. } => file,
             Setup::Ours { stack, .. } | Setup::Iscsi { stack } => stack == FILE,
             Setup::NullBlk
             | Setup::Memory { .. }
             | Setup::Multipath { .. }
             | Setup::OwnMultipath { .. }
+            | Setup::Spdk
             | Setup::Nbdkit => false,
         };
         let file = site.folder.join("disk.img");
@@ -187,27 +209,41 @@ impl Subject {
             fill(&file, site.size)?;
         }
         let initiator: &[&str] = match self.setup {
-            Setup::LioIscsi { .. } | Setup::Iscsi { .. } => &iscsi::INITIATOR,
+            Setup::LioIscsi { .. } | Setup::Tgtd | Setup::Iscsi { .. } => &iscsi::INITIATOR,
             _ => &[],
         };
         let on_file = format!("fd_dev_name={},fd_dev_size={}", file.display(), site.size);
         let in_memory = format!("rd_pages={}", site.size / 4096);
+        let size = site.size.to_string();
         for module in self.setup.modules().iter().chain(initiator) {
             run(&["modprobe", module])?;
         }
         let started = Instant::now();
         let mut device = match self.setup {
-            Setup::NullBlk => null_blk(NULL, &[("size", "1024")]),
+            Setup::NullBlk => null_blk(NULL, 2, &[("size", "1024")]),
             Setup::Memory { max_sectors } => memory(max_sectors, site),
-            Setup::Multipath { selector } => multipath::kernel(selector),
-            Setup::OwnMultipath { selector } => multipath::ours(selector, site),
+            Setup::Multipath { selector, queues } => {
+                multipath::kernel(selector, queues.unwrap_or(site.queues))
+            }
+            Setup::OwnMultipath { selector, queues } => {
+                let queues = queues.unwrap_or(site.queues);
+                multipath::ours(selector, &Site { queues, folder: site.folder.clone(), ..*site })
+            }
             Setup::Loop { direct } => kernel_loop(&file, direct),
             Setup::Lio { file: true } => lio("fileio_0", &on_file),
             Setup::Lio { file: false } => lio("rd_mcp_0", &in_memory),
             Setup::LioIscsi { file: true } => iscsi::lio("fileio_0", &on_file),
             Setup::LioIscsi { file: false } => iscsi::lio("rd_mcp_0", &in_memory),
             Setup::Iscsi { stack } => iscsi::ours(stack, &file, site),
-            Setup::Nbdkit => nbdkit(site),
+            Setup::Tgtd => iscsi::tgtd(&file),
+            Setup::Nbdkit => nbd_server("nbdkit", &["--foreground", "memory", &size, "--unix"], site),
+            Setup::QemuNbd => {
+                let flags =
+                    ["--persistent", "--shared=0", "--format=raw", "--aio=threads", "--cache=writeback"];
+                let image = file.to_string_lossy();
+                nbd_server("qemu-nbd", &[&flags[..], &[image.as_ref(), "--socket"]].concat(), site)
+            }
+            Setup::Spdk => spdk::ublk(site),
             Setup::Rublk { arguments, file: true } => rublk(arguments, Some(&file), site),
             Setup::Rublk { arguments, file: false } => rublk(arguments, None, site),
             Setup::Ours { stack, arguments } => blockyard(stack, arguments, &file, site),
@@ -293,18 +329,26 @@ fn fill(path: &Path, size: u64) -> Result<()> {
 
 fn await_end(child: &mut Child) -> Result<()> {
     let ended = within(LIMIT, || child.try_wait().ok().flatten());
-    let status = ended.ok_or_else(|| Error("the server does not end".into()))?;
+    let Some(status) = ended else {
+        // A server that stays would hold the address of the next one.
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err(Error("the server does not end".into()));
+    };
     if status.success() { Ok(()) } else { Err(Error(format!("the server ended with {status}"))) }
 }
 
 /// The null_blk device to create; `nullb0` is the module's own.
 const NULL: &str = "nullb7";
 
-/// Creates a null_blk device of two queues with these attributes.
-pub(super) fn null_blk(name: &str, attributes: &[(&str, &str)]) -> Result<Device> {
+/// Creates a null_blk device with this number of queues and these attributes.
+pub(super) fn null_blk(name: &str, queues: u32, attributes: &[(&str, &str)]) -> Result<Device> {
     let folder = format!("/sys/kernel/config/nullb/{name}");
+    let queues = queues.to_string();
     make(Path::new(&folder))?;
-    for (attribute, value) in [("submit_queues", "2")].iter().chain(attributes).chain(&[("power", "1")]) {
+    for (attribute, value) in
+        [("submit_queues", queues.as_str())].iter().chain(attributes).chain(&[("power", "1")])
+    {
         put(&Path::new(&folder).join(attribute), value)?;
     }
     let node = wait_for(&[&format!("/dev/{name}")])?;
@@ -318,7 +362,7 @@ fn memory(max_sectors: u32, site: &Site) -> Result<Device> {
     if max_sectors > 0 {
         attributes.push(("max_sectors", &most));
     }
-    null_blk(NULL, &attributes)
+    null_blk(NULL, 2, &attributes)
 }
 
 fn kernel_loop(file: &Path, direct: bool) -> Result<Device> {
@@ -362,19 +406,15 @@ fn lio(core: &str, control: &str) -> Result<Device> {
     ))
 }
 
-fn nbdkit(site: &Site) -> Result<Device> {
-    let socket = site.folder.join("nbdkit.sock");
+/// Starts an NBD server and the kernel's client; the socket follows the server's arguments.
+fn nbd_server(program: &str, arguments: &[&str], site: &Site) -> Result<Device> {
+    let socket = site.folder.join(format!("{program}.sock"));
     // An earlier round may have left a socket.
     let _ = fs::remove_file(&socket);
-    let mut command = Command::new("nbdkit");
-    command
-        .args(["--foreground", "--unix"])
-        .arg(&socket)
-        .args(["memory", &site.size.to_string()])
-        .stderr(Stdio::null());
-    let child = spawn(&mut command)?;
+    let child = spawn(Command::new(program).args(arguments).arg(&socket).stderr(Stdio::null()))?;
     let pid = child.id();
-    within(LIMIT, || socket.exists().then_some(())).ok_or_else(|| Error("nbdkit does not listen".into()))?;
+    within(LIMIT, || socket.exists().then_some(()))
+        .ok_or_else(|| Error(format!("{program} does not listen")))?;
     let queues = site.queues.to_string();
     run(&["nbd-client", "-unix", &socket.to_string_lossy(), "/dev/nbd0", "-C", &queues])?;
     await_size("nbd0")?;
@@ -392,7 +432,7 @@ fn rublk(arguments: &[&str], file: Option<&Path>, site: &Site) -> Result<Device>
         command.arg("-f").arg(file);
     }
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    let status = status.map_err(|error| Error(format!("rublk: {error}")))?;
+    let status = status.map_err(|error| not_started("rublk", &error))?;
     if !status.success() {
         return Err(Error(format!("rublk {} failed: {status}", arguments.join(" "))));
     }
@@ -445,7 +485,7 @@ pub(super) fn serve(stack: &str, arguments: &[&str], file: &Path, site: &Site) -
 
 pub(super) fn spawn(command: &mut Command) -> Result<Child> {
     let name = command.get_program().to_string_lossy().into_owned();
-    command.stdin(Stdio::null()).spawn().map_err(|error| Error(format!("{name}: {error}")))
+    command.stdin(Stdio::null()).spawn().map_err(|error| not_started(&name, &error))
 }
 
 fn process_named(name: &str) -> Option<u32> {

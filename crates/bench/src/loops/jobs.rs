@@ -97,7 +97,10 @@ impl Job {
     pub(super) fn run(&self, on: &Running, time: Duration) -> Result<Sample> {
         let folder = format!("--directory={}", on.mount.display());
         let runtime = format!("--runtime={}", time.as_secs());
-        let name = format!("--name={}", self.name);
+        let name = match &on.groups {
+            Some((_, log)) => format!("--name={}", log.display()),
+            None => format!("--name={}", self.name),
+        };
         let mut arguments =
             vec!["fio", &name, &folder, &runtime, "--direct=1", "--time_based", "--group_reporting"];
         arguments.extend(["--output-format=json", "--randrepeat=0", "--norandommap"]);
@@ -112,9 +115,14 @@ impl Job {
             output(&lay)?;
             std::fs::write(on.mount.join(format!("{}.laid", self.name)), "").map_err(fail)?;
         }
+        let enter = on.groups.as_ref().map(|(groups, _)| groups.option());
+        arguments.extend(enter.as_deref());
         let before = cached_kib().map_err(fail)?;
         let run = fio::run(&arguments, on.server)?;
         let after = cached_kib().map_err(fail)?;
+        if let Some((groups, _)) = &on.groups {
+            groups.clear()?;
+        }
         Ok(Sample { run, cached_mib: (after - before) / 1024.0 })
     }
 }

@@ -5,6 +5,7 @@
 //! the median of the rounds; a ratio is the median of the rounds' own ratios, which removes drift during a
 //! run.
 
+mod cgroups;
 mod jobs;
 mod report;
 mod subjects;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::left_out::{self, LeftOut};
 use crate::options::{chosen, command, count, each};
 use jobs::{JOBS, Job, Sample};
 use subjects::{Running, SUBJECTS, Subject};
@@ -41,7 +43,7 @@ usage: ./x bench loop [OPTIONS]
   --rounds N       (5)     --seconds N  of each run (3)     --size MIB  of each image (1280)
   --dir PATH       where the images lie (/dev/shm)
   --out PATH       where loop.csv goes (target/bench)
-  --subjects A,B   whose names begin so (all that are installed)
+  --subjects A,B   whose names begin so, =A: that one alone (all that are installed)
   --jobs A,B       likewise
 ";
 
@@ -79,10 +81,14 @@ fn parse(arguments: &[String]) -> Result<Options> {
 
 fn run(options: &Options) -> Result<()> {
     let mut running: Vec<Running> = Vec::new();
+    let mut left_out: Vec<LeftOut> = Vec::new();
     for subject in &options.subjects {
         match subject.start(&options.folder, options.size) {
             Ok(one) => running.push(one),
-            Err(error) => eprintln!("{} is left out: {}", subject.name, error.0),
+            Err(error) => {
+                eprintln!("{} is left out: {}", subject.name, error.0);
+                left_out.push((subject.name.to_owned(), error.0));
+            }
         }
     }
     let mut rows: Vec<Row> = Vec::new();
@@ -102,6 +108,7 @@ fn run(options: &Options) -> Result<()> {
         std::fs::create_dir_all(&options.out).map_err(Error::at(&options.out))?;
         let csv = options.out.join("loop.csv");
         std::fs::write(&csv, report::csv(&rows)).map_err(Error::at(&csv))?;
+        left_out::write(&csv, &left_out)?;
     }
     print!("{}", report::page(options, &running, &rows));
     Ok(())

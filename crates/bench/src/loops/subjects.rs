@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::cgroups::Cgroups;
 use crate::error::{Error, Result};
-use crate::tools::{output, run};
+use crate::tools::{not_started, output, run};
 
 /// How a subject creates its device. `{image}`, `{file}` and `{size}` are replaced in its arguments.
 #[derive(Clone, Copy, Debug)]
 enum Setup {
     /// The kernel's loop driver over the image itself.
     Kernel { direct: bool },
+    /// The kernel's loop driver, buffered, with a worker for each job instead of one for all.
+    Workers,
     /// blockyard with these arguments; it creates the loop device itself.
     Ours(&'static [&'static str]),
     /// A program that exposes the image as `{file}`, under the kernel's loop driver with direct I/O.
@@ -31,6 +34,7 @@ pub(super) struct Subject {
 /// All subjects. The first is the reference.
 pub(super) const SUBJECTS: &[Subject] = &[
     Subject { name: "loop-buffered", setup: Setup::Kernel { direct: false } },
+    Subject { name: "loop-workers", setup: Setup::Workers },
     Subject { name: "loop-direct", setup: Setup::Kernel { direct: true } },
     Subject { name: "ours", setup: Setup::Ours(&["file:{image}", "--loop"]) },
     Subject { name: "ours-dev-fuse", setup: Setup::Ours(&["file:{image}", "--loop=uring=off"]) },
@@ -71,6 +75,9 @@ pub(super) struct Running {
     pub(super) server: Option<u32>,
     /// Time from the first command to a node that can be opened.
     pub(super) attach: Duration,
+    /// The cgroups of the jobs' processes, if each has its own; and where fio writes what the command that
+    /// changes the cgroup prints: this path with an extension.
+    pub(super) groups: Option<(Cgroups, PathBuf)>,
     child: Option<Child>,
     /// Whether a loop device must be unbound separately, because it does not end with the server.
     bound: bool,
@@ -99,6 +106,7 @@ impl Subject {
             mount,
             server: None,
             attach: Duration::ZERO,
+            groups: None,
             child: None,
             bound: false,
             left: vec![image.clone(), file.clone()],
@@ -106,6 +114,12 @@ impl Subject {
         let started = Instant::now();
         match self.setup {
             Setup::Kernel { direct } => one.bind(&image, direct)?,
+            Setup::Workers => {
+                let log = folder.join("loop-workers");
+                one.left.push(log.with_extension("prerun.txt"));
+                one.groups = Some((Cgroups::new(folder.join("loop-workers.groups"))?, log));
+                one.bind(&image, false)?;
+            }
             Setup::Ours(words) => one.serve(&fill(words))?,
             Setup::Under(words) => one.show(&fill(words), &file, size)?,
         }
@@ -155,7 +169,7 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
-            .map_err(|error| Error(format!("{}: {error}", arguments[0])))?;
+            .map_err(|error| not_started(&arguments[0], &error))?;
         self.server = Some(child.id());
         self.child = Some(child);
         let start = Instant::now();

@@ -82,10 +82,9 @@ fn parse(arguments: &[String]) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Returns the numbers of threads to measure: one, and the number of processors.
-fn thread_counts() -> Vec<u16> {
-    let all = std::thread::available_parallelism().map_or(1, |count| count.get().min(64) as u16);
-    if all > 1 { vec![1, all] } else { vec![1] }
+/// Returns the numbers of threads to measure on this number of processors: the powers of two up to it.
+fn thread_counts(processors: usize) -> Vec<u16> {
+    (0..=6).map(|bit| 1u16 << bit).filter(|&count| count == 1 || usize::from(count) <= processors).collect()
 }
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
@@ -144,7 +143,7 @@ fn run(options: &Options) -> std::io::Result<()> {
 fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
     let began = Instant::now();
     let wants = |part: &str| options.parts.iter().any(|wanted| wanted == part);
-    let threads = thread_counts();
+    let threads = thread_counts(std::thread::available_parallelism().map_or(1, usize::from));
     let mut report = Report::new(options.rounds, options.seconds, realtime::is_on());
     let outside = |servers: &[Server]| {
         let one = |&threads: &u16| outside::measure(site, servers, threads, options.rounds, options.seconds);
@@ -156,8 +155,10 @@ fn measure(options: &Options, site: &Site) -> std::io::Result<Report> {
     }
     if wants("mutex") {
         let four = |subject: &Subject| match subject {
-            Subject::Raw | Subject::Locked(..) => true,
-            Subject::Free(selector, paths) => Selector::SEEDS.contains(selector) && *paths == 4,
+            Subject::Raw => true,
+            Subject::Free(selector, paths) | Subject::Locked(selector, paths) => {
+                Selector::SEEDS.contains(selector) && *paths == 4
+            }
         };
         report.mutex =
             outside(&Subject::all().into_iter().filter(four).map(Server::Own).collect::<Vec<_>>())?;
@@ -194,6 +195,14 @@ mod tests {
         for line in ["--rounds", "--rounds 0", "--seconds 0", "--parts none", "--speed 1"] {
             assert!(parsed(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn threads_are_doubled_up_to_the_processors() {
+        assert_eq!(thread_counts(1), [1]);
+        assert_eq!(thread_counts(2), [1, 2]);
+        assert_eq!(thread_counts(12), [1, 2, 4, 8]);
+        assert_eq!(thread_counts(500).last(), Some(&64));
     }
 
     #[test]

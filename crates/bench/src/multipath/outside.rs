@@ -152,7 +152,7 @@ impl Site {
             Server::Ours(Subject::Raw) => self.blockyard(&name, threads, &["null:"]),
             Server::Ours(Subject::Free(selector, paths)) => {
                 let devices = vec!["null:"; usize::from(*paths)];
-                self.table(&name, threads, SECTORS, &selector.line(&devices))
+                self.table(&name, threads, SECTORS, &selector.line(&devices, 64))
             }
             Server::Ours(Subject::Locked(..)) => {
                 Err(Error::other("the program has no multipath with a lock"))
@@ -172,7 +172,7 @@ impl Site {
                 let uri = |&back: &usize| format!("nbd:{}", self.back_uri(number, back, threads));
                 let uris: Vec<String> = backs.numbers().iter().map(uri).collect();
                 let uris: Vec<&str> = uris.iter().map(String::as_str).collect();
-                self.table(&name, threads, SECTORS, &selector.line(&uris))
+                self.table(&name, threads, SECTORS, &selector.line(&uris, 64))
             }
         }
     }

@@ -44,36 +44,41 @@ impl Selector {
         }
     }
 
-    /// Returns the arguments of path `number` of `count` in a table.
-    fn path(self, number: u8, count: u8) -> String {
+    /// Returns the arguments of path `number` of `count` in a table, on a machine with `cpus` processors.
+    fn path(self, number: u8, count: u8, cpus: usize) -> String {
         match self {
             Selector::ServiceTime => "1 1".to_owned(),
             Selector::Affinity => {
-                let cpus = (0..64).filter(|cpu| cpu % u64::from(count) == u64::from(number));
-                let mask = cpus.fold(0u64, |mask, cpu| mask | 1 << cpu);
+                let served = (0..cpus.min(64)).filter(|cpu| cpu % usize::from(count) == usize::from(number));
+                let mask = served.fold(0u64, |mask, cpu| mask | 1 << cpu);
+                // The kernel accepts as many words as its processors fill.
+                if cpus <= 32 {
+                    return format!("{mask:08x}");
+                }
                 format!("{:08x},{:08x}", mask >> 32, mask & 0xffff_ffff)
             }
             _ => "1".to_owned(),
         }
     }
 
-    /// Returns the arguments after `multipath` in a table: one group over these devices.
-    pub(crate) fn line(self, devices: &[&str]) -> String {
+    /// Returns the arguments after `multipath` in a table: one group over these devices, for `cpus` processors.
+    pub(crate) fn line(self, devices: &[&str], cpus: usize) -> String {
         let count = devices.len() as u8;
         let args = if self == Selector::ServiceTime { 2 } else { 1 };
-        let path = |(number, device): (usize, &&str)| format!("{device} {}", self.path(number as u8, count));
+        let path =
+            |(number, device): (usize, &&str)| format!("{device} {}", self.path(number as u8, count, cpus));
         let paths: Vec<String> = devices.iter().enumerate().map(path).collect();
         format!("0 0 1 1 {} 0 {count} {args} {}", self.name(), paths.join(" "))
     }
 }
 
-/// Returns the arguments after `multipath` in a table, for the selector of that name.
+/// Returns the arguments after `multipath` in a table, for the selector of that name and `cpus` processors.
 ///
 /// # Panics
 /// If no selector has that name.
-pub(crate) fn selector_arguments(name: &str, devices: &[&str]) -> String {
+pub(crate) fn selector_arguments(name: &str, devices: &[&str], cpus: usize) -> String {
     let selector = Selector::ALL.into_iter().find(|selector| selector.name() == name);
-    selector.expect("the name of a selector").line(devices)
+    selector.expect("the name of a selector").line(devices, cpus)
 }
 
 /// The layer between a queue and its null devices, if any.
@@ -97,11 +102,11 @@ impl Subject {
     }
 
     /// Returns all compared stacks: the null device first, then each selector over one path and over four,
-    /// then those of the published comparison with a mutex.
+    /// then each over four with a mutex.
     pub(crate) fn all() -> Vec<Subject> {
         let free =
             Selector::ALL.iter().flat_map(|&selector| [1, 4].map(|paths| Subject::Free(selector, paths)));
-        let locked = Selector::SEEDS.map(|selector| Subject::Locked(selector, 4));
+        let locked = Selector::ALL.map(|selector| Subject::Locked(selector, 4));
         [Subject::Raw].into_iter().chain(free).chain(locked).collect()
     }
 }
@@ -122,7 +127,7 @@ impl Shared {
             return Shared::Raw;
         };
         let devices: Vec<String> = (0..paths).map(|number| format!("null{number}")).collect();
-        let line = selector.line(&devices.iter().map(String::as_str).collect::<Vec<_>>());
+        let line = selector.line(&devices.iter().map(String::as_str).collect::<Vec<_>>(), 64);
         let words: Vec<&str> = line.split(' ').collect();
         let shared = Multipath::new(Config::parse(&words).expect("a line of a table"));
         if matches!(subject, Subject::Free(..)) {
@@ -196,13 +201,14 @@ mod tests {
     fn every_selectors_table_line_is_parsed() {
         for selector in Selector::ALL {
             for devices in [&["a"][..], &["a", "b", "c", "d"]] {
-                let line = selector.line(devices);
+                let line = selector.line(devices, 64);
                 let config = Config::parse(&line.split(' ').collect::<Vec<_>>());
                 assert_eq!(config.map(|config| config.path_count()), Ok(devices.len()), "{line}");
             }
         }
-        assert_eq!(Selector::Affinity.path(0, 4), "11111111,11111111");
+        assert_eq!(Selector::Affinity.path(0, 4, 64), "11111111,11111111");
+        assert_eq!(Selector::Affinity.path(1, 2, 2), "00000002");
         assert_eq!(Subject::Locked(Selector::RoundRobin, 4).name(), "round-robin, 4, mutex");
-        assert_eq!(Subject::all().len(), 14);
+        assert_eq!(Subject::all().len(), 16);
     }
 }

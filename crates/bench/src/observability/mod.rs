@@ -31,7 +31,7 @@ const UNSTEADY: f64 = 2.5;
 const USAGE: &str = "\
 usage: ./x bench observability [OPTIONS]
   --rounds N       (5)     --seconds S  of each measurement (1)
-  --devices A,B    whose names begin so (all)
+  --devices A,B    whose names begin so, =A: that one alone (all)
   --watchers A,B   likewise; nothing is always there
   --out PATH       where observability.csv goes (target/bench)
 ";

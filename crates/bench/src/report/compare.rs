@@ -102,6 +102,9 @@ fn report(old: &Results, new: &Results) -> Result<(String, bool)> {
             change.probability
         );
     }
+    for one in [(old, new), (new, old)].iter().flat_map(|(has, lacks)| lost(has, lacks)) {
+        text += &one;
+    }
     let count = found.iter().filter(|found| **found).count();
     let _ = writeln!(text, "{count} of {} figures changed beyond the noise", changes.len());
     // The smallest probability that this number of rounds can reach.
@@ -111,6 +114,15 @@ fn report(old: &Results, new: &Results) -> Result<(String, bool)> {
                  --parts compares fewer figures)\n";
     }
     Ok((text, is_worse))
+}
+
+/// Returns a line for each subject that the report `lacks` left out although `has` measured it.
+fn lost(has: &Results, lacks: &Results) -> Vec<String> {
+    let measured = |part: &str, subject: &str| {
+        has.figures.iter().any(|figure| figure.part == part && figure.subject == subject)
+    };
+    let lost = lacks.left_out.iter().filter(|one| measured(&one.part, &one.subject));
+    lost.map(|one| format!("not compared: {}: {}: {}\n", one.part, one.subject, one.why)).collect()
 }
 
 /// Returns the number of ways to divide all rounds between the two reports.
@@ -128,7 +140,7 @@ mod tests {
         let figures: Vec<Figure> =
             parse_csv(&format!("subject,job,round,iops\n{}", lines.collect::<String>())).unwrap();
         let mut results = Results::default();
-        results.add("part", figures);
+        results.add("part", figures, Vec::new());
         results
     }
 
@@ -146,6 +158,22 @@ mod tests {
         let (text, is_worse) =
             report(&results(&[10.0, 11.0, 12.0, 9.0, 8.0]), &results(&[9.5, 11.5, 10.2, 8.5, 12.5])).unwrap();
         assert!(!is_worse && text == "0 of 1 figures changed beyond the noise\n", "{text}");
+    }
+
+    #[test]
+    fn a_subject_that_one_report_left_out_is_named() {
+        let old = results(&[10.0, 11.0]);
+        let mut new = Results::default();
+        new.add("part", parse_csv("subject,job,round,iops\nc,b,0,1\n").unwrap(), Vec::new());
+        new.figures
+            .extend(old.figures.iter().cloned().map(|figure| Figure { subject: "d".into(), ..figure }));
+        let mut old_with_d = old.clone();
+        old_with_d.figures.extend(new.figures.iter().skip(1).cloned());
+        new.add("part", Vec::new(), vec![("a".into(), "tgtd is not installed".into())]);
+        for (first, second) in [(&old_with_d, &new), (&new, &old_with_d)] {
+            let (text, _) = report(first, second).unwrap();
+            assert!(text.contains("not compared: part: a: tgtd is not installed\n"), "{text}");
+        }
     }
 
     #[test]

@@ -116,6 +116,14 @@ fn figures(results: &Results, chart: &Chart, measured: &[(&Line, &Figure)]) -> S
         }
         text += "</tr>";
     }
+    for (line, why) in chart.left_out(results) {
+        let (name, role, why) = (escaped(line.name), role(line.role), escaped(why));
+        let width = columns.len() + 2;
+        let _ = write!(
+            text,
+            "<tr class=\"soft\"><td>{name}</td><td>{role}</td><td colspan=\"{width}\">not measured: {why}</td></tr>"
+        );
+    }
     text + "</table></div>"
 }
 
@@ -195,7 +203,7 @@ mod tests {
         for absent in ["http", "<script", "url(", "NaN"] {
             assert!(!text.contains(absent), "{absent}");
         }
-        assert_eq!(text.matches("<svg").count(), 2, "the charts of fabrics with a figure");
+        assert_eq!(text.matches("<svg").count(), 1, "the chart of fabrics with a figure");
         assert_eq!(text.matches("<section>").count(), text.matches("</section>").count());
     }
 

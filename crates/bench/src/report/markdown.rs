@@ -7,12 +7,14 @@ use super::tables::{Chart, Order, Role, TABLES, Table, Verdict};
 use crate::figures::{median, ratio, spread};
 
 /// Columns of a table: their name in the figures, the heading, the divisor, digits.
-pub(super) const COLUMNS: [(&str, &str, f64, usize); 7] = [
+pub(super) const COLUMNS: [(&str, &str, f64, usize); 9] = [
     ("bytes", "MiB/s", 1048576.0, 0),
     ("p99_us", "p99, us", 1.0, 0),
     ("machine_us", "CPU of the machine, us a request", 1.0, 2),
+    ("server_us", "CPU of the server, us a request", 1.0, 2),
     ("cpu_us", "CPU, us a request", 1.0, 3),
     ("switches", "context switches a request", 1.0, 2),
+    ("sectors", "sectors a request", 1.0, 0),
     ("requests_per_mib", "requests a MiB", 1.0, 1),
     ("wait_ms", "wait, ms", 1.0, 3),
 ];
@@ -73,6 +75,7 @@ fn column_name(column: &str) -> &str {
         "p99_us" => "99th percentile of the latency",
         "requests_per_mib" => "requests a MiB",
         "wait_ms" => "wait",
+        "switches" => "context switches a request",
         other => other,
     }
 }
@@ -92,7 +95,11 @@ pub(super) fn judged(results: &Results, chart: &Chart, order: &Order) -> String 
 /// Returns why a chart has no figures.
 pub(super) fn missing(results: &Results, chart: &Chart) -> String {
     let why = results.errors.iter().find(|(part, _)| part == chart.part).map(|(_, why)| why.as_str());
-    format!("Not measured: {}.", why.unwrap_or("this part was left out"))
+    let why = why.or_else(|| chart.left_out(results).first().map(|(_, why)| *why));
+    let is_quick = results.machine.get("extent").is_some_and(|extent| extent == "quick");
+    let is_measured = results.figures.iter().any(|figure| figure.part == chart.part);
+    let rest = if is_quick && is_measured { "--quick leaves it out" } else { "this part was left out" };
+    format!("Not measured: {}.", why.unwrap_or(rest))
 }
 
 /// Returns the ratio of the drawn column to that of the first measured line.
@@ -156,6 +163,11 @@ fn one(results: &Results, table: &Table) -> String {
             }
             text.push('\n');
         }
+        for (line, why) in chart.left_out(results) {
+            let why = why.replace('|', r"\|");
+            let blank = " - |".repeat(columns.len() + 1);
+            let _ = writeln!(text, "| {} | {} | not measured: {why} |{blank}", line.name, role(line.role));
+        }
         let _ = write!(text, "\n{}", chart.note);
         for order in chart.orders {
             let _ = write!(text, " {}.", judged(results, chart, order));
@@ -173,13 +185,40 @@ mod tests {
     #[test]
     fn a_chart_has_its_lines_ratios_and_verdicts() {
         let text = page(&example());
-        assert!(text.contains("| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 |"), "{text}");
+        assert!(text.contains("| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 | - |"), "{text}");
         assert!(
             text.contains("kernel loop, buffered above LIO fileio, tcm_loop in requests a second: reproduced (2.50 times)."),
             "{text}"
         );
         assert!(text.contains("Not measured: it was left out."), "{text}");
+        assert!(
+            text.contains(
+                "| LIO fileio, tcm_loop | original | 45 (40..50) | 0.42 | 20 | - |\n| Blockyard, file"
+            ),
+            "no line for a subject without a reason"
+        );
         assert!(text.contains("Not measured: this part was left out."), "{text}");
+    }
+
+    #[test]
+    fn a_subject_that_was_left_out_has_its_reason() {
+        let mut results = example();
+        let chart = "### The text's job on iSCSI targets (guest)\n\n";
+        assert!(page(&results).contains(&format!("{chart}Not measured: tgtd is <not> installed.")));
+        let figure = results.figures[0].clone();
+        results.figures.push(Figure { subject: "iscsi-file".into(), ..figure });
+        let text = page(&results);
+        results.machine.insert("extent".into(), "quick".into());
+        assert!(!super::page(&results).contains("--quick leaves it out"), "no part lacks a job");
+        results.figures.push(Figure { part: "servers".into(), job: "none".into(), ..Figure::default() });
+        assert!(
+            super::page(&results).contains("Not measured: --quick leaves it out."),
+            "a part without a job"
+        );
+        let line = "| tgtd file, iSCSI | alternative | not measured: tgtd is <not> installed | - | - |";
+        assert!(text.contains(line), "{text}");
+        let page = super::super::html::page(&results);
+        assert!(page.contains("not measured: tgtd is &lt;not&gt; installed</td></tr>"), "{page}");
     }
 
     #[test]

@@ -27,7 +27,8 @@ use results::Results;
 const USAGE: &str = "\
 usage: ./x bench report [OPTIONS]
   --quick          two rounds of a second: about ten minutes instead of an hour
-  --parts A,B      of: memory, disk, fabrics, multipath, paths, limits, splits (all)
+  --parts A,B      of: memory, workers, disk, fabrics, servers, multipath, paths, limits, splits (all)
+  --spdk PATH      compare with SPDK: its folder after a build with ublk, or the program spdk_tgt
   --out DIR        where report.html, report.md and report.json go (target/bench/report)
   --fresh          measure all parts again
   --no-guest       leave out what needs another kernel
@@ -40,6 +41,8 @@ struct Options {
     parts: Vec<&'static parts::Part>,
     /// The program that boots a guest: `./x`.
     guest: Option<PathBuf>,
+    /// SPDK's target, `spdk_tgt`.
+    spdk: Option<PathBuf>,
 }
 
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
@@ -53,6 +56,7 @@ fn parse(arguments: &[String]) -> Result<Options> {
         out: "target/bench/report".into(),
         parts: PARTS.iter().collect(),
         guest: std::env::var_os("BLOCKYARD_X").map(PathBuf::from),
+        spdk: None,
     };
     let mut arguments = arguments.iter();
     while let Some(word) = arguments.next() {
@@ -62,6 +66,7 @@ fn parse(arguments: &[String]) -> Result<Options> {
             "--fresh" => options.fresh = true,
             "--no-guest" => options.guest = None,
             "--out" => options.out = value()?.into(),
+            "--spdk" => options.spdk = Some(spdk_target(Path::new(value()?))?),
             "--parts" => {
                 options.parts = crate::options::chosen(word, value()?, &options.parts, |part| part.name)?;
             }
@@ -69,6 +74,16 @@ fn parse(arguments: &[String]) -> Result<Options> {
         }
     }
     Ok(options)
+}
+
+/// Returns the path of `spdk_tgt`, from that of the program or of SPDK's folder.
+fn spdk_target(path: &Path) -> Result<PathBuf> {
+    let program = if path.is_dir() { path.join("build/bin/spdk_tgt") } else { path.to_owned() };
+    let program = program.canonicalize().map_err(Error::at(&program))?;
+    if program.file_name().is_some_and(|name| name == "spdk_tgt") && program.is_file() {
+        return Ok(program);
+    }
+    Err(Error(format!("--spdk {}: not SPDK's folder, and not its program spdk_tgt", path.display())))
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -81,7 +96,7 @@ fn run(options: &Options) -> Result<()> {
         let of = options.parts.len();
         eprintln!("part {} of {of}, {}: about {} min left", number + 1, part.name, left.div_ceil(60));
         match part.figures(options) {
-            Ok(figures) => results.add(part.name, figures),
+            Ok((figures, left_out)) => results.add(part.name, figures, left_out),
             Err(error) => {
                 eprintln!("part {} failed: {}", part.name, error.0);
                 results.errors.push((part.name.to_owned(), error.0));
@@ -118,9 +133,23 @@ mod tests {
     fn parts_are_selected_and_bad_options_refused() {
         let options = parsed("--quick --parts memory,paths --out /tmp/x").expect("valid");
         assert!(options.quick && options.parts.len() == 2);
-        for line in ["--parts none", "--out", "--speed 1"] {
+        for line in ["--parts none", "--out", "--speed 1", "--spdk", "--spdk /no/such", "--spdk /bin/sh"] {
             assert!(parsed(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn spdk_is_found_in_its_folder_or_by_its_program() {
+        let folder = std::env::temp_dir().join(format!("blockyard-spdk-{}", std::process::id()));
+        let program = folder.join("build/bin/spdk_tgt");
+        assert!(spdk_target(&folder).is_err());
+        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
+        assert!(spdk_target(&folder).is_err(), "it is not built");
+        std::fs::write(&program, "").unwrap();
+        let whole = program.canonicalize().unwrap();
+        assert_eq!(spdk_target(&folder).expect("its folder"), whole);
+        assert_eq!(spdk_target(&program).expect("its program"), whole);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

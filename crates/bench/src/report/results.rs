@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
+use crate::left_out::LeftOut;
 
 /// All rounds of one job on one subject.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -61,6 +62,16 @@ pub(super) struct Results {
     pub(super) figures: Vec<Figure>,
     /// Parts that were not measured, and why.
     pub(super) errors: Vec<(String, String)>,
+    /// Subjects of measured parts that were left out, and why.
+    pub(super) left_out: Vec<LeftOutOf>,
+}
+
+/// A subject that a part left out.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct LeftOutOf {
+    pub(super) part: String,
+    pub(super) subject: String,
+    pub(super) why: String,
 }
 
 impl Results {
@@ -78,9 +89,17 @@ impl Results {
         Results { machine, ..Results::default() }
     }
 
-    pub(super) fn add(&mut self, part: &str, figures: Vec<Figure>) {
+    pub(super) fn add(&mut self, part: &str, figures: Vec<Figure>, left_out: Vec<LeftOut>) {
         let named = |figure: Figure| Figure { part: part.to_owned(), ..figure };
         self.figures.extend(figures.into_iter().map(named));
+        let of = |(subject, why)| LeftOutOf { part: part.to_owned(), subject, why };
+        self.left_out.extend(left_out.into_iter().map(of));
+    }
+
+    /// Returns why a subject of a part was left out; `None` if it was measured or was no subject of it.
+    pub(super) fn why_left_out(&self, part: &str, subject: &str) -> Option<&str> {
+        let found = self.left_out.iter().find(|one| one.part == part && one.subject == subject);
+        found.map(|one| one.why.as_str())
     }
 
     pub(super) fn find(&self, part: &str, subject: &str, job: &str) -> Option<&Figure> {
@@ -95,11 +114,13 @@ impl Results {
             })
         };
         let error = |(part, why): &(String, String)| json!({"part": part, "error": why});
+        let left_out = |one: &LeftOutOf| json!({"part": one.part, "subject": one.subject, "error": one.why});
         json!({
             "format": 1,
             "machine": self.machine,
             "figures": self.figures.iter().map(figure).collect::<Vec<_>>(),
             "not_measured": self.errors.iter().map(error).collect::<Vec<_>>(),
+            "left_out": self.left_out.iter().map(left_out).collect::<Vec<_>>(),
         })
     }
 
@@ -121,6 +142,11 @@ impl Results {
             columns: value["rounds"].as_object().into_iter().flatten().map(column).collect(),
         };
         let error = |value: &Value| (text(&value["part"]), text(&value["error"]));
+        let left_out = |value: &Value| LeftOutOf {
+            part: text(&value["part"]),
+            subject: text(&value["subject"]),
+            why: text(&value["error"]),
+        };
         Ok(Results {
             machine: value["machine"]
                 .as_object()
@@ -130,6 +156,8 @@ impl Results {
                 .collect(),
             figures: value["figures"].as_array().into_iter().flatten().map(figure).collect(),
             errors: value["not_measured"].as_array().into_iter().flatten().map(error).collect(),
+            // Missing in older reports.
+            left_out: value["left_out"].as_array().into_iter().flatten().map(left_out).collect(),
         })
     }
 }
@@ -145,7 +173,8 @@ pub(super) fn example() -> Results {
                 file,randrw-files,1,180,6,1.25\n";
     let mut results = Results::default();
     results.machine.insert("kernel".into(), "6.1 <test>".into());
-    results.add("fabrics", parse_csv(text).expect("lines"));
+    let left_out = vec![("tgtd-file".to_owned(), "tgtd is <not> installed".to_owned())];
+    results.add("fabrics", parse_csv(text).expect("lines"), left_out);
     results.errors.push(("paths".into(), "it was left out".into()));
     results
 }
@@ -167,6 +196,9 @@ mod tests {
         let results = example();
         let again = Results::from_json(&results.to_json().to_string()).expect("a report");
         assert_eq!((&again.machine, &again.errors), (&results.machine, &results.errors));
+        assert_eq!(again.left_out, results.left_out);
+        assert_eq!(again.why_left_out("fabrics", "tgtd-file"), Some("tgtd is <not> installed"));
+        assert_eq!(again.why_left_out("servers", "tgtd-file"), None);
         let values =
             |results: &Results| results.figures.iter().map(|one| one.values("iops")).collect::<Vec<_>>();
         assert_eq!(values(&again), values(&results));

@@ -73,7 +73,13 @@ impl Chart {
 
     /// Whether the part runs on a kernel of its own.
     pub(super) fn is_in_guest(&self) -> bool {
-        matches!(self.part, "fabrics" | "multipath" | "splits")
+        matches!(self.part, "fabrics" | "servers" | "multipath" | "splits")
+    }
+
+    /// Returns the lines without a figure whose subject was left out, each with the reason.
+    pub(super) fn left_out<'a>(&self, results: &'a Results) -> Vec<(&'static Line, &'a str)> {
+        let lines = self.lines.iter().filter(|line| self.figure(results, line).is_none());
+        lines.filter_map(|line| Some((line, results.why_left_out(self.part, line.subject)?))).collect()
     }
 
     pub(super) fn verdict(&self, results: &Results, order: &Order) -> Verdict {
@@ -113,6 +119,14 @@ const LOOPS: &[Line] = &[
     line("Blockyard, direct file, --loop", Ours, "ours-direct"),
 ];
 
+const WORKERS: &[Line] = &[
+    line("kernel loop, buffered, one worker", Original, "loop-buffered"),
+    line("kernel loop, buffered, four workers", Original, "loop-workers"),
+    line("kernel loop, direct I/O", Original, "loop-direct"),
+    line("Blockyard, file, --loop, one thread", Ours, "ours-one-thread"),
+    line("Blockyard, file, --loop, one a processor", Ours, "ours"),
+];
+
 const FABRICS: &[Line] = &[
     line("kernel loop, buffered", Original, "loop-buffered"),
     line("LIO fileio, tcm_loop", Original, "lio-fileio"),
@@ -121,9 +135,17 @@ const FABRICS: &[Line] = &[
     line("Blockyard, RAM, ublk", Ours, "ram"),
 ];
 
+const ISCSI: &[Line] = &[
+    line("LIO fileio, iSCSI", Original, "lio-iscsi-file"),
+    line("tgtd file, iSCSI", Alternative, "tgtd-file"),
+    line("Blockyard, file, iSCSI", Ours, "iscsi-file"),
+];
+
 const SERVERS: &[Line] = &[
     line("kernel nbd, nbdkit memory", Original, "nbd-nbdkit"),
     line("rublk loop, ublk", Original, "rublk-loop"),
+    line("kernel nbd, qemu-nbd file", Alternative, "nbd-qemu"),
+    line("SPDK memory, ublk", Alternative, "spdk-ram"),
     line("Blockyard, RAM, kernel nbd", Ours, "nbd-ram"),
     line("Blockyard, RAM, ublk", Ours, "ram"),
     line("Blockyard, file, ublk", Ours, "file"),
@@ -134,9 +156,20 @@ const SELECTORS: &[Line] = &[
     line("dm-multipath, service-time", Original, "dm-service-time"),
     line("dm-multipath, queue-length", Original, "dm-queue-length"),
     line("dm-multipath, round-robin", Original, "dm-round-robin"),
+    line("dm-multipath, historical-service-time", Original, "dm-historical-service-time"),
+    line("dm-multipath, io-affinity", Original, "dm-io-affinity"),
     line("Blockyard, service-time, ublk", Ours, "multipath-service-time"),
     line("Blockyard, queue-length, ublk", Ours, "multipath-queue-length"),
     line("Blockyard, round-robin, ublk", Ours, "multipath-round-robin"),
+    line("Blockyard, historical-service-time, ublk", Ours, "multipath-historical-service-time"),
+    line("Blockyard, io-affinity, ublk", Ours, "multipath-io-affinity"),
+];
+
+const QUEUES: &[Line] = &[
+    line("dm-multipath, round-robin, 1 queue", Original, "queues-dm-1"),
+    line("dm-multipath, round-robin, 2 queues", Original, "dm-round-robin"),
+    line("Blockyard, round-robin, ublk, 1 queue", Ours, "queues-ours-1"),
+    line("Blockyard, round-robin, ublk, 2 queues", Ours, "multipath-round-robin"),
 ];
 
 macro_rules! inside {
@@ -146,6 +179,12 @@ macro_rules! inside {
             line("service-time, one mutex", Original, concat!("service-time/4/mutex/", $threads)),
             line("queue-length, one mutex", Original, concat!("queue-length/4/mutex/", $threads)),
             line("round-robin, one mutex", Original, concat!("round-robin/4/mutex/", $threads)),
+            line(
+                "historical-service-time, one mutex",
+                Original,
+                concat!("historical-service-time/4/mutex/", $threads),
+            ),
+            line("io-affinity, one mutex", Original, concat!("io-affinity/4/mutex/", $threads)),
             line("service-time, no lock", Ours, concat!("service-time/4/", $threads)),
             line("queue-length, no lock", Ours, concat!("queue-length/4/", $threads)),
             line("round-robin, no lock", Ours, concat!("round-robin/4/", $threads)),
@@ -155,10 +194,28 @@ macro_rules! inside {
     };
 }
 
+/// A line for each number of queues and threads; those beyond the machine's processors are not drawn.
+macro_rules! scaling {
+    ($($threads:literal),*) => {
+        &[
+            $(line(
+                concat!("round-robin, one mutex, threads: ", $threads),
+                Original,
+                concat!("round-robin/4/mutex/", $threads)
+            ),)*
+            $(line(concat!("round-robin, no lock, threads: ", $threads), Ours, concat!("round-robin/4/", $threads)),)*
+        ]
+    };
+}
+
 const LOOP_NOTE: &str = "One job, 64 requests of 4 KiB in flight, files in memory with XFS. The driver before \
                          blk-mq exists in no current kernel, so today's driver stands for the one after it.";
 const DISK_NOTE: &str = "Four jobs with one request each, images on this machine's disk with XFS. The orders are \
                          those of buffered and direct I/O.";
+
+const WORKERS_NOTE: &str = "Four jobs with one request each, files in memory with XFS. Today's driver has a worker \
+                            for each cgroup, so four workers are four jobs in cgroups of their own; the text's \
+                            storage was slower than memory.";
 
 macro_rules! deep {
     ($job:literal, $title:literal) => {
@@ -194,13 +251,14 @@ macro_rules! served {
     ($job:literal, $title:literal, $orders:expr) => {
         Chart {
             title: $title,
-            part: "fabrics",
+            part: "servers",
             job: $job,
             column: "iops",
             lines: SERVERS,
             orders: $orders,
             note: "The text's NBD server and its ublk target are older than those measured here, and its machine \
-                   ran 32 queues; here both have one.",
+                   ran 32 queues; here both have one. qemu-nbd serves a file in memory, since it has no memory of \
+                   its own to serve.",
         }
     };
 }
@@ -243,6 +301,16 @@ pub(super) const TABLES: &[Table] = &[
                        LIO no longer exists.",
             },
             Chart {
+                title: "The text's job on iSCSI targets",
+                part: "fabrics",
+                job: "randrw-files",
+                column: "iops",
+                lines: ISCSI,
+                orders: &[],
+                note: "The text compares no iSCSI targets; tgtd, the usual alternative to LIO, has no other way to a \
+                       local disk. All through the kernel's initiator, with equal parameters, on a file in memory.",
+            },
+            Chart {
                 title: "The text's job on loop devices of this kernel",
                 part: "memory",
                 job: "files-randrw",
@@ -256,13 +324,18 @@ pub(super) const TABLES: &[Table] = &[
     Table {
         id: "loop",
         title: "The loop driver's changes",
-        origin: "Commit messages of the loop driver: blk-mq (b5dd2f6047, 2015, on 3.19-rc2, ext4 on an SSD) and direct \
-                 I/O with AIO (bc07c10a36, 2015, KVM with 4 processors and 2 GiB).",
+        origin: "Commit messages of the loop driver: blk-mq (b5dd2f6047, 2015, on 3.19-rc2, ext4 on an SSD), one \
+                 worker thread (e03a3d7a94, 2015) and direct I/O with AIO (bc07c10a36, 2015, KVM with 4 processors \
+                 and 2 GiB).",
         published: &[
             published("blk-mq, random reads", "1,740 before, 25,318 IOPS after"),
             published("blk-mq, reads", "42,196 before, 51,771 IOPS after"),
             published("blk-mq, random writes", "35,709 before, 34,624 IOPS after"),
             published("blk-mq, writes", "39,137 before, 40,326 IOPS after"),
+            published(
+                "one worker instead of many",
+                "no figures: many improve random reads, may hurt sequential reads, and cost context switches",
+            ),
             published("direct I/O, random reads", "8,015 buffered, 8,136 IOPS direct"),
             published("direct I/O, reads", "113,811 buffered, 125,040 IOPS direct"),
             published("direct I/O, random writes", "67,442 buffered, 67,811 IOPS direct"),
@@ -278,6 +351,30 @@ pub(super) const TABLES: &[Table] = &[
             psync!("read-psync-4", "Reads, buffered and direct", DIRECT_IS_FASTER),
             psync!("randwrite-psync-4", "Random writes, buffered and direct", DIRECT_IS_FASTER),
             psync!("write-psync-4", "Writes, buffered and direct", DIRECT_IS_FASTER),
+            Chart {
+                title: "Workers: random reads of four jobs",
+                part: "workers",
+                job: "randread-psync-4",
+                column: "iops",
+                lines: WORKERS,
+                orders: &[
+                    order("loop-workers", "loop-buffered", "iops"),
+                    order("loop-workers", "loop-buffered", "switches"),
+                ],
+                note: WORKERS_NOTE,
+            },
+            Chart {
+                title: "Workers: sequential reads of four jobs",
+                part: "workers",
+                job: "read-psync-4",
+                column: "iops",
+                lines: WORKERS,
+                orders: &[
+                    order("loop-buffered", "loop-workers", "iops"),
+                    order("loop-buffered", "loop-direct", "switches"),
+                ],
+                note: WORKERS_NOTE,
+            },
             Chart {
                 title: "Growth of the page cache while reading, MiB",
                 part: "disk",
@@ -327,6 +424,16 @@ pub(super) const TABLES: &[Table] = &[
                 note: "Two queues instead of 32.",
             },
             Chart {
+                title: "Queue counts: two jobs, each on a processor of its own",
+                part: "multipath",
+                job: "pinned-2",
+                column: "iops",
+                lines: QUEUES,
+                orders: &[order("dm-round-robin", "queues-dm-1", "iops")],
+                note: "1 and 2 queues instead of 12 and 32, of the multipath device and of each path: the guest has two \
+                       processors, and a kernel has no more queues than those.",
+            },
+            Chart {
                 title: "Inside one process, one thread",
                 part: "paths",
                 job: "inside",
@@ -348,6 +455,18 @@ pub(super) const TABLES: &[Table] = &[
                     order("queue-length/4/2", "queue-length/4/mutex/2", "iops"),
                 ],
                 note: "Two threads instead of 32, without a kernel.",
+            },
+            Chart {
+                title: "Inside one process, by threads with a queue each",
+                part: "paths",
+                job: "inside",
+                column: "iops",
+                lines: scaling!("1", "2", "4", "8", "16", "32", "64"),
+                orders: &[
+                    order("round-robin/4/2", "round-robin/4/1", "iops"),
+                    order("round-robin/4/mutex/1", "round-robin/4/mutex/2", "iops"),
+                ],
+                note: "Round-robin, without a kernel, with as many threads and queues as this machine has processors.",
             },
         ],
     },
