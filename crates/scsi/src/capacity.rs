@@ -20,6 +20,8 @@ pub(crate) fn read16(call: &Call<'_>) -> Begin {
     let mut data = vec![0; 32];
     put(&mut data, 0, &media.blocks.saturating_sub(1).to_be_bytes());
     put(&mut data, 8, &media.block_size.to_be_bytes());
+    // RC_BASIS: the LBA is the last one of a zoned unit, not of its conventional zones at the start.
+    data[12] = u8::from(media.zones.is_some()) << 4;
     data[13] = media.physical_exponent & 0x0F;
     let provisioning = u16::from(facts.is_thin()) << 15 | u16::from(facts.unmaps_to_zeroes()) << 14;
     put(&mut data, 14, &(provisioning | media.lowest_aligned & 0x3FFF).to_be_bytes());

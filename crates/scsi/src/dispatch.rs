@@ -9,7 +9,7 @@ use crate::sense::Sense;
 use crate::unit::{Facts, LogicalUnit};
 use crate::{
     Begin, Command, Outcome, capacity, copy, data, diagnostics, inquiry, log, mode, report_luns, reserve,
-    sanitize, states,
+    sanitize, states, zones,
 };
 use block::{Flags, Op};
 use std::sync::Arc;
@@ -171,6 +171,8 @@ fn start(call: &Call<'_>) -> Begin {
         Code::ExtendedCopy => copy::commands::extended_copy_begin(call),
         Code::ReceiveCopyResults => copy::commands::receive_results(call),
         Code::Sanitize => sanitize::commands::sanitize_begin(call),
+        Code::ReportZones => zones::report(call),
+        Code::ManageZones => zones::manage(call),
         Code::ReportOpcodes => opcodes::supported_codes(call),
         Code::ReportTaskManagement => opcodes::supported_task_management(call),
         Code::ReportIdentifying => states::report_identifying(call),

@@ -9,7 +9,7 @@
 use crate::program::{Buffer, Completed, PARALLEL_MAX, Program, ProgramIo, ProgramMemory, Step, Target};
 use crate::{
     Access, Attributes, Begin, BlockIo, Can, Command, Identity, LogicalUnit, Lun, Media, Nexus, NexusName,
-    Outcome, Sense, Session, TaskAttribute, begin, complete,
+    Outcome, Sense, Session, TaskAttribute, Zoned, begin, complete, explain,
 };
 use block::{Op, Status};
 use std::sync::Arc;
@@ -59,6 +59,8 @@ pub fn commands(input: &[u8]) -> usize {
         write_cache: settings & 2 != 0,
         atomic_max: if settings & 4 != 0 { 1 << 16 } else { 0 },
         can: Can::from_bits_truncate(settings >> 3),
+        // A medium without abilities is zoned.
+        zones: (settings >> 3 == 0).then_some(Zoned { zone_blocks: 256, open_max: 4 }),
         ..Media::new(BLOCKS, BLOCK as u32)
     };
     let identity = Identity::new("BLKYARD", "fuzz", "1", "0123456789");
@@ -93,7 +95,7 @@ fn command(input: &mut Input<'_>, nexuses: &[Arc<Nexus>; 2], session: &Lone) -> 
     let outcome = loop {
         next = match next {
             Begin::Finished(outcome) => break outcome,
-            Begin::Io(io) => break single(&io, end, data_out, data_in),
+            Begin::Io(io) => break single(nexus, &io, (data_out, data_in), end),
             Begin::Parameters(parameters) => {
                 assert!(parameters.len <= data_out);
                 parameters.begin(&data[..parameters.len as usize], session)
@@ -121,17 +123,21 @@ fn check(op: Op, offset: u64, len: u64) {
     let stop = offset.checked_add(len).expect("no request overflows");
     assert!(stop <= BLOCKS * BLOCK, "{op:?} at {offset} of {len}");
     assert!(offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK), "{op:?} of parts of blocks");
-    assert!(len > 0 || op == Op::Flush, "{op:?} of no length");
+    assert!(len > 0 || op == Op::Flush || op.is_special(), "{op:?} of no length");
 }
 
-fn single(io: &BlockIo, end: u8, data_out: u32, data_in: u32) -> Outcome {
+fn single(nexus: &Arc<Nexus>, io: &BlockIo, (data_out, data_in): (u32, u32), end: u8) -> Outcome {
     check(io.op, io.offset, io.len);
     match io.op {
         Op::Write => assert!(io.len <= data_out.into()),
         Op::Read => assert!(io.transfer <= data_in && u64::from(io.transfer) <= io.len),
         _ => {}
     }
-    complete(io, if end == 0 { Status::Ok } else { status(end, io.op) })
+    let status = if end == 0 { Status::Ok } else { status(end, io.op) };
+    match explain(nexus, io, status) {
+        Some(mut program) => run(&mut program, &[], end),
+        None => complete(io, status),
+    }
 }
 
 fn run(program: &mut Program, data: &[u8], end: u8) -> Outcome {
@@ -181,8 +187,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// Returns an input with one command for each row of the table.
-    fn seed() -> Vec<u8> {
-        let mut input = vec![0xFB];
+    fn seed(settings: u8) -> Vec<u8> {
+        let mut input = vec![settings];
         for row in TABLE {
             let mut cdb = vec![0; row.len()];
             cdb[0] = row.opcode;
@@ -206,15 +212,19 @@ mod tests {
             ended += commands(&std::fs::read(entry.expect("an entry").path()).expect("an input"));
         }
         assert!(ended >= 40, "the seed has one command of each kind");
-        assert_eq!(commands(&seed()), TABLE.len());
+        assert_eq!(commands(&seed(0xFB)), TABLE.len());
+        assert_eq!(commands(&seed(0x03)), TABLE.len());
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
         #[test]
-        fn changed_seeds_do_not_panic(changes in prop::collection::vec((any::<usize>(), any::<u8>()), 0..60)) {
-            let mut input = seed();
+        fn changed_seeds_do_not_panic(
+            settings in prop_oneof![Just(0xFB), Just(0x03)],
+            changes in prop::collection::vec((any::<usize>(), any::<u8>()), 0..60),
+        ) {
+            let mut input = seed(settings);
             for (at, byte) in changes {
                 let len = input.len();
                 input[at % len] = byte;

@@ -8,6 +8,7 @@ use crate::dispatch::Call;
 use crate::identity::padded;
 use crate::opcodes;
 use crate::sense::Sense;
+use crate::zones;
 use crate::{Begin, Can, Outcome};
 
 /// Length of the standard data in bytes: it ends after the version descriptors and the reserved bytes that
@@ -23,9 +24,10 @@ const EXTENDED: u8 = 0x86;
 const BLOCK_LIMITS: u8 = 0xB0;
 const CHARACTERISTICS: u8 = 0xB1;
 const PROVISIONING: u8 = 0xB2;
+const ZONED: u8 = 0xB6;
 const THIRD_PARTY_COPY: u8 = 0x8F;
 /// Supported pages, sorted as SPC-6 section 7.7.17 requires.
-const PAGES: [u8; 8] = [
+const PAGES: [u8; 9] = [
     SUPPORTED_PAGES,
     SERIAL_NUMBER,
     IDENTIFICATION,
@@ -34,6 +36,7 @@ const PAGES: [u8; 8] = [
     BLOCK_LIMITS,
     CHARACTERISTICS,
     PROVISIONING,
+    ZONED,
 ];
 
 /// Executes INQUIRY.
@@ -46,9 +49,15 @@ pub(crate) fn inquiry(call: &Call<'_>) -> Begin {
             _ => Sense::cdb_field(2, None).into(),
         };
     }
-    let has_copy = call.facts.attributes.emulate_3pc;
+    let has_copy = call.facts.can_copy();
+    let zoned = call.facts.media.zones;
+    let has_page = |page: &u8| match *page {
+        THIRD_PARTY_COPY => has_copy,
+        ZONED => zoned.is_some(),
+        _ => true,
+    };
     let body = match code {
-        SUPPORTED_PAGES => PAGES.into_iter().filter(|page| *page != THIRD_PARTY_COPY || has_copy).collect(),
+        SUPPORTED_PAGES => PAGES.into_iter().filter(has_page).collect(),
         SERIAL_NUMBER => call.unit().identity().serial.as_bytes().to_vec(),
         IDENTIFICATION => designators(call),
         EXTENDED => extended(call),
@@ -56,12 +65,18 @@ pub(crate) fn inquiry(call: &Call<'_>) -> Begin {
         BLOCK_LIMITS => block_limits(call),
         CHARACTERISTICS => characteristics(call),
         PROVISIONING => provisioning(call),
+        ZONED if let Some(zoned) = &zoned => zones::characteristics(zoned, &call.facts),
         _ => return Sense::cdb_field(2, None).into(),
     };
-    let mut data = vec![0, code];
+    let mut data = vec![device_type(call), code];
     data.extend_from_slice(&(body.len() as u16).to_be_bytes());
     data.extend_from_slice(&body);
     Outcome::with_data(data, allocation).into()
+}
+
+/// Returns PERIPHERAL DEVICE TYPE: a direct access block device, or a host-managed zoned one.
+fn device_type(call: &Call<'_>) -> u8 {
+    if call.facts.media.zones.is_some() { zones::DEVICE_TYPE } else { 0 }
 }
 
 fn standard(call: &Call<'_>) -> Vec<u8> {
@@ -69,6 +84,7 @@ fn standard(call: &Call<'_>) -> Vec<u8> {
     let (facts, identity) = (&call.facts, call.unit().identity());
     let has = |(opcode, action)| opcodes::is_supported(opcode, Some(action), facts);
     let mut data = vec![0; STANDARD_LEN];
+    data[0] = device_type(call);
     data[1] = u8::from(facts.media.removable) << 7;
     // Version SPC-4; response data format 2; hierarchical LUNs as in REPORT LUNS (HISUP).
     (data[2], data[3], data[4]) = (0x06, 0x12, STANDARD_LEN as u8 - 5);
@@ -80,7 +96,9 @@ fn standard(call: &Call<'_>) -> Vec<u8> {
     let product = if facts.attributes.emulate_model_alias { &identity.alias } else { &identity.product };
     put(&mut data, 16, &padded::<16>(product));
     put(&mut data, 32, &padded::<4>(&identity.revision));
-    for (index, version) in VERSION_DESCRIPTORS.into_iter().enumerate() {
+    let versions =
+        VERSION_DESCRIPTORS.into_iter().chain(facts.media.zones.map(|_| zones::VERSION_DESCRIPTOR));
+    for (index, version) in versions.enumerate() {
         put(&mut data, 58 + 2 * index, &version.to_be_bytes());
     }
     data
@@ -170,7 +188,7 @@ fn block_limits(call: &Call<'_>) -> Vec<u8> {
             put(&mut page, 28, &(1 << 31 | alignment).to_be_bytes());
         }
     }
-    put(&mut page, 32, &u64::from(facts.attributes.max_write_same_len).to_be_bytes());
+    put(&mut page, 32, &facts.write_same_max().to_be_bytes());
     put(&mut page, 40, &media.blocks_of(media.atomic_max).to_be_bytes());
     page
 }
@@ -182,7 +200,8 @@ fn characteristics(call: &Call<'_>) -> Vec<u8> {
     page[1] = u8::from(!call.facts.media.rotational);
     // WABEREQ: reads succeed after SANITIZE with BLOCK ERASE.
     page[3] = u8::from(call.facts.can_block_erase()) << 6;
-    // FUAB: SYNCHRONIZE CACHE makes data as durable as FUA does.
+    // FUAB: SYNCHRONIZE CACHE makes data as durable as FUA does. ZONED is 0 for host-managed units: the
+    // device type tells it.
     page[4] = 0x02;
     page
 }

@@ -39,6 +39,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 mod unit;
+mod zones;
 
 pub use attention::Attention;
 pub use attributes::{AttributeError, Attributes};
@@ -53,3 +54,4 @@ pub use report_luns::no_unit;
 pub use reserve::{AptplStore, StoreReservations};
 pub use sense::Sense;
 pub use unit::{LogicalUnit, Reset};
+pub use zones::{Zoned, explain};

@@ -1,5 +1,6 @@
 //! Properties of the medium: type and abilities of the device under a logical unit.
 
+use crate::Zoned;
 use bitflags::bitflags;
 use block::{Bytes, Features, Profile};
 
@@ -56,6 +57,8 @@ pub struct Media {
     pub write_cache: bool,
     /// Optional abilities.
     pub can: Can,
+    /// Zones of a host-managed zoned unit; `None` for other units.
+    pub zones: Option<Zoned>,
 }
 
 impl Media {
@@ -80,6 +83,7 @@ impl Media {
             removable: false,
             write_cache: false,
             can: Can::empty(),
+            zones: None,
         }
     }
 
@@ -98,9 +102,13 @@ impl Media {
         let physical = limits.physical_block_size.0.checked_div(block_size.into()).unwrap_or(1).max(1);
         // Atomic writes with a boundary are not offered, because WRITE ATOMIC (16) may start anywhere.
         let atomic_max = match limits.atomic_write_boundary_sectors.0 {
+            _ if limits.features.contains(Features::ZONED) => 0,
             0 => bytes(limits.atomic_write_max_sectors.bytes()).min(Media::TRANSFER_MAX),
             _ => 0,
         };
+        let zone_blocks = limits.chunk_sectors.bytes().0 / u64::from(block_size);
+        let is_zoned = limits.features.contains(Features::ZONED) && zone_blocks > 0;
+        let zones = is_zoned.then_some(Zoned { zone_blocks, open_max: limits.max_open_zones });
         let lowest = limits.alignment_offset.0 / u64::from(block_size);
         Media {
             physical_exponent: physical.ilog2().min(15) as u8,
@@ -114,7 +122,9 @@ impl Media {
             read_only: profile.read_only,
             rotational: profile.abilities.rotational,
             write_cache: limits.features.contains(Features::WRITE_CACHE),
-            can,
+            // Zones are reset instead of deallocated.
+            can: if is_zoned { can & Can::FUA } else { can },
+            zones,
             ..Media::new(profile.size.0 / u64::from(block_size), block_size)
         }
     }
@@ -167,6 +177,13 @@ mod tests {
         assert_eq!((media.transfer_best, media.transfer_min, media.unmap_granularity), (1 << 20, 4096, 4096));
         assert!(media.read_only && media.write_cache && !media.rotational && !media.removable);
         assert_eq!(media.can, Can::UNMAP | Can::WRITE_ZEROES | Can::FUA | Can::EXTENTS | Can::THIN);
-        assert_eq!(media.atomic_max, 0);
+        assert_eq!((media.atomic_max, media.zones), (0, None));
+        let mut zoned = profile;
+        zoned.limits.features |= Features::ZONED;
+        (zoned.limits.chunk_sectors, zoned.limits.max_open_zones) = (block::Sectors(8192), 7);
+        zoned.limits.atomic_write_max_sectors = block::Sectors(64);
+        let media = Media::of(&zoned);
+        assert_eq!(media.zones, Some(Zoned { zone_blocks: 8192, open_max: 7 }));
+        assert_eq!((media.can, media.atomic_max), (Can::FUA, 0));
     }
 }

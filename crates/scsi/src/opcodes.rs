@@ -79,6 +79,8 @@ pub(crate) enum Code {
     ExtendedCopy,
     ReceiveCopyResults,
     Sanitize,
+    ReportZones,
+    ManageZones,
 }
 
 /// How a command uses the medium. For reservations and access states see their modules.
@@ -107,6 +109,9 @@ pub(crate) enum When {
     ThirdPartyCopy,
     BlockErase,
     LongCdbs,
+    Zoned,
+    /// The unit may be written in any order.
+    NotZoned,
 }
 
 impl When {
@@ -117,12 +122,14 @@ impl When {
             When::CompareAndWrite => facts.compare_and_write_max() > 0,
             When::AtomicWrite => facts.media.atomic_max >= facts.media.block_size,
             When::Reservations => facts.attributes.emulate_pr,
-            When::ThirdPartyCopy => facts.attributes.emulate_3pc,
+            When::ThirdPartyCopy => facts.can_copy(),
             When::BlockErase => facts.can_block_erase(),
             When::AccessStates => facts.tpgs != 0,
             When::ExplicitAccessStates => facts.tpgs & 2 != 0,
             When::Opcodes => facts.attributes.emulate_rsoc,
             When::LongCdbs => facts.attributes.long_cdbs,
+            When::Zoned => facts.media.zones.is_some(),
+            When::NotZoned => facts.media.zones.is_none(),
         }
     }
 }

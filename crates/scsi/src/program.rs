@@ -67,7 +67,8 @@ pub struct ProgramIo {
     pub op: Op,
     /// Offset in bytes.
     pub offset: u64,
-    /// Length in bytes; for reads and writes the length of the buffer. 0 only for flushes.
+    /// Length in bytes; for reads and writes the length of the buffer. 0 only for flushes, and
+    /// for operations that change zones.
     pub len: u64,
     /// Modifiers.
     pub flags: Flags,

@@ -8,6 +8,7 @@ mod lio;
 mod model;
 mod reports;
 mod shared;
+mod zoned;
 
 use crate::program::{Buffer, Completed, ProgramMemory, Step, Target};
 use crate::*;
@@ -26,6 +27,8 @@ pub(crate) struct Disk {
     pub(crate) log: Vec<(Op, u64, u64, Flags)>,
     /// Statuses to return for operations instead of executing them.
     pub(crate) fails: Vec<(Op, Status)>,
+    /// Zones, or none.
+    pub(crate) zones: Vec<block::Zone>,
     /// Whether it supports `Op::CompareAndWrite`.
     pub(crate) compares: bool,
 }
@@ -41,6 +44,7 @@ impl Disk {
             holes: vec![false; BLOCKS],
             log: Vec::new(),
             fails: Vec::new(),
+            zones: Vec::new(),
             compares: false,
         };
         disk.bytes.truncate(BLOCKS * BLOCK);
@@ -54,6 +58,11 @@ impl Disk {
         self.log.push((op, offset, len, flags));
         if let Some((_, status)) = self.fails.iter().find(|(failing, _)| *failing == op) {
             return *status;
+        }
+        if !self.zones.is_empty()
+            && let Some(status) = zoned::request(&mut self.zones, op, offset, len, data)
+        {
+            return status;
         }
         let range = offset as usize..(offset + len) as usize;
         assert!(range.end <= self.bytes.len(), "{op:?} past the end: {range:?}");
@@ -233,6 +242,9 @@ impl World {
             _ => Vec::new(),
         };
         let status = self.disk.request(io.op, io.offset, io.len, io.flags, &mut data);
+        if let Some(mut program) = explain(&self.nexus, io, status) {
+            return ended(self.program(&mut program, data_out), data_in);
+        }
         let outcome = complete(io, status);
         assert!(u64::from(io.transfer) <= io.wanted || io.op != Op::Read);
         if io.op == Op::Read && status.is_ok() {

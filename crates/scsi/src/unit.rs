@@ -63,6 +63,21 @@ impl Facts {
         crate::sanitize::supports(&self.media, self.is_thin(), crate::sanitize::action::BLOCK_ERASE)
     }
 
+    /// Returns whether EXTENDED COPY is supported. It writes in any order, so zoned units have none.
+    pub(crate) fn can_copy(&self) -> bool {
+        self.attributes.emulate_3pc && self.media.zones.is_none()
+    }
+
+    /// Returns the maximum number of blocks of a WRITE SAME; 0: no limit. On a zoned unit it is at most a
+    /// zone.
+    pub(crate) fn write_same_max(&self) -> u64 {
+        let most = u64::from(self.attributes.max_write_same_len);
+        match self.media.zones {
+            Some(zoned) if most == 0 || most > zoned.zone_blocks => zoned.zone_blocks,
+            _ => most,
+        }
+    }
+
     /// Returns whether writes fail for every nexus.
     pub(crate) fn is_write_protected(&self) -> bool {
         self.media.read_only || self.modes.software_write_protect
@@ -77,7 +92,7 @@ impl Facts {
     pub(crate) fn compare_and_write_max(&self) -> u8 {
         const BYTES_MAX: u32 = 1 << 20;
         let fits = self.media.blocks_of(BYTES_MAX).min(self.media.blocks_of(self.media.transfer_max));
-        match self.attributes.emulate_caw {
+        match self.attributes.emulate_caw && self.media.zones.is_none() {
             true => self.attributes.max_compare_and_write_len.min(u8::try_from(fits).unwrap_or(u8::MAX)),
             false => 0,
         }
@@ -104,6 +119,7 @@ mod fast {
     pub(super) const WRITE_THROUGH: u32 = 1 << 7;
     pub(super) const CAN_FUA: u32 = 1 << 8;
     pub(super) const FUA_FLUSHES: u32 = 1 << 11;
+    pub(super) const ZONED: u32 = 1 << 12;
     pub(super) const DESCRIPTOR_SENSE: u32 = 1 << 9;
     pub(super) const TASK_ABORTED_STATUS: u32 = 1 << 10;
 }
@@ -125,6 +141,8 @@ pub(crate) struct FastFacts {
     /// Whether a durable write is a write followed by a flush. If neither is set, every write is durable.
     pub(crate) fua_flushes: bool,
     pub(crate) descriptor_sense: bool,
+    /// Whether the unit has zones, whose rules the slow path checks.
+    pub(crate) is_zoned: bool,
 }
 
 /// A logical unit.
@@ -188,6 +206,7 @@ impl LogicalUnit {
             | bit(media.write_cache && !facts.modes.write_cache, fast::WRITE_THROUGH)
             | bit(media.can.contains(Can::FUA), fast::CAN_FUA)
             | bit(media.write_cache && !media.can.contains(Can::FUA), fast::FUA_FLUSHES)
+            | bit(media.zones.is_some(), fast::ZONED)
             | bit(facts.modes.descriptor_sense, fast::DESCRIPTOR_SENSE)
             | bit(facts.modes.task_aborted_status, fast::TASK_ABORTED_STATUS);
         self.blocks.store(media.blocks, Ordering::Release);
@@ -208,6 +227,7 @@ impl LogicalUnit {
             can_fua: bits & fast::CAN_FUA != 0,
             fua_flushes: bits & fast::FUA_FLUSHES != 0,
             descriptor_sense: bits & fast::DESCRIPTOR_SENSE != 0,
+            is_zoned: bits & fast::ZONED != 0,
         }
     }
 

@@ -52,7 +52,6 @@ impl Unit {
         options: &UnitOptions,
         state_dir: Option<&Path>,
     ) -> Result<Unit, HostError> {
-        Host::refuse_zones(device, "iSCSI")?;
         let serial = options.serial.clone().unwrap_or_else(|| serial_of(device));
         let product = options.product.clone().unwrap_or_else(|| device.name().to_string());
         let vendor = options.vendor.as_deref().unwrap_or(VENDOR);

@@ -220,7 +220,7 @@ impl Host {
     pub fn refuse_zones(device: &Device, export: &'static str) -> Result<(), HostError> {
         let why = || {
             let text = format!(
-                "it is a zoned device, and {export} has no zones (export it with --ublk or --vhost-user)"
+                "it is a zoned device, and {export} has no zones (export it with --ublk, --vhost-user or --iscsi)"
             );
             HostError::new(HostErrorKind::Refused, text)
         };

@@ -1,11 +1,12 @@
 //! Tasks in the device's stack: tags, submission and completion.
 
 use super::connection::READ_AHEAD_MAX;
+use super::program::Running;
 use super::task::{Fate, Memory, Phase, TaskId, Work};
 use super::{FRONT, Front, Turn};
-use block::{Bytes, Data, Flags, Op, Request, Segment};
+use block::{Bytes, Data, Flags, Op, Request, Segment, Status};
 use queue::{Done, Owner, QueueId};
-use scsi::{Outcome, ScsiStatus, Sense};
+use scsi::{BlockIo, Outcome, Program, ScsiStatus, Sense};
 
 /// Number of low bits of an owner's number that name the task; the bits above name the request of a
 /// program.
@@ -236,7 +237,23 @@ impl Front {
             let data = data.slice(0, data.len.min(io.transfer));
             return self.end_read(id, data, io.wanted, turn);
         }
+        if !done.status.is_ok()
+            && let Some(program) = self.explain(id, &io, done.status)
+        {
+            // The sense data depends on the state of a zone.
+            let task = self.tasks.of_mut(id);
+            (task.work, task.phase) = (Work::Program(Running::new(program)), Phase::Begun);
+            return self.start_program(id, turn);
+        }
         let outcome = scsi::complete(&io, done.status);
         self.end_task(id, &outcome, turn);
+    }
+
+    /// Returns the program that finds out why a request failed, if that takes one.
+    #[cold]
+    fn explain(&self, id: TaskId, io: &BlockIo, status: Status) -> Option<Box<Program>> {
+        let task = self.tasks.of(id);
+        let lun = self.session(task.session)?.lun(task.lun)?;
+        scsi::explain(&lun.nexus, io, status)
     }
 }

@@ -21,7 +21,11 @@ pub(crate) fn extended_copy(call: &Call<'_>, list: &[u8]) -> Begin {
     if (list.len() as u64) < u64::from(be32(&call.cdb, 10)) {
         return Sense::PARAMETER_LIST_LENGTH.into();
     }
-    let find = |naa: &[u8]| call.session.find_unit(naa);
+    // A zoned unit is no copy destination: segments are written in any order.
+    let find = |naa: &[u8]| {
+        let found = call.session.find_unit(naa);
+        found.filter(|nexus| nexus.unit().media().zones.is_none())
+    };
     begin(call.nexus, list, &call.unit().guards.copies, &find, reserve::may_access)
 }
 

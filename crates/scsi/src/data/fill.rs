@@ -6,6 +6,7 @@ use crate::bytes::{be16, be32, be64};
 use crate::dispatch::Call;
 use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory, Step, Steps, Target};
 use crate::sense::Sense;
+use crate::zones::access::{Span, guard};
 use crate::{Begin, Can, Outcome};
 use block::{Flags, Op, Status};
 
@@ -54,8 +55,8 @@ fn write_same_program(call: &Call<'_>) -> Result<Begin, Outcome> {
     if blocks.count == 0 {
         return Err(blocks.too_long().into());
     }
-    let most = facts.attributes.max_write_same_len;
-    if most != 0 && blocks.count > most.into() {
+    let most = facts.write_same_max();
+    if most != 0 && blocks.count > most {
         return Err(blocks.too_long().into());
     }
     let data_out = if has_ndob { 0 } else { media.block_size };
@@ -65,7 +66,8 @@ fn write_same_program(call: &Call<'_>) -> Result<Begin, Outcome> {
     // arrived: see `Fill::choose`.
     let method = if flags & UNMAP != 0 { FillMethod::Unmap } else { FillMethod::Zero };
     let fill = Fill::new(call, method, vec![(start, blocks.len(media))], data_out);
-    Ok(Begin::Program(Program::new(call.nexus, fill)))
+    let span = Span { lba: blocks.lba, count: blocks.count, is_write: true };
+    Ok(Begin::Program(guard(call.nexus, media, span, fill)))
 }
 
 /// Begins UNMAP, whose parameter list has not been received yet.
@@ -129,6 +131,8 @@ struct Fill {
     method: FillMethod,
     /// Remaining ranges, as offset and length in bytes; the last element is next.
     ranges: Vec<(u64, u64)>,
+    /// Number of slots in use: on a zoned unit requests must arrive in order.
+    parallel: usize,
     /// Range of each slot's request in flight.
     slots: [Option<(u64, u64)>; PARALLEL],
     /// Method of each slot's request.
@@ -163,6 +167,7 @@ impl Fill {
         Fill {
             method,
             ranges,
+            parallel: if media.zones.is_some() { 1 } else { PARALLEL },
             slots: [None; PARALLEL],
             ways: [method; PARALLEL],
             data_out,
@@ -253,7 +258,7 @@ impl Steps for Fill {
             self.prepare(memory);
         }
         if self.failed.is_none()
-            && let Some(slot) = self.slots.iter().position(Option::is_none)
+            && let Some(slot) = self.slots[..self.parallel].iter().position(Option::is_none)
             && let Some(io) = self.next(slot)
         {
             return Step::Submit(io);

@@ -88,8 +88,13 @@ pub(super) fn check_data_out(call: &Call<'_>, wanted: u64) -> Result<(), Outcome
 
 /// Returns the outcome of a command whose block request failed. `offset` is the request's, in bytes.
 pub(super) fn failed(status: Status, offset: u64, shift: u32, is_write: bool) -> Outcome {
+    failed_at(status, offset >> shift, is_write)
+}
+
+/// Returns the outcome of a command whose block request failed at this LBA.
+pub(crate) fn failed_at(status: Status, lba: u64, is_write: bool) -> Outcome {
     match status {
         Status::ReservationConflict => Outcome::status(ScsiStatus::ReservationConflict),
-        status => sense::of_block_status(status, offset >> shift, is_write).into(),
+        status => sense::of_block_status(status, lba, is_write).into(),
     }
 }

@@ -8,6 +8,7 @@ use crate::nexus::Nexus;
 use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory, Step, Steps, Target};
 use crate::sense::Sense;
 use crate::unit::FastFacts;
+use crate::zones::access::{Span, SpanningRead, guard, spans_zones};
 use crate::{Begin, Outcome};
 use block::{Flags, Op};
 
@@ -42,6 +43,9 @@ pub(crate) fn fast(nexus: &Nexus, command: &Command<'_>) -> Option<BlockIo> {
         return None;
     }
     let facts = nexus.unit().fast_facts();
+    if facts.is_zoned {
+        return None;
+    }
     let valid = if facts.fua_valid { FLAGS } else { 0 };
     if flags & !valid != 0 || is_write && facts.is_protected {
         return None;
@@ -120,7 +124,11 @@ fn read_or_write(call: &Call<'_>, is_write: bool) -> Result<Begin, Sense> {
     let facts = call.unit().fast_facts();
     let wanted = blocks.len(media);
     if let Some(io) = transfer(is_write, blocks.lba, blocks.count, has_fua, call.command, &facts) {
-        return Ok(Begin::Io(io));
+        let span = Span { lba: blocks.lba, count: io.len >> io.block_shift, is_write };
+        return Ok(match spans_zones(media, &span) {
+            false => Begin::Io(io),
+            true => Begin::Program(spanning(call, span, &io)),
+        });
     }
     let announced = if is_write { call.command.data_out } else { call.command.data_in };
     if blocks.count == 0 || !is_write && announced == 0 {
@@ -136,17 +144,34 @@ fn read_or_write(call: &Call<'_>, is_write: bool) -> Result<Begin, Sense> {
         len: len as u32,
         wanted,
         shift: media.block_shift(),
+        flags: Flags::empty(),
+        flushes: true,
         state: 0,
     };
-    Ok(Begin::Program(Program::new(call.nexus, durable)))
+    let span = Span { lba: blocks.lba, count: len >> media.block_shift(), is_write: true };
+    Ok(Begin::Program(guard(call.nexus, media, span, durable)))
 }
 
-/// Program of a write that is followed by a flush.
+/// Returns the program of a read or write that spans zones.
+fn spanning(call: &Call<'_>, span: Span, io: &BlockIo) -> Box<Program> {
+    let (offset, len, shift) = (io.offset, io.len as u32, io.block_shift.into());
+    let (media, wanted) = (&call.facts.media, io.wanted);
+    if !span.is_write {
+        let read = SpanningRead { offset, len, transfer: io.transfer, wanted, shift, is_submitted: false };
+        return guard(call.nexus, media, span, read);
+    }
+    let write = DurableWrite { offset, len, wanted, shift, flags: io.flags, flushes: false, state: 0 };
+    guard(call.nexus, media, span, write)
+}
+
+/// Program of a write that is followed by a flush if necessary.
 struct DurableWrite {
     offset: u64,
     len: u32,
     wanted: u64,
     shift: u32,
+    flags: Flags,
+    flushes: bool,
     /// Number of requests submitted.
     state: u8,
 }
@@ -172,12 +197,14 @@ impl Steps for DurableWrite {
             op: Op::Write,
             offset: self.offset,
             len: self.len.into(),
-            flags: Flags::empty(),
+            flags: self.flags,
             buffer: Buffer::DataOut(0..self.len),
         };
         match self.state {
             1 => Step::Submit(io),
-            2 => Step::Submit(ProgramIo { op: Op::Flush, offset: 0, len: 0, buffer: Buffer::None, ..io }),
+            2 if self.flushes => {
+                Step::Submit(ProgramIo { op: Op::Flush, offset: 0, len: 0, buffer: Buffer::None, ..io })
+            }
             _ => Step::Finished(Outcome::good(self.wanted)),
         }
     }

@@ -3,8 +3,9 @@
 
 use super::range::{Blocks, check_data_out, failed};
 use crate::dispatch::Call;
-use crate::program::{Buffer, Completed, Needs, Program, ProgramIo, ProgramMemory, Step, Steps, Target};
+use crate::program::{Buffer, Completed, Needs, ProgramIo, ProgramMemory, Step, Steps, Target};
 use crate::sense::Sense;
+use crate::zones::access::{Span, guard};
 use crate::{Begin, Can, Outcome};
 use block::{Flags, Op};
 
@@ -91,8 +92,11 @@ fn program(call: &Call<'_>, writes: bool) -> Result<Begin, Outcome> {
     };
     let start = blocks.offset(media);
     let is_cached = media.write_cache && media.can.contains(Can::FUA);
-    Ok(Begin::Program(Program::new(
+    let span = Span { lba: blocks.lba, count: len >> media.block_shift(), is_write: writes };
+    Ok(Begin::Program(guard(
         call.nexus,
+        media,
+        span,
         Verify {
             start,
             end: start + len,

@@ -41,13 +41,21 @@ const fn persistent_out(action: u16) -> Row {
 }
 
 const fn sanitize(action: u16) -> Row {
-    row(0x48, Code::Sanitize, Written, &[0xFF, 0xA0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0]).action(action).takes(LONG)
+    row(0x48, Code::Sanitize, Written, &[0xFF, 0xA0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0])
+        .action(action)
+        .when(When::NotZoned)
+        .takes(LONG)
+}
+
+const fn manage_zones(action: u16) -> Row {
+    row(0x94, Code::ManageZones, Written, MANAGE_ZONES).action(action).when(When::Zoned).takes(LONG)
 }
 
 const fn copy(opcode: u8, code: Code, action: u16, map: &'static [u8]) -> Row {
     row(opcode, code, Unused, map).action(action).when(When::ThirdPartyCopy)
 }
 
+const MANAGE_ZONES: &[u8] = &[0xFF, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0x01, 0];
 const EXTENDED_COPY: &[u8] = &[0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0];
 const COPY_RESULTS: &[u8] = &[0xFF, 0, 0xFF, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0];
 
@@ -155,6 +163,7 @@ pub(crate) const TABLE: &[Row] = &[
         Written,
         &[0xFF, 0x18, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0],
     )
+    .when(When::NotZoned)
     .takes(MEDIUM),
     row(
         0x8E,
@@ -191,6 +200,19 @@ pub(crate) const TABLE: &[Row] = &[
         &[0xFF, 0x09, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x3F, 0],
     )
     .takes(LONG),
+    manage_zones(0x01),
+    manage_zones(0x02),
+    manage_zones(0x03),
+    manage_zones(0x04),
+    row(
+        0x95,
+        Code::ReportZones,
+        Needed,
+        &[0xFF, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xBF, 0],
+    )
+    .action(0x00)
+    .when(When::Zoned)
+    .takes(MEDIUM),
     row(
         0x9C,
         Code::WriteAtomic16,

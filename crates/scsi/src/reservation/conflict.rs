@@ -88,6 +88,7 @@ const ROWS: &[Row] = &[
     (0x88, Select::All,  Reads,   Conflicts),                   // READ(16)
     (0x8F, Select::All,  Reads,   Conflicts),                   // VERIFY(16)
     (0x90, Select::All,  Reads,   Conflicts),                   // PRE-FETCH(16)
+    (0x95, action(0x00), Reads,   Conflicts),                   // REPORT ZONES
     (0x9E, action(0x10), Persistent::Allowed, Legacy::Allowed), // READ CAPACITY(16)
     (0x9E, action(0x12), Reads,   Conflicts),                   // GET LBA STATUS(16)
     (0x9E, action(0x13), Reads,   Conflicts),                   // REPORT REFERRALS
@@ -156,6 +157,8 @@ mod tests {
             (&[(0, 0x2F)], true, false),             // VERIFY(10)
             (&[(0, 0x34)], true, false),             // PRE-FETCH(10)
             (&[(0, 0x9E), (1, 0x12)], true, false),  // GET LBA STATUS
+            (&[(0, 0x95)], true, false),             // REPORT ZONES
+            (&[(0, 0x94), (1, 0x04)], false, false), // RESET WRITE POINTER
             (&[(0, 0xA3), (1, 0x0C)], true, false),  // REPORT SUPPORTED OPERATION CODES
             (&[(0, 0x1B), (4, 0x00)], false, false), // START STOP UNIT: stop
             (&[(0, 0x1B), (4, 0x11)], false, false), // START STOP UNIT: power condition

@@ -26,7 +26,8 @@ pub mod action {
     pub const EXIT_FAILURE_MODE: u8 = 0x1F;
 }
 
-/// Bits of byte 1 of the CDB. ZNR (40h) applies only to zoned units, so it is refused.
+/// Bits of byte 1 of the CDB. ZNR (40h) applies only to zoned units, which have no
+/// SANITIZE.
 const IMMED: u8 = 0x80;
 const AUSE: u8 = 0x20;
 /// Bytes before the pattern of an OVERWRITE parameter list.
