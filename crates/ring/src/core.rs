@@ -120,12 +120,12 @@ impl Core {
     }
 }
 
-/// Adaptive polling before sleeping. The budget is doubled, up to a limit, when polling found an event, and
-/// halved when it did not: an idle ring soon sleeps at once, except for one short poll in 16.
+/// Adaptive polling before sleeping. What counts is the time until an event comes, whether it was polled for or
+/// slept through. If it is within the limit but longer than the budget, the budget is doubled; if it is longer
+/// than the limit, polling was in vain, and the budget is halved: an idle ring soon sleeps at once.
 pub(crate) struct Spin {
     max_ns: u64,
     now_ns: u64,
-    misses: u32,
 }
 
 impl Spin {
@@ -134,25 +134,26 @@ impl Spin {
 
     fn new(poll_us: Option<u32>) -> Spin {
         let max_ns = u64::from(poll_us.unwrap_or(0)) * 1000;
-        Spin { max_ns, now_ns: max_ns, misses: 0 }
+        Spin { max_ns, now_ns: max_ns }
+    }
+
+    /// Whether the ring may poll.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.max_ns > 0
     }
 
     /// Nanoseconds to poll this time. 0: not at all.
-    pub(crate) fn budget(&mut self) -> u64 {
-        if self.now_ns >= Self::MIN_NS || self.max_ns == 0 {
-            return self.now_ns;
-        }
-        self.misses += 1;
-        if self.misses.is_multiple_of(16) { Self::MIN_NS.min(self.max_ns) } else { 0 }
+    pub(crate) fn budget(&self) -> u64 {
+        self.now_ns
     }
 
-    /// Adapts the budget to whether polling found an event.
-    pub(crate) fn learn(&mut self, found: bool) {
-        self.now_ns = if found {
-            (self.now_ns * 2).clamp(Self::MIN_NS, self.max_ns.max(Self::MIN_NS))
-        } else {
-            self.now_ns / 2
-        };
+    /// Adapts the budget to the time for which an event was waited for.
+    pub(crate) fn learn(&mut self, waited_ns: u64) {
+        if waited_ns > self.max_ns {
+            self.now_ns = if self.now_ns / 2 < Self::MIN_NS { 0 } else { self.now_ns / 2 };
+        } else if waited_ns > self.now_ns {
+            self.now_ns = (self.now_ns * 2).max(Self::MIN_NS).min(self.max_ns);
+        }
     }
 }
 
@@ -164,11 +165,17 @@ mod tests {
     fn spinning_gives_up_when_nothing_comes_and_returns_when_something_does() {
         let mut spin = Spin::new(Some(100));
         assert_eq!(spin.budget(), 100_000);
-        (0..20).for_each(|_| spin.learn(false));
-        let looks: Vec<_> = (0..32).map(|_| spin.budget()).filter(|budget| *budget > 0).collect();
-        assert_eq!(looks, [Spin::MIN_NS; 2]);
-        (0..20).for_each(|_| spin.learn(true));
-        assert_eq!(spin.budget(), 100_000);
-        assert_eq!(Spin::new(None).budget(), 0);
+        (0..20).for_each(|_| spin.learn(1_000_000));
+        assert_eq!(spin.budget(), 0);
+        // Events come after a time that a short poll does not cover.
+        (0..20).for_each(|_| spin.learn(40_000));
+        assert!((40_000..=100_000).contains(&spin.budget()), "{}", spin.budget());
+        let budget = spin.budget();
+        spin.learn(1_000);
+        assert_eq!(spin.budget(), budget);
+        let mut off = Spin::new(None);
+        off.learn(1);
+        assert_eq!(off.budget(), 0);
+        assert!(!off.is_enabled());
     }
 }

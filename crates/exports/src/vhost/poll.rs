@@ -1,32 +1,31 @@
 //! Decides how long a virtqueue is polled before its driver has to kick again.
 //!
-//! The budget doubles, up to a limit, when polling found requests, and halves when it did not. A queue that
-//! has become idle therefore soon waits for kicks at once, except for a short poll after every sixteenth
-//! batch.
+//! What counts is the time from an empty queue to its next requests, whether it was polled all the while or
+//! not. If it is within the limit but longer than the budget, a longer poll would have found them: the budget
+//! doubles. If it is longer than the limit, no poll would have: the budget halves. A queue that has become
+//! idle therefore soon waits for kicks at once.
 
 use queue::Nanos;
 
 /// Shortest useful poll: the duration of a kick, which is two system calls of the driver's host.
 const MIN_NS: u64 = 2_000;
-/// Number of batches after which a short poll is tried although polling has not paid off lately.
-const TRIAL: u32 = 16;
 
 /// The adaptive budget of a queue.
 #[derive(Debug)]
 pub(super) struct PollBudget {
     max_ns: u64,
+    /// 0: the queue is not polled.
     now_ns: u64,
-    misses: u32,
     /// End of the poll in progress.
     until: Nanos,
-    /// Whether nothing has been found since the poll began.
-    is_trying: bool,
+    /// When the queue was first seen to be empty after its last requests; `None`: it was not.
+    empty_since: Option<Nanos>,
 }
 
 impl PollBudget {
     /// Creates a budget of at most `max_ns` nanoseconds; 0 disables polling.
     pub(super) fn new(max_ns: u64) -> PollBudget {
-        PollBudget { max_ns, now_ns: max_ns, misses: 0, until: Nanos(0), is_trying: false }
+        PollBudget { max_ns, now_ns: max_ns, until: Nanos(0), empty_since: None }
     }
 
     /// Records that requests were found: polling continues from `now`.
@@ -35,32 +34,25 @@ impl PollBudget {
         if self.max_ns == 0 {
             return;
         }
-        if self.is_trying {
-            self.now_ns = (self.now_ns * 2).clamp(MIN_NS.min(self.max_ns), self.max_ns);
-            self.is_trying = false;
+        if let Some(since) = self.empty_since.take() {
+            let waited_ns = now.since(since);
+            if waited_ns > self.max_ns {
+                self.now_ns = if self.now_ns / 2 < MIN_NS { 0 } else { self.now_ns / 2 };
+            } else if waited_ns > self.now_ns {
+                self.now_ns = (self.now_ns * 2).max(MIN_NS).min(self.max_ns);
+            }
         }
-        self.until = now.after(self.budget());
-    }
-
-    fn budget(&mut self) -> u64 {
-        if self.now_ns >= MIN_NS {
-            return self.now_ns;
-        }
-        self.misses += 1;
-        if self.misses.is_multiple_of(TRIAL) { MIN_NS.min(self.max_ns) } else { 0 }
+        self.until = now.after(self.now_ns);
     }
 
     /// Records that nothing was found. Returns whether to poll again.
     #[inline]
     pub(super) fn goes_on(&mut self, now: Nanos) -> bool {
-        if now < self.until {
-            self.is_trying = true;
-            return true;
+        if self.max_ns == 0 {
+            return false;
         }
-        if std::mem::take(&mut self.is_trying) {
-            self.now_ns /= 2;
-        }
-        false
+        self.empty_since.get_or_insert(now);
+        now < self.until
     }
 }
 
@@ -75,29 +67,43 @@ mod tests {
         assert!(!budget.goes_on(Nanos(1000)));
     }
 
-    #[test]
-    fn polling_that_finds_nothing_gets_rarer_and_returns_when_it_pays() {
-        let mut budget = PollBudget::new(100_000);
-        let mut now = Nanos(0);
-        // Requests come once a millisecond, so each poll is in vain.
-        let mut polled_ns = 0;
-        for _ in 0..160 {
-            now = now.after(1_000_000);
+    /// Lets requests come at intervals of `gap_ns`. Returns the nanoseconds of polling, and the number of
+    /// requests that polling found.
+    fn run(budget: &mut PollBudget, count: u32, gap_ns: u64) -> (u64, u32) {
+        const STEP_NS: u64 = 500;
+        let (mut polled_ns, mut hits) = (0, 0);
+        let mut now = Nanos(1 << 40);
+        for _ in 0..count {
             budget.found(now);
+            let next = now.after(gap_ns);
             let start = now;
-            while budget.goes_on(now) {
-                now = now.after(500);
+            while now < next && budget.goes_on(now) {
+                now = now.after(STEP_NS);
             }
             polled_ns += now.since(start);
+            hits += u32::from(now >= next);
+            now = now.max(next);
         }
+        (polled_ns, hits)
+    }
+
+    #[test]
+    fn polling_that_finds_nothing_ends() {
+        let mut budget = PollBudget::new(100_000);
+        let (polled_ns, hits) = run(&mut budget, 160, 1_000_000);
         assert!(polled_ns < 300_000, "{polled_ns} ns of polling for 160 ms");
-        // Now requests come every microsecond.
-        for _ in 0..200 {
-            budget.found(now);
-            budget.goes_on(now);
-            now = now.after(1_000);
+        assert_eq!(hits, 0);
+        assert_eq!(run(&mut budget, 160, 1_000_000), (0, 0));
+    }
+
+    #[test]
+    fn polling_returns_when_requests_come_within_the_limit() {
+        let mut budget = PollBudget::new(100_000);
+        for gap_ns in [1_000, 40_000, 90_000] {
+            // A pause first, after which the queue is not polled.
+            run(&mut budget, 20, 1_000_000);
+            let (_, hits) = run(&mut budget, 100, gap_ns);
+            assert!(hits >= 90, "{hits} of 100 requests each {gap_ns} ns were found by polling");
         }
-        budget.found(now);
-        assert!(budget.goes_on(now.after(90_000)));
     }
 }

@@ -154,9 +154,15 @@ impl Epoll {
         self.turns_without_poll = 0;
         if !wait || at_hand {
             self.poll(core, Some(0))?;
-        } else if !self.spin(core)? {
-            let limit = core.sleep_max();
-            self.poll(core, limit)?;
+        } else {
+            let waits_from = core.spin.is_enabled().then(sys::now);
+            if !self.spin(core)? {
+                let limit = core.sleep_max();
+                self.poll(core, limit)?;
+            }
+            if let Some(from) = waits_from {
+                core.spin.learn(sys::now().since(from));
+            }
         }
         self.serve_ready(core);
         Ok(())
@@ -172,11 +178,9 @@ impl Epoll {
         let start = sys::now();
         loop {
             if self.poll(core, Some(0))? {
-                core.spin.learn(true);
                 return Ok(true);
             }
             if sys::now().since(start) >= budget_ns {
-                core.spin.learn(false);
                 return Ok(false);
             }
         }

@@ -434,19 +434,18 @@ impl Uring {
         self.feed_starved(core);
         self.push_waiting();
         let mut sleep = wait && core.events.is_empty() && self.ring.completion().is_empty();
-        if sleep {
-            let budget_ns = core.spin.budget();
-            if budget_ns > 0 {
-                let found = self.spin(core, budget_ns)?;
-                core.spin.learn(found);
-                sleep = !found;
-            }
+        let waits_from = (sleep && core.spin.is_enabled()).then(sys::now);
+        if sleep && core.spin.budget() > 0 {
+            sleep = !self.spin(core, core.spin.budget())?;
         }
         let (queued, flagged) = self.queued();
         if sleep || queued > 0 || flagged {
             let queued = self.hand_over_in_groups(queued)?;
             let limit = if sleep { core.sleep_max() } else { Some(0) };
             self.enter(queued, limit)?;
+        }
+        if let Some(from) = waits_from {
+            core.spin.learn(sys::now().since(from));
         }
         self.reap(core);
         Ok(())
