@@ -208,7 +208,10 @@ fn await_writes(machine: &mut Machine, targets: &[&str]) {
     for (number, target) in targets.iter().enumerate() {
         let goal = written(machine, number) + WRITES;
         let done = until(PATIENCE, || (written(machine, number) >= goal).then_some(()));
-        assert!(done.is_some(), "writes to {target} do not continue");
+        if done.is_none() {
+            let state = "head /sys/block/vd?/inflight; tail -n 2 /run/log?; cat /proc/uptime /proc/loadavg";
+            panic!("writes to {target} do not continue:\n{}{}", machine.run(state), machine.console());
+        }
     }
 }
 
