@@ -83,7 +83,7 @@ fn zones() -> Done {
     assert_eq!(third(disk).1, "14(fu)");
     sg(disk, &["sg_reset_wp", &format!("--zone={THIRD}")]).ok();
     assert_eq!(third(disk).1, "1(em)");
-    let page = sg(disk, &["sg_vpd", "-p", "zbdc"]).ok();
-    assert!(page.contains("URSWRZ type: 1"), "{page}");
+    let page = sg(disk, &["sg_vpd", "-p", "0xb6"]).ok();
+    assert!(page.contains("URSWRZ: 1") && page.contains("write required zones: 4"), "{page}");
     Ok(())
 }
