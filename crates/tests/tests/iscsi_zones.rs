@@ -10,6 +10,8 @@ on_both_engines!(
     an_initiator_reads_the_zones_and_manages_them,
     writes_that_break_a_rule_say_which,
     a_report_of_many_zones_is_continued,
+    zones_are_counted_in_logical_blocks,
+    reservations_and_read_only_mappings_keep_zones_as_they_are,
 );
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +28,11 @@ const OPEN: u8 = 3;
 const RESET: u8 = 4;
 
 fn session(target: &Target) -> Initiator {
-    let options = Options::new("iqn.2026-11.io.blockyard.test:one", Some(NAME));
+    session_of(target, "iqn.2026-11.io.blockyard.test:one")
+}
+
+fn session_of(target: &Target, initiator: &str) -> Initiator {
+    let options = Options::new(initiator, Some(NAME));
     let mut session = Initiator::log_in(target.portal(), options).expect("a login");
     session.attentions(0);
     session
@@ -142,4 +148,43 @@ fn a_report_of_many_zones_is_continued(engine: Engine) {
     assert_eq!(all.len(), 5120);
     assert!(all.iter().enumerate().all(|(index, zone)| zone.2 == index as u64 * 8));
     session.log_out();
+}
+
+fn zones_are_counted_in_logical_blocks(engine: Engine) {
+    let sandbox = Sandbox::new(engine);
+    let stack = "null:8M,memory_backed,blocksize=4096,zoned,zone_size=1M,zone_nr_conv=1";
+    let target = Target::serve(&sandbox, stack, "", &[]);
+    let mut session = session(&target);
+    let page = session.good(0, &[0x12, 1, 0xB6, 0, 64, 0], &[], 64);
+    assert_eq!(word(&page, 24), 256);
+    let data = vec![0x33; 16384];
+    // WRITE AND VERIFY, then WRITE, at the write pointer.
+    session.good(0, &cdb(0x8E, 2, 256, 4, 0), &data, 0);
+    session.good(0, &cdb(0x8A, 0, 260, 4, 0), &data, 0);
+    assert_eq!(zones(&mut session, 256, 128), [(2, 2, 256, 256, 264)]);
+    assert_eq!(sense(&mut session, &cdb(0x8A, 0, 260, 4, 0), &data, 0), Some((5, 0x21, 4)));
+    // A read across two sequential zones.
+    let read = session.good(0, &cdb(0x88, 0, 510, 4, 0), &[], 16384);
+    assert_eq!(read, vec![0; 16384]);
+    session.log_out();
+}
+
+fn reservations_and_read_only_mappings_keep_zones_as_they_are(engine: Engine) {
+    const TWO: &str = "iqn.2026-11.io.blockyard.test:two";
+    const THREE: &str = "iqn.2026-11.io.blockyard.test:three";
+    let sandbox = Sandbox::new(engine);
+    let options = format!(",acl=iqn.2026-11.io.blockyard.test:one,acl={TWO},acl-ro={THREE}");
+    let target = Target::serve(&sandbox, STACK, &options, &[]);
+    let (mut one, mut two) = (session(&target), session_of(&target, TWO));
+    let reset = cdb(0x94, RESET, ZONE, 0, 0);
+    // RESERVE (6) by the first initiator.
+    one.good(0, &[0x16, 0, 0, 0, 0, 0], &[], 0);
+    assert_eq!(two.command(0, &reset, &[], 0).expect("an answer").status, 0x18, "RESERVATION CONFLICT");
+    one.good(0, &reset, &[], 0);
+    one.good(0, &[0x17, 0, 0, 0, 0, 0], &[], 0);
+    two.good(0, &reset, &[], 0);
+    let mut three = session_of(&target, THREE);
+    assert_eq!(sense(&mut three, &reset, &[], 0), Some((7, 0x27, 0)), "WRITE PROTECTED");
+    assert_eq!(zones(&mut three, ZONE, 128), [(2, 1, ZONE, CAPACITY, ZONE)]);
+    [one, two, three].into_iter().for_each(Initiator::log_out);
 }
