@@ -108,3 +108,10 @@ fn any_record_is_read_without_a_panic() {
         assert!(message(&note, &record, &Sessions::default()).starts_with("scsi "));
     }
 }
+
+#[test]
+fn commands_of_zones_are_named_by_their_service_action() {
+    let begun = |cdb: &[u8]| messages(&records(1, &point(1, cdb, CommandEvent::Begun), false)).concat();
+    assert!(begun(&[0x94, 0x04, 0, 0, 0, 0, 0, 0, 2, 0]).contains("RESET WRITE POINTER"));
+    assert!(begun(&[0x95, 0x00, 0, 0, 0, 0, 0, 0, 2, 0]).contains("REPORT ZONES"));
+}

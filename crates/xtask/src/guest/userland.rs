@@ -71,6 +71,9 @@ const TOOLS: &[&str] = &[
     "sg_get_lba_status",
     "sg_sync",
     "sg_reset",
+    "sg_rep_zones",
+    "sg_zone",
+    "sg_reset_wp",
 ];
 
 /// Whole directories that programs load at run time, if they exist.

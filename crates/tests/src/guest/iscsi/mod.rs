@@ -5,6 +5,7 @@
 mod commands;
 mod recovery;
 mod units;
+mod zones;
 
 use super::disk::{Disk, module, tool};
 use super::{Done, Skip, Test, test};
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 /// The tests of this module.
 pub fn tests() -> Vec<Test> {
-    [TESTS, commands::TESTS, recovery::TESTS, units::TESTS].concat()
+    [TESTS, commands::TESTS, recovery::TESTS, units::TESTS, zones::TESTS].concat()
 }
 
 const TESTS: &[Test] = &[
@@ -33,6 +34,8 @@ const TESTS: &[Test] = &[
 
 /// The portal of servers in the guest.
 const PORTAL: &str = "127.0.0.1:3260";
+/// Its port.
+const PORTAL_PORT: u16 = 3260;
 /// The initiator's name.
 const INITIATOR: &str = "iqn.2026-11.io.blockyard.test:one";
 /// Folder of iscsid's and iscsiadm's files, which is compiled into them.
@@ -237,7 +240,7 @@ impl Session {
 fn serve(sandbox: &Sandbox, len: u64, options: &str) -> Result<Target, Skip> {
     needs()?;
     let image = sandbox.image("disk.img", len);
-    Ok(Target::serve_at(sandbox, 3260, &file_stack(&image), options, &[]))
+    Ok(Target::serve_at(sandbox, PORTAL_PORT, &file_stack(&image), options, &[]))
 }
 
 /// Returns an error if the binary under test has no `--iscsi`.
