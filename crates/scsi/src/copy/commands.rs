@@ -21,7 +21,7 @@ pub(crate) fn extended_copy(call: &Call<'_>, list: &[u8]) -> Begin {
     if (list.len() as u64) < u64::from(be32(&call.cdb, 10)) {
         return Sense::PARAMETER_LIST_LENGTH.into();
     }
-    // A zoned unit is no copy destination: segments are written in any order.
+    // A zoned unit takes no part in copies, which write in any order.
     let find = |naa: &[u8]| {
         let found = call.session.find_unit(naa);
         found.filter(|nexus| nexus.unit().media().zones.is_none())

@@ -83,6 +83,11 @@ fn zones() -> Done {
     assert_eq!(third(disk).1, "14(fu)");
     sg(disk, &["sg_reset_wp", &format!("--zone={THIRD}")]).ok();
     assert_eq!(third(disk).1, "1(em)");
+    // A verifying load with several writes in flight.
+    let zbd =
+        ["--zonemode=zbd", "--offset=8M", "--max_open_zones=4", "--iodepth=8", "--rw=write", "--bs=64k"];
+    disk.load(&[&zbd[..], &["--size=16M", "--verify=crc32c", "--verify_fatal=1"]].concat()).ok();
+
     let page = sg(disk, &["sg_vpd", "-p", "0xb6"]).ok();
     assert!(page.contains("URSWRZ: 1") && page.contains("write required zones: 4"), "{page}");
     Ok(())
