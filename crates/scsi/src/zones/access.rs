@@ -1,4 +1,4 @@
-//! Rules of zones for reads and writes: ZBC-2 section 4.5.3.
+//! Rules of zones for reads and writes, of ZBC-2.
 //!
 //! A read or write within one zone goes to the device at once, and the zone's state is read only if it fails,
 //! for the sense data ([`explain`]). Other commands that write, and transfers that span zones, read the states

@@ -1,4 +1,4 @@
-//! OPEN, CLOSE, FINISH ZONE and RESET WRITE POINTER: ZBC-2 sections 4.5.3.4 and 5.2 to 5.12. They read the
+//! OPEN, CLOSE, FINISH ZONE and RESET WRITE POINTER of ZBC-2. They read the
 //! condition of the zones, and change those whose condition the command applies to.
 
 use super::{BlockZone, INSUFFICIENT_RESOURCES, NO_ZONE, RECORDS_MAX, query};

@@ -1,4 +1,4 @@
-//! REPORT ZONES: ZBC-2 section 5.9. It asks the device for a part of its zones at a time, and keeps the
+//! REPORT ZONES of ZBC-2. It asks the device for a part of its zones at a time, and keeps the
 //! descriptors that fit the allocation length.
 
 use super::{BlockZone, DESCRIPTOR_LEN, GAP, NO_ZONE, RECORDS_MAX, query};
