@@ -75,9 +75,14 @@ pub struct Watcher {
     pub findings: Vec<Finding>,
     /// The kernel has panicked.
     pub is_dead: bool,
+    /// The guest's first program has started.
+    pub is_up: bool,
     /// The guest has finished everything.
     pub is_done: bool,
 }
+
+/// Text that the guest's `init` prints on the console when it starts.
+const UP: &str = "guest is up";
 
 /// Text that the guest's `init` prints on the console once the results are complete.
 pub const DONE: &str = "guest is done";
@@ -98,6 +103,7 @@ impl Watcher {
         if let Some(what) = message.strip_prefix("guest expects ") {
             self.expected = if what == "nothing" { String::new() } else { what.into() };
         }
+        self.is_up |= message == UP;
         self.is_done |= message == DONE;
         let fits = |sign: &&Sign| message.starts_with(sign.begins) && message.contains(sign.holds);
         let Some(Sign { name, .. }) = SIGNS.iter().find(fits) else { return };
@@ -211,7 +217,9 @@ mod tests {
 
     #[test]
     fn the_end_of_the_guest_is_recognised() {
-        assert!(watched("[    5.000000] guest is done\n").is_done);
+        let console = watched("[    1.000000] guest is up\n[    5.000000] guest is done\n");
+        assert!(console.is_up && console.is_done);
+        assert!(!watched("[    1.000000] guest is done\n").is_up);
         assert!(!watched("guest is done\n").is_done);
     }
 }

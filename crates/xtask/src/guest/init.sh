@@ -5,6 +5,7 @@
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C CI=$GUEST_CI
 umask 022
 mount -t devtmpfs none /dev
+echo '<1>guest is up' >/dev/kmsg
 mkdir -p /dev/pts /dev/shm
 mount -t proc none /proc
 mount -t sysfs none /sys
