@@ -484,6 +484,11 @@ impl Server {
         self.status_field("RssAnon") * 1024
     }
 
+    /// Returns its resident shared memory in bytes: that of guests, for example.
+    pub fn shared(&self) -> u64 {
+        self.status_field("RssShmem") * 1024
+    }
+
     /// Returns its pinned memory, as registered with io_uring, in bytes.
     pub fn pinned(&self) -> u64 {
         self.status_field("VmPin") * 1024

@@ -271,6 +271,44 @@ fn a_driver_may_switch_the_write_cache_and_writes_nothing_else() {
     assert_eq!(front.capacity(), 4 * MIB);
 }
 
+/// Returns the resident memory of a server after this number of guests has used a disk each, without the memory of
+/// the guests themselves.
+fn resident_with(guests: usize) -> u64 {
+    let sandbox = Sandbox::new(Engine::Auto);
+    let mut topology = String::new();
+    for number in 0..guests {
+        let file = sandbox.image(&format!("{number}.img"), 16 * MIB);
+        topology += &format!(
+            "[device.d{number}]\nstack = \"file:{},format=raw\"\n[[export]]\ndevice = \"d{number}\"\n\
+             vhost-user = \"unix:{number}.sock\"\n",
+            file.display()
+        );
+    }
+    sandbox.text("guests.toml", &topology);
+    let server = sandbox.start(&mut sandbox.blockyard(&["up", "guests.toml"]), guests);
+    let mut fronts = Vec::new();
+    for number in 0..guests {
+        let mut front = FrontEnd::connect(&sandbox.path(&format!("{number}.sock")), 32 * MIB);
+        let mut queue = front.start_queue(0, 256, 64, 128 << 10);
+        for slot in 0..64 {
+            let kind = if slot % 2 == 0 { Kind::Write } else { Kind::Read };
+            assert!(queue.add(slot, kind, u64::from(slot) * 256, 128 << 10));
+        }
+        queue.publish();
+        (0..64).for_each(|_| assert_eq!(queue.wait().status, S_OK));
+        fronts.push((front, queue));
+    }
+    server.resident() - server.shared()
+}
+
+#[test]
+fn each_further_guest_takes_at_most_2_mib() {
+    let (one, nine) = (resident_with(1), resident_with(9));
+    let each = nine.saturating_sub(one) / 8;
+    println!("a guest: {} KiB; each further one: {} KiB", one >> 10, each >> 10);
+    assert!(each <= 2 * MIB, "{each} bytes");
+}
+
 #[test]
 fn packed_virtqueues_are_withheld_on_request() {
     let sandbox = Sandbox::new(Engine::Auto);
