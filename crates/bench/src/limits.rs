@@ -81,11 +81,11 @@ fn program() -> Result<PathBuf> {
     Ok(own.with_file_name("blockyard"))
 }
 
-/// The server; it ends when this is dropped.
+/// The server; it ends, and its folder is removed, when this is dropped.
 struct Server {
     child: Child,
     program: PathBuf,
-    run: PathBuf,
+    folder: PathBuf,
     socket: PathBuf,
 }
 
@@ -94,21 +94,25 @@ impl Drop for Server {
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
 impl Server {
-    fn start(folder: &Path) -> Result<Server> {
+    /// Starts it in a folder of its own within `base`.
+    fn start(base: &Path) -> Result<Server> {
+        let folder = base.join(format!("blockyard-limits.{}", std::process::id()));
+        std::fs::create_dir_all(&folder).map_err(Error::at(&folder))?;
         let (program, socket) = (program()?, folder.join("limits.sock"));
         let child = Command::new(&program)
             .args(["serve", "ram:5M", "--name", "limits", "--queues", "1", "--nbd"])
             .arg(format!("unix:{}", socket.display()))
-            .env("BLOCKYARD_RUN", folder)
+            .env("BLOCKYARD_RUN", folder.join("run"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn();
         let child = child.map_err(Error::at(&program))?;
-        let server = Server { child, program, run: folder.to_owned(), socket };
+        let server = Server { child, program, folder, socket };
         let started = Instant::now();
         while std::os::unix::net::UnixStream::connect(&server.socket).is_err() {
             if started.elapsed() > START {
@@ -121,7 +125,7 @@ impl Server {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(arguments).env("BLOCKYARD_RUN", &self.run);
+        command.args(arguments).env("BLOCKYARD_RUN", self.folder.join("run"));
         command
     }
 

@@ -95,11 +95,12 @@ pub(super) fn judged(results: &Results, chart: &Chart, order: &Order) -> String 
 /// Returns why a chart has no figures.
 pub(super) fn missing(results: &Results, chart: &Chart) -> String {
     let why = results.errors.iter().find(|(part, _)| part == chart.part).map(|(_, why)| why.as_str());
-    let why = why.or_else(|| chart.left_out(results).first().map(|(_, why)| *why));
     let is_quick = results.machine.get("extent").is_some_and(|extent| extent == "quick");
-    let is_measured = results.figures.iter().any(|figure| figure.part == chart.part);
-    let rest = if is_quick && is_measured { "--quick leaves it out" } else { "this part was left out" };
-    format!("Not measured: {}.", why.unwrap_or(rest))
+    let of_part = || results.figures.iter().filter(|figure| figure.part == chart.part);
+    let lacks_job = of_part().next().is_some() && of_part().all(|figure| figure.job != chart.job);
+    let why = why.or_else(|| (is_quick && lacks_job).then_some("--quick leaves it out"));
+    let why = why.or_else(|| chart.left_out(results).first().map(|(_, why)| *why));
+    format!("Not measured: {}.", why.unwrap_or("this part was left out"))
 }
 
 /// Returns the ratio of the drawn column to that of the first measured line.
