@@ -8,6 +8,7 @@ use crate::config::{Event, RingConfig};
 use crate::files::{File, Files};
 use crate::memory::Memory;
 use crate::ops::{Ops, Origin};
+use crate::poll::AdaptivePoll;
 use crate::sys;
 use crate::timers::Timers;
 use crate::waker::{WOKEN, Waker};
@@ -25,7 +26,7 @@ pub(crate) struct Core {
     pub(crate) events: VecDeque<Event>,
     pub(crate) waker: Waker,
     pub(crate) now: Nanos,
-    pub(crate) spin: Spin,
+    pub(crate) spin: AdaptivePoll,
     pub(crate) batching: Batching,
     /// Inline operations that the next turn performs.
     pub(crate) batch: Batch,
@@ -52,7 +53,7 @@ impl Core {
             events: VecDeque::with_capacity(256),
             waker: Waker::new()?,
             now: sys::now(),
-            spin: Spin::new(config.poll_us),
+            spin: AdaptivePoll::new(u64::from(config.poll_us.unwrap_or(0)) * 1000),
             batching: Batching::new(sys::now(), sys::is_scheduled_plainly()),
             batch: Batch::default(),
             started: 0,
@@ -117,65 +118,5 @@ impl Core {
             self.trim_at = None;
             self.memory.trim();
         }
-    }
-}
-
-/// Adaptive polling before sleeping. What counts is the time until an event comes, whether it was polled for or
-/// slept through. If it is within the limit but longer than the budget, the budget is doubled; if it is longer
-/// than the limit, polling was in vain, and the budget is halved: an idle ring soon sleeps at once.
-pub(crate) struct Spin {
-    max_ns: u64,
-    now_ns: u64,
-}
-
-impl Spin {
-    /// Shortest useful poll: the duration of two system calls.
-    const MIN_NS: u64 = 2_000;
-
-    fn new(poll_us: Option<u32>) -> Spin {
-        let max_ns = u64::from(poll_us.unwrap_or(0)) * 1000;
-        Spin { max_ns, now_ns: max_ns }
-    }
-
-    /// Whether the ring may poll.
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.max_ns > 0
-    }
-
-    /// Nanoseconds to poll this time. 0: not at all.
-    pub(crate) fn budget(&self) -> u64 {
-        self.now_ns
-    }
-
-    /// Adapts the budget to the time for which an event was waited for.
-    pub(crate) fn learn(&mut self, waited_ns: u64) {
-        if waited_ns > self.max_ns {
-            self.now_ns = if self.now_ns / 2 < Self::MIN_NS { 0 } else { self.now_ns / 2 };
-        } else if waited_ns > self.now_ns {
-            self.now_ns = (self.now_ns * 2).max(Self::MIN_NS).min(self.max_ns);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn spinning_gives_up_when_nothing_comes_and_returns_when_something_does() {
-        let mut spin = Spin::new(Some(100));
-        assert_eq!(spin.budget(), 100_000);
-        (0..20).for_each(|_| spin.learn(1_000_000));
-        assert_eq!(spin.budget(), 0);
-        // Events come after a time that a short poll does not cover.
-        (0..20).for_each(|_| spin.learn(40_000));
-        assert!((40_000..=100_000).contains(&spin.budget()), "{}", spin.budget());
-        let budget = spin.budget();
-        spin.learn(1_000);
-        assert_eq!(spin.budget(), budget);
-        let mut off = Spin::new(None);
-        off.learn(1);
-        assert_eq!(off.budget(), 0);
-        assert!(!off.is_enabled());
     }
 }

@@ -21,6 +21,7 @@ mod files;
 mod memory;
 mod nodes;
 mod ops;
+mod poll;
 mod ring;
 mod shared;
 mod sockets;
@@ -35,6 +36,7 @@ pub use config::{
     Choice, Chunk, EngineInfo, Event, ReceiveEnd, RingConfig, SocketId, Token, Wait, WideCommand,
 };
 pub use memory::{ForeignMemory, KERNEL_BUFFER_SHIFT};
+pub use poll::AdaptivePoll;
 pub use ring::KernelRing;
 pub use shared::SharedMemory;
 pub use waker::Waker;

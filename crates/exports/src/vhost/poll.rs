@@ -1,21 +1,15 @@
 //! Decides how long a virtqueue is polled before its driver has to kick again.
 //!
-//! What counts is the time from an empty queue to its next requests, whether it was polled all the while or
-//! not. If it is within the limit but longer than the budget, a longer poll would have found them: the budget
-//! doubles. If it is longer than the limit, no poll would have: the budget halves. A queue that has become
-//! idle therefore soon waits for kicks at once.
+//! [`AdaptivePoll`] learns from the time from an empty queue to its next requests, whether it was polled all the
+//! while or not.
 
 use queue::Nanos;
-
-/// Shortest useful poll: the duration of a kick, which is two system calls of the driver's host.
-const MIN_NS: u64 = 2_000;
+use ring::AdaptivePoll;
 
 /// The adaptive budget of a queue.
 #[derive(Debug)]
 pub(super) struct PollBudget {
-    max_ns: u64,
-    /// 0: the queue is not polled.
-    now_ns: u64,
+    time: AdaptivePoll,
     /// End of the poll in progress.
     until: Nanos,
     /// When the queue was first seen to be empty after its last requests; `None`: it was not.
@@ -25,30 +19,25 @@ pub(super) struct PollBudget {
 impl PollBudget {
     /// Creates a budget of at most `max_ns` nanoseconds; 0 disables polling.
     pub(super) fn new(max_ns: u64) -> PollBudget {
-        PollBudget { max_ns, now_ns: max_ns, until: Nanos(0), empty_since: None }
+        PollBudget { time: AdaptivePoll::new(max_ns), until: Nanos(0), empty_since: None }
     }
 
     /// Records that requests were found: polling continues from `now`.
     #[inline]
     pub(super) fn found(&mut self, now: Nanos) {
-        if self.max_ns == 0 {
+        if !self.time.is_enabled() {
             return;
         }
         if let Some(since) = self.empty_since.take() {
-            let waited_ns = now.since(since);
-            if waited_ns > self.max_ns {
-                self.now_ns = if self.now_ns / 2 < MIN_NS { 0 } else { self.now_ns / 2 };
-            } else if waited_ns > self.now_ns {
-                self.now_ns = (self.now_ns * 2).max(MIN_NS).min(self.max_ns);
-            }
+            self.time.learn(now.since(since));
         }
-        self.until = now.after(self.now_ns);
+        self.until = now.after(self.time.budget());
     }
 
     /// Records that nothing was found. Returns whether to poll again.
     #[inline]
     pub(super) fn goes_on(&mut self, now: Nanos) -> bool {
-        if self.max_ns == 0 {
+        if !self.time.is_enabled() {
             return false;
         }
         self.empty_since.get_or_insert(now);
