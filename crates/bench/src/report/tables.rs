@@ -245,6 +245,20 @@ macro_rules! psync {
     };
 }
 
+macro_rules! workers {
+    ($job:literal, $title:literal, $orders:expr) => {
+        Chart {
+            title: $title,
+            part: "workers",
+            job: $job,
+            column: "iops",
+            lines: WORKERS,
+            orders: $orders,
+            note: WORKERS_NOTE,
+        }
+    };
+}
+
 const DIRECT_IS_FASTER: &[Order] = &[order("loop-direct", "loop-buffered", "iops")];
 
 macro_rules! served {
@@ -351,30 +365,22 @@ pub(super) const TABLES: &[Table] = &[
             psync!("read-psync-4", "Reads, buffered and direct", DIRECT_IS_FASTER),
             psync!("randwrite-psync-4", "Random writes, buffered and direct", DIRECT_IS_FASTER),
             psync!("write-psync-4", "Writes, buffered and direct", DIRECT_IS_FASTER),
-            Chart {
-                title: "Workers: random reads of four jobs",
-                part: "workers",
-                job: "randread-psync-4",
-                column: "iops",
-                lines: WORKERS,
-                orders: &[
+            workers!(
+                "randread-psync-4",
+                "Workers: random reads of four jobs",
+                &[
                     order("loop-workers", "loop-buffered", "iops"),
                     order("loop-workers", "loop-buffered", "switches"),
-                ],
-                note: WORKERS_NOTE,
-            },
-            Chart {
-                title: "Workers: sequential reads of four jobs",
-                part: "workers",
-                job: "read-psync-4",
-                column: "iops",
-                lines: WORKERS,
-                orders: &[
+                ]
+            ),
+            workers!(
+                "read-psync-4",
+                "Workers: sequential reads of four jobs",
+                &[
                     order("loop-buffered", "loop-workers", "iops"),
                     order("loop-buffered", "loop-direct", "switches"),
-                ],
-                note: WORKERS_NOTE,
-            },
+                ]
+            ),
             Chart {
                 title: "Growth of the page cache while reading, MiB",
                 part: "disk",

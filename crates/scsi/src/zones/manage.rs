@@ -1,5 +1,5 @@
-//! OPEN, CLOSE, FINISH ZONE and RESET WRITE POINTER of ZBC-2. They read the
-//! condition of the zones, and change those whose condition the command applies to.
+//! OPEN, CLOSE, FINISH ZONE and RESET WRITE POINTER of ZBC-2. They read the condition of the zones, and
+//! change those whose condition the command applies to.
 
 use super::{BlockZone, INSUFFICIENT_RESOURCES, NO_ZONE, RECORDS_MAX, query};
 use crate::bytes::be64;
@@ -36,20 +36,15 @@ impl Action {
     /// an effect.
     fn changes(self, condition: Condition, is_all: bool) -> bool {
         let is_open = matches!(condition, Condition::ImplicitOpen | Condition::ExplicitOpen);
+        let is_empty = condition == Condition::Empty;
         match self {
             Action::Close => is_open,
-            Action::Finish => is_open || condition == Condition::Closed || is_empty(condition) && !is_all,
+            Action::Finish => is_open || condition == Condition::Closed || is_empty && !is_all,
             Action::Open if is_all => condition == Condition::Closed,
-            Action::Open => {
-                is_empty(condition) || matches!(condition, Condition::Closed | Condition::ImplicitOpen)
-            }
+            Action::Open => is_empty || matches!(condition, Condition::Closed | Condition::ImplicitOpen),
             Action::Reset => is_open || matches!(condition, Condition::Closed | Condition::Full),
         }
     }
-}
-
-fn is_empty(condition: Condition) -> bool {
-    condition == Condition::Empty
 }
 
 /// Begins ZONE MANAGEMENT OUT.

@@ -14,6 +14,7 @@ pub use access::explain;
 pub(crate) use manage::manage;
 pub(crate) use report::report;
 
+use crate::Media;
 use crate::bytes::put;
 use crate::program::{Buffer, ProgramIo, Target};
 use crate::sense::{Key, Sense};
@@ -55,6 +56,13 @@ pub struct Zoned {
     pub zone_blocks: u64,
     /// Maximum number of open zones; 0: no limit.
     pub open_max: u32,
+}
+
+impl Zoned {
+    /// Returns ZONE STARTING LBA GRANULARITY: the length of a zone in blocks, if all zones of the medium have it.
+    fn granularity(&self, media: &Media) -> Option<u64> {
+        media.blocks.is_multiple_of(self.zone_blocks).then_some(self.zone_blocks)
+    }
 }
 
 /// A zone in logical blocks.
@@ -128,9 +136,9 @@ pub(crate) fn characteristics(zoned: &Zoned, facts: &Facts) -> Vec<u8> {
     put(&mut page, 4, &[0xFF; 8]);
     let most = if zoned.open_max == 0 { u32::MAX } else { zoned.open_max };
     put(&mut page, 12, &most.to_be_bytes());
-    if facts.media.blocks.is_multiple_of(zoned.zone_blocks) {
+    if let Some(blocks) = zoned.granularity(&facts.media) {
         page[19] = CONSTANT_STARTS;
-        put(&mut page, 20, &zoned.zone_blocks.to_be_bytes());
+        put(&mut page, 20, &blocks.to_be_bytes());
     }
     page
 }

@@ -1,5 +1,5 @@
-//! REPORT ZONES of ZBC-2. It asks the device for a part of its zones at a time, and keeps the
-//! descriptors that fit the allocation length.
+//! REPORT ZONES of ZBC-2. It asks the device for a part of its zones at a time, and keeps the descriptors that fit
+//! the allocation length.
 
 use super::{BlockZone, DESCRIPTOR_LEN, GAP, NO_ZONE, RECORDS_MAX, query};
 use crate::bytes::{be32, be64, put};
@@ -118,9 +118,8 @@ pub(crate) fn report(call: &Call<'_>) -> Begin {
     let Some(select) = Select::of(options & OPTIONS) else { return Sense::cdb_field(14, Some(5)).into() };
     let mut data = vec![0; DESCRIPTOR_LEN];
     put(&mut data, 8, &(media.blocks - 1).to_be_bytes());
-    if let Some(zoned) = media.zones.filter(|zoned| media.blocks.is_multiple_of(zoned.zone_blocks)) {
-        // ZONE STARTING LBA GRANULARITY, as in VPD page B6h.
-        put(&mut data, 16, &zoned.zone_blocks.to_be_bytes());
+    if let Some(blocks) = media.zones.and_then(|zoned| zoned.granularity(media)) {
+        put(&mut data, 16, &blocks.to_be_bytes());
     }
     Begin::Program(Program::new(
         call.nexus,
